@@ -1,0 +1,422 @@
+"""The way into the core: events and the time go in, effects come out.
+
+The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the driver asks
+:meth:`Coordinator.next_deadline` and comes back with a ``Tick``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.service.core import report
+from muster.service.core.effects import (
+    Effects,
+    GroupJoined,
+    GroupRecord,
+    Record,
+    Refused,
+    RunRecord,
+    SpeakerRecord,
+    Welcome,
+)
+from muster.service.core.events import (
+    Abort,
+    Arrive,
+    Disconnected,
+    Event,
+    Goodbye,
+    Hello,
+    JoinGroup,
+    SessionId,
+    Tick,
+)
+from muster.service.core.group import Group
+from muster.service.core.limits import Limits
+from muster.service.core.model import Decision, Instant, MemberState, Shape
+from muster.service.core.process import Process
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.run import Run
+from muster.service.core.timers import Timers
+
+EPOCH_SHIFT = 32
+"""Ordinals are ``epoch << EPOCH_SHIFT | count``, so that a restarted coordinator never gives one again."""
+MAX_ORDINAL = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """For whom one stream, or one unary call, speaks."""
+
+    id: SessionId
+    run: Run
+    processes: dict[int, Process]
+    """By rank."""
+
+
+class Coordinator:
+    """All runs, and the only way to change them.
+
+    Args:
+        session_ttl: seconds that a lost session may take to come back.
+        limits: the bounds.
+        epoch: how often this coordinator's storage has been opened, from 1.
+    """
+
+    def __init__(self, *, session_ttl: float = 10.0, limits: Limits | None = None, epoch: int = 1) -> None:
+        self.session_ttl = session_ttl
+        self.limits = limits or Limits()
+        self.epoch = epoch
+        self.runs: dict[str, Run] = {}
+        self.sessions: dict[SessionId, Session] = {}
+        self._timers: Timers[Group | Process] = Timers()
+        self._last_ordinal = epoch << EPOCH_SHIFT
+
+    # ------------------------------------------------------------------ driving
+
+    def step(self, event: Event, now: Instant, effects: Effects) -> None:
+        """Take one event in.
+
+        Args:
+            event: what happened.
+            now: when.
+            effects: is added to: what to persist and then to deliver, in order.
+        """
+        if type(event) is Arrive:
+            self._arrive(event, now, effects)
+            return
+        match event:
+            case Hello():
+                self._hello(event, now, effects)
+            case JoinGroup():
+                self._join(event, now, effects)
+            case Goodbye():
+                self._goodbye(event, now, effects)
+            case Disconnected():
+                self._disconnected(event, now)
+            case Abort():
+                self._abort(event, now, effects)
+            case Tick():
+                self._tick(now, effects)
+            case _:
+                raise TypeError(f"not an event: {event!r}")
+
+    def next_deadline(self) -> float | None:
+        """When the next ``Tick`` is wanted, on the monotonic clock; an early one does no harm."""
+        return self._timers.next_time()
+
+    def restore(self, records: Iterable[Record], now: Instant) -> None:
+        """Take the durable state back, once, before the first event.
+
+        Every process that was there has the session TTL, counted from now, to come back.
+        """
+        kept: dict[type, list[Record]] = {}
+        for record in records:
+            kept.setdefault(type(record), []).append(record)
+        for record in kept.get(RunRecord, []):
+            assert isinstance(record, RunRecord)
+            self.runs[record.run_id] = self._new_run(record.run_id, record.generation)
+        for record in kept.get(GroupRecord, []):
+            assert isinstance(record, GroupRecord)
+            run = self.runs[record.run_id]
+            run.restore_group(record.prefix, record.generation, record.first_sequence)
+        decisions = [d for d in kept.get(Decision, []) if isinstance(d, Decision)]
+        for decision in sorted(decisions, key=lambda d: d.sequence):
+            self.runs[decision.run_id].groups[decision.prefix].restore_decision(decision)
+        for record in kept.get(SpeakerRecord, []):
+            assert isinstance(record, SpeakerRecord)
+            self._restore_speaker(record, now)
+        for run in self.runs.values():
+            for process in run.roster:
+                for group in run.groups.values():
+                    group.refresh(process.rank)
+
+    def _restore_speaker(self, record: SpeakerRecord, now: Instant) -> None:
+        run = self.runs[record.run_id]
+        group = run.groups[record.prefix]
+        process = run.roster.find(record.rank, record.incarnation)
+        if process is None:
+            process = Process(
+                run_id=record.run_id,
+                rank=record.rank,
+                incarnation=record.incarnation,
+                ordinal=record.ordinal,
+                host=record.host,
+                pid=record.pid,
+                generation=group.generation,
+                unary=record.state is MemberState.IDLE,
+                session=None,
+                state=record.state,
+                since=now.monotonic,
+            )
+            if group.generation == run.generation:
+                run.roster.add(process)
+                if process.state is MemberState.DISCONNECTED:
+                    self._timers.arm(process, now.monotonic + self.session_ttl)
+        group.restore_speaker(process, record.start_sequence, record.shape)
+
+    # ------------------------------------------------------------------ sessions
+
+    def _hello(self, event: Hello, now: Instant, effects: Effects) -> None:
+        try:
+            self._check_hello(event)
+            run = self.runs.get(event.run_id)
+            if run is None:
+                run = self._new_run(event.run_id, event.generation)
+                self.runs[event.run_id] = run
+                effects.records.append(run.record)
+            run.admit(event.generation, now, effects)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, final=True))
+            return
+        processes: dict[int, Process] = {}
+        for info in event.processes:
+            known = run.roster.find(info.rank, info.incarnation)
+            if known is not None:
+                self._end_old_session(known, effects)
+            ordinal = info.ordinal or self._last_ordinal + 1
+            self._last_ordinal = max(self._last_ordinal, ordinal)
+            process = run.enter(info, ordinal, event.session, event.unary, now, effects)
+            processes[info.rank] = process
+        self.sessions[event.session] = Session(event.session, run, processes)
+        ordinals = tuple(process.ordinal for process in processes.values())
+        effects.send(
+            event.session,
+            Welcome(self.epoch, self.session_ttl, self.limits.max_payload_bytes, ordinals),
+        )
+
+    def _new_run(self, run_id: str, generation: int) -> Run:
+        return Run(run_id, self.limits, self._timers, generation)
+
+    def _end_old_session(self, process: Process, effects: Effects) -> None:
+        """A process connected again before its old stream was seen to break."""
+        if process.session is not None:
+            effects.send(process.session, Refused(_replaced(process), final=True))
+
+    def _goodbye(self, event: Goodbye, now: Instant, effects: Effects) -> None:
+        session = self.sessions.pop(event.session, None)
+        if session is None:
+            return
+        for process in self._still_its(session):
+            process.leave(now.monotonic)
+            session.run.gone(process, effects)
+        session.run.check(now, effects)
+
+    def _disconnected(self, event: Disconnected, now: Instant) -> None:
+        session = self.sessions.pop(event.session, None)
+        if session is None:
+            return
+        for process in self._still_its(session):
+            process.disconnect(now.monotonic)
+            self._timers.arm(process, now.monotonic + self.session_ttl)
+
+    def _still_its(self, session: Session) -> list[Process]:
+        """The session's processes that belong to the run and have not moved to another session."""
+        return [p for p in session.processes.values() if p.session == session.id and session.run.owns(p)]
+
+    def _tick(self, now: Instant, effects: Effects) -> None:
+        runs: dict[str, Run] = {}
+        groups: list[Group] = []
+        for item in self._timers.pop_due(now.monotonic):
+            if isinstance(item, Group):
+                groups.append(item)
+            elif (run := self._expire(item, now, effects)) is not None:
+                runs[run.run_id] = run
+        # All who died at once are known before a barrier fails, so that its report names them all.
+        for run in runs.values():
+            run.check(now, effects)
+        for group in groups:
+            group.on_time(now, effects)
+
+    def _expire(self, process: Process, now: Instant, effects: Effects) -> Run | None:
+        """Give a process up whose session did not come back, if that is still so."""
+        run = self.runs[process.run_id]
+        if not run.owns(process) or process.state is not MemberState.DISCONNECTED:
+            return None
+        due = process.since + self.session_ttl
+        if now.monotonic < due:
+            self._timers.arm(process, due)
+            return None
+        process.expire()
+        run.gone(process, effects)
+        return run
+
+    # ------------------------------------------------------------------ barriers
+
+    def _join(self, event: JoinGroup, now: Instant, effects: Effects) -> None:
+        try:
+            session = self._session(event.session)
+            shape = self._check_shape(event)
+            positions = []
+            for rank in event.ranks or session.processes:
+                process = self._process(session, rank)
+                start = session.run.join(process, event.prefix, shape, now, effects)
+                positions.append((rank, start))
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, event.prefix))
+            return
+        effects.send(event.session, GroupJoined(event.prefix, tuple(positions)))
+
+    def _arrive(self, event: Arrive, now: Instant, effects: Effects) -> None:
+        for arrival in event.arrivals:
+            try:
+                session = self._session(event.session)
+                process = self._process(session, arrival.rank)
+                group = session.run.groups.get(event.prefix)
+                if group is None:
+                    raise Refusal(
+                        Reason.NOT_JOINED,
+                        f'{process} arrived at group "{report.printable(event.prefix)}" of run '
+                        f"{session.run.run_id} without having joined it. Send JoinGroup first.",
+                    )
+                self._check_timeout(event.timeout)
+                group.arrive(process, event.sequence, event.timeout, arrival, now, effects)
+            except Refusal as refusal:
+                effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
+
+    def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:
+        try:
+            group = self.group(event.run_id, event.prefix)
+            barrier = group.open
+            if barrier is None or event.sequence not in (None, barrier.sequence):
+                wanted = "" if event.sequence is None else f" #{event.sequence}"
+                raise Refusal(
+                    Reason.NO_OPEN_BARRIER,
+                    f'group "{event.prefix}" of run {event.run_id} has no open barrier{wanted}; its '
+                    f"next is #{group.next_sequence}. Nothing was aborted.",
+                    next_sequence=group.next_sequence,
+                )
+            decision = group.abort(event.reason or "by an operator", now, effects)
+            assert decision is not None
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
+            return
+        effects.send(event.session, decision)
+
+    # ------------------------------------------------------------------ looking up
+
+    def run(self, run_id: str) -> Run:
+        """The run of this id.
+
+        Raises:
+            Refusal: RUN_NOT_FOUND.
+        """
+        run = self.runs.get(run_id)
+        if run is None:
+            raise Refusal(
+                Reason.RUN_NOT_FOUND,
+                f'no run "{report.printable(run_id)}" has said hello to this coordinator. '
+                "List the runs with: muster get runs",
+            )
+        return run
+
+    def group(self, run_id: str, prefix: str) -> Group:
+        """The group of this run and prefix.
+
+        Raises:
+            Refusal: RUN_NOT_FOUND or BARRIER_NOT_FOUND.
+        """
+        run = self.run(run_id)
+        group = run.groups.get(prefix)
+        if group is None:
+            known = ", ".join(f'"{name}"' for name in sorted(run.groups)[:10]) or "none yet"
+            raise Refusal(
+                Reason.BARRIER_NOT_FOUND,
+                f'run {run_id} has no group "{report.printable(prefix)}"; it has {known}.',
+            )
+        return group
+
+    def _session(self, session: SessionId) -> Session:
+        found = self.sessions.get(session)
+        if found is None:
+            raise Refusal(
+                Reason.HELLO_REQUIRED,
+                "the first message of a session must be a Hello that was welcomed.",
+            )
+        return found
+
+    def _process(self, session: Session, rank: int) -> Process:
+        process = session.processes.get(rank)
+        if process is None:
+            raise Refusal(
+                Reason.RANK_NOT_IN_SESSION,
+                f"rank {rank} is not one of those that this session said hello for: "
+                f"{report.ranges(session.processes)}.",
+            )
+        if process.generation != session.run.generation:
+            raise session.run.stale(process.generation)
+        if process.session != session.id:
+            raise _replaced(process)
+        return process
+
+    # ------------------------------------------------------------------ checking
+
+    def _check_hello(self, event: Hello) -> None:
+        limits = self.limits
+        if event.session in self.sessions:
+            raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
+        if len(self.sessions) >= limits.max_sessions:
+            raise limit_exceeded(
+                "max_sessions", limits.max_sessions, f"{len(self.sessions)} sessions are open"
+            )
+        self._check_name("run_id", event.run_id)
+        if event.run_id not in self.runs and len(self.runs) >= limits.max_runs:
+            raise limit_exceeded("max_runs", limits.max_runs, f"{len(self.runs)} runs are known already")
+        if not event.processes:
+            raise _invalid("processes", "empty", "a Hello names at least one process")
+        ranks = {info.rank for info in event.processes}
+        if len(ranks) < len(event.processes):
+            raise _invalid("processes", report.ranges(ranks), "a rank may be named only once")
+        for info in event.processes:
+            self._check_rank(info.rank)
+            self._check_name("incarnation", info.incarnation)
+            self._check_name("host", info.host)
+            if info.pid < 0:
+                raise _invalid("pid", info.pid, "a process id is not negative")
+            if info.ordinal >= MAX_ORDINAL:
+                raise _invalid("ordinal", info.ordinal, "no coordinator gives such an ordinal")
+
+        if event.run_id in self.runs:
+            for info in event.processes:
+                self.runs[event.run_id].check_room(event.generation, info)
+
+    def _check_shape(self, event: JoinGroup) -> Shape:
+        self._check_name("prefix", event.prefix)
+        world_size, participants = event.world_size, event.participants
+        if not 1 <= world_size <= self.limits.max_world_size:
+            raise _invalid("world_size", world_size, f"it must be from 1 to {self.limits.max_world_size}")
+        ordered = tuple(sorted(set(participants)))
+        if len(ordered) < len(participants):
+            raise _invalid("participants", list(participants)[:20], "a rank may be named only once")
+        outside = [rank for rank in ordered if not 0 <= rank < world_size]
+        if outside:
+            raise _invalid("participants", outside[:20], f"ranks must be from 0 to {world_size - 1}")
+        return Shape(world_size, () if len(ordered) == world_size else ordered)
+
+    def _check_timeout(self, timeout: float) -> None:
+        most = self.limits.max_timeout_seconds
+        if not 0 < timeout <= most:
+            raise _invalid("timeout", f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.limits.max_world_size:
+            raise _invalid("rank", rank, f"it must be from 0 to {self.limits.max_world_size - 1}")
+
+    def _check_name(self, field: str, value: str) -> None:
+        size, most = len(value.encode()), self.limits.max_name_bytes
+        if not value:
+            raise _invalid(field, '""', "it must not be empty")
+        if size > most:
+            raise _invalid(
+                field,
+                f'"{report.printable(value[:20])}…"',
+                f"it has {size:,} bytes and may have {most}",
+            )
+        if not value.isprintable():
+            raise _invalid(field, f'"{report.printable(value)}"', "control characters are not allowed")
+
+
+def _replaced(process: Process) -> Refusal:
+    return Refusal(Reason.SESSION_REPLACED, f"{process} has opened another session; this one is over.")
+
+
+def _invalid(field: str, value: object, why: str) -> Refusal:
+    return Refusal(Reason.INVALID_ARGUMENT, f"{field} = {value}: {why}.", field=field)

@@ -1,0 +1,141 @@
+"""What the driver must do after a step: first persist the records, then deliver the messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from muster.service.core.events import SessionId
+from muster.service.core.model import Decision, MemberState, MissingRank, Shape
+from muster.service.core.refusal import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The durable part of a run."""
+
+    run_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """The durable part of a group; its decisions are records of their own."""
+
+    run_id: str
+    prefix: str
+    generation: int
+    first_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerRecord:
+    """Which process speaks for a rank in a group, and from which sequence on."""
+
+    run_id: str
+    prefix: str
+    rank: int
+    incarnation: str
+    ordinal: int
+    host: str
+    pid: int
+    start_sequence: int
+    shape: Shape
+    state: MemberState
+    """As it last mattered: DISCONNECTED stands for every state in which it may be, or come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSpeaker:
+    """A speaker's record is not needed any more."""
+
+    run_id: str
+    prefix: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetDecision:
+    """A decision's record is not needed any more."""
+
+    run_id: str
+    prefix: str
+    sequence: int
+
+
+Kept: TypeAlias = RunRecord | GroupRecord | SpeakerRecord | Decision
+Record: TypeAlias = Kept | ForgetSpeaker | ForgetDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Accepts a Hello."""
+
+    epoch: int
+    session_ttl: float
+    max_payload_bytes: int
+    ordinals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined:
+    """Answers a JoinGroup with (rank, first sequence that it may arrive at)."""
+
+    prefix: str
+    positions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Half of a barrier's timeout has gone."""
+
+    prefix: str
+    sequence: int
+    arrived: int
+    required: int
+    missing: tuple[MissingRank, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request of a session was not carried out."""
+
+    refusal: Refusal
+    prefix: str = ""
+    sequence: int | None = None
+    final: bool = False
+    """The session is over; nothing more is said on it."""
+
+
+Message: TypeAlias = Welcome | GroupJoined | Decision | Progress | Refused
+
+
+class Delivery(NamedTuple):
+    """One message for every session named."""
+
+    sessions: Sequence[SessionId]
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that an operator may want to read in the log."""
+
+    event: str
+    run_id: str
+    message: str
+
+
+@dataclass(slots=True)
+class Effects:
+    """All that one step, or a batch of steps, asks for, in order."""
+
+    records: list[Record] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    """The decisions made, for log and metrics."""
+    notices: list[Notice] = field(default_factory=list)
+
+    def send(self, session: SessionId, message: Message) -> None:
+        """Deliver a message to one session."""
+        self.deliveries.append(Delivery((session,), message))

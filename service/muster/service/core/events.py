@@ -1,0 +1,97 @@
+"""What happens to the coordinator, as the driver reports it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+SessionId: TypeAlias = int
+"""Names one open stream, or one unary call, for as long as it lasts."""
+
+
+class ProcessInfo(NamedTuple):
+    """One process of a Hello."""
+
+    rank: int
+    incarnation: str
+    host: str
+    pid: int
+    ordinal: int = 0
+    """What an earlier Welcome gave to this incarnation; 0 at its first hello."""
+
+
+class Arrival(NamedTuple):
+    """One rank's arrival."""
+
+    rank: int
+    payload: bytes = b""
+    failure: str | None = None
+    """Set: a vote to fail, for this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A session says for whom it speaks."""
+
+    session: SessionId
+    run_id: str
+    generation: int
+    processes: tuple[ProcessInfo, ...]
+    unary: bool = False
+    """It is a unary call: its end says nothing about the life of the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """Processes of a session take part in a group."""
+
+    session: SessionId
+    prefix: str
+    world_size: int
+    participants: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Empty: every rank of the session."""
+
+
+class Arrive(NamedTuple):
+    """Ranks of a session arrive at a barrier. The hot path: a tuple, because it is the cheapest."""
+
+    session: SessionId
+    prefix: str
+    sequence: int | None
+    """None: the next one for the rank."""
+    timeout: float
+    """Seconds."""
+    arrivals: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """A session's processes leave on purpose."""
+
+    session: SessionId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A session's stream is over."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Someone outside the run ends a group's open barrier; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    prefix: str
+    reason: str
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The next deadline has come."""
+
+
+Event: TypeAlias = Hello | JoinGroup | Arrive | Goodbye | Disconnected | Abort | Tick

@@ -1,0 +1,601 @@
+"""A group: all the barriers of one prefix, one after the other.
+
+The rules of design.md §3 that are kept here, each in the method named:
+
+- one decision (1), stored before told (2): ``_decide``
+- arriving twice counts once (3), in step after a failure (4): ``arrive``
+- the missing are named (5): ``missing``
+- the dead are not waited for (6): ``check``
+- a vote is an abort (7), disagreement is an error for all (8): ``_count``
+- the first arrival's timeout (9): ``_open_barrier``, ``on_time``
+- subsets and payloads (10): ``Shape`` and ``_count``
+- the newest incarnation speaks (11), and is told where it stands (12): ``join``
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.service.core import report
+from muster.service.core.barrier import OpenBarrier
+from muster.service.core.effects import (
+    Delivery,
+    Effects,
+    ForgetDecision,
+    ForgetSpeaker,
+    GroupRecord,
+    Message,
+    Progress,
+    Refused,
+    SpeakerRecord,
+)
+from muster.service.core.events import Arrival
+from muster.service.core.limits import Limits
+from muster.service.core.model import (
+    Decision,
+    Failure,
+    Instant,
+    MemberState,
+    MissingRank,
+    MissingState,
+    Outcome,
+    Shape,
+)
+from muster.service.core.process import Process
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.roster import Roster
+from muster.service.core.timers import Timers
+
+
+@dataclass(slots=True, eq=False)
+class Speaker:
+    """The process that speaks for a rank in a group."""
+
+    process: Process
+    start: int
+    """The first sequence that it may arrive at."""
+    shape: Shape
+    last: int | None = None
+    """The last sequence that it arrived at, as far as is known."""
+    binds: bool = False
+    """Whether its shape is counted among those of the living."""
+
+
+class Group:
+    """The barriers of ``(run_id, prefix)``.
+
+    Args:
+        run_id: the run.
+        prefix: the group's name within it.
+        roster: the run's processes.
+        limits: the coordinator's bounds.
+        timers: where the group asks to be woken.
+        generation: the generation that its speakers belong to.
+        first_sequence: the first sequence of that generation.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        prefix: str,
+        *,
+        roster: Roster,
+        limits: Limits,
+        timers: "Timers[Group | Process]",
+        generation: int,
+        first_sequence: int = 0,
+    ) -> None:
+        self.run_id = run_id
+        self.prefix = prefix
+        self.generation = generation
+        self.first_sequence = first_sequence
+        self.next_sequence = first_sequence
+        self.open: OpenBarrier | None = None
+        self.decisions: dict[int, Decision] = {}
+        """By sequence, ascending."""
+        self.speakers: dict[int, Speaker] = {}
+        self._roster = roster
+        self._limits = limits
+        self._timers = timers
+        self._last_release: int | None = None
+        """The newest release of this life. It proves that every rank had heard all earlier decisions."""
+        self._gone: set[int] = set()
+        """Ranks for which nobody is left to arrive."""
+        self._shapes: Counter[Shape] = Counter()
+        """The shapes of the living speakers; more than one is a disagreement."""
+        self._interned: dict[Shape, Shape] = {}
+        """One object per shape, so that arrivals compare shapes by identity."""
+        self._progress_due = False
+        self._refresh_all()
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore_decision(self, decision: Decision) -> None:
+        """Take back a decision from storage; they come in ascending order of sequence."""
+        self.decisions[decision.sequence] = decision
+        self.next_sequence = max(self.next_sequence, decision.sequence + 1)
+        if decision.outcome is Outcome.RELEASED and decision.sequence >= self.first_sequence:
+            self._last_release = decision.sequence
+
+    def restore_speaker(self, process: Process, start: int, shape: Shape) -> None:
+        """Take back a speaker from storage, after the decisions."""
+        released = self._last_release
+        last = released if released is not None and start <= released else None
+        shape = self._interned.setdefault(shape, shape)
+        self.speakers[process.rank] = Speaker(process, start, shape, last)
+        process.prefixes.add(self.prefix)
+
+    # ------------------------------------------------------------------ membership
+
+    def join(self, process: Process, shape: Shape, now: Instant, effects: Effects) -> int:
+        """A process takes part; the newest incarnation of a rank speaks for it.
+
+        Returns:
+            The first sequence that the process may arrive at. A rank's first process starts at the
+            generation's first sequence, so that it hears what it missed (or behind a release that did
+            not need it); a restarted one starts at the next undecided sequence.
+        """
+        self._check_rank(process, shape)
+        if self.generation != self._roster.generation:
+            self.begin_life(effects)
+        speaker = self.speakers.get(process.rank)
+        if speaker is not None and speaker.process is process:
+            if speaker.shape != shape:
+                raise Refusal(
+                    Reason.SHAPE_CHANGED,
+                    f'{process} joined group "{self.prefix}" with {_shape_text(speaker.shape)} and now '
+                    f"says {_shape_text(shape)}. Use another prefix for other participants.",
+                )
+            return speaker.start
+        if speaker is not None and speaker.process.ordinal > process.ordinal:
+            raise self._superseded(process, speaker.process)
+        if self.speakers and not any(s.process.state.living for s in self.speakers.values()):
+            # Everyone has left, and the process takes the group anew (design rule 8).
+            self.abort(report.abandoned(str(process)), now, effects)
+            self.begin_life(effects)
+            speaker = None
+        if speaker is not None:
+            start = self.next_sequence
+            self._withdraw(speaker, process, effects)
+        elif self._last_release is not None:
+            start = self._last_release + 1
+        else:
+            start = self.first_sequence
+        shape = self._interned.setdefault(shape, shape)
+        self.speakers[process.rank] = joined = Speaker(process, start, shape)
+        process.prefixes.add(self.prefix)
+        effects.records.append(self._speaker_record(joined))
+        self.refresh(process.rank)
+        return start
+
+    def refresh(self, rank: int) -> None:
+        """Bring up to date what the group knows of a rank, after one of its processes changed."""
+        speaker = self.speakers.get(rank)
+        if speaker is not None and speaker.binds != speaker.process.state.living:
+            speaker.binds = not speaker.binds
+            self._shapes[speaker.shape] += 1 if speaker.binds else -1
+            self._shapes = +self._shapes
+        if self._roster.is_gone(rank, speaker.process if speaker else None):
+            self._gone.add(rank)
+        else:
+            self._gone.discard(rank)
+
+    def standing_changed(self, rank: int, effects: Effects) -> None:
+        """A speaker died or came back from the dead: keep that, for the next start."""
+        speaker = self.speakers.get(rank)
+        if speaker is not None:
+            effects.records.append(self._speaker_record(speaker))
+
+    def begin_life(self, effects: Effects) -> None:
+        """Forget the speakers of the past; the next sequence is the first of a new life.
+
+        No barrier is open then: the caller has aborted it.
+        """
+        for rank, speaker in self.speakers.items():
+            speaker.process.prefixes.discard(self.prefix)
+            effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
+        self.speakers.clear()
+        self._shapes.clear()
+        self.generation = self._roster.generation
+        self.first_sequence = self.next_sequence
+        self._forget_heard(self._unheard_from, self.next_sequence, effects)
+        self._last_release = None
+        self._gone.clear()
+        self._interned.clear()
+        self._refresh_all()
+        effects.records.append(self.record)
+
+    def _refresh_all(self) -> None:
+        for process in self._roster:
+            self.refresh(process.rank)
+
+    @property
+    def record(self) -> GroupRecord:
+        """What is kept of the group beside its decisions and speakers."""
+        return GroupRecord(self.run_id, self.prefix, self.generation, self.first_sequence)
+
+    def _withdraw(self, old: Speaker, newer: Process, effects: Effects) -> None:
+        """A newer incarnation takes over: what the older one left open does not count any more."""
+        old.process.prefixes.discard(self.prefix)
+        if old.binds:
+            self._shapes[old.shape] -= 1
+            self._shapes = +self._shapes
+        if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
+            return
+        self.open.withdraw(old.process.rank)
+        if old.process.session is not None:
+            refusal = self._superseded(old.process, newer)
+            effects.send(old.process.session, Refused(refusal, self.prefix, self.open.sequence))
+
+    # ------------------------------------------------------------------ arriving
+
+    def arrive(
+        self,
+        process: Process,
+        sequence: int | None,
+        timeout: float,
+        arrival: Arrival,
+        now: Instant,
+        effects: Effects,
+    ) -> None:
+        """A rank arrives, or asks again. A decided sequence is over, and answers with its decision."""
+        speaker = self.speakers.get(process.rank)
+        if speaker is None or speaker.process is not process:
+            raise self._not_speaking(process, speaker)
+        if sequence is None:
+            sequence = self._next_of(speaker)
+        if sequence == self.next_sequence:
+            if self.open is None:
+                self._open_barrier(speaker.shape, timeout, now)
+            speaker.last = sequence
+            self._count(speaker, arrival, now, effects)
+        elif sequence > self.next_sequence:
+            raise Refusal(
+                Reason.SEQUENCE_AHEAD,
+                f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
+                f"#{self.next_sequence}. Either the process did not take its sequence from the "
+                "coordinator, or the coordinator lost its state (memory: storage does not survive a "
+                "restart): start the run as a new generation.",
+                next_sequence=self.next_sequence,
+            )
+        else:
+            effects.send(_session(process), self._decided(speaker, sequence))
+            speaker.last = max(sequence, speaker.last or 0)
+
+    def _next_of(self, speaker: Speaker) -> int:
+        """Where a caller that names no sequence arrives: where it waits already, or else at its next."""
+        if speaker.last is None:
+            return speaker.start
+        waits = self.open is not None and self.open.sequence == speaker.last
+        return speaker.last if waits else speaker.last + 1
+
+    def _decided(self, speaker: Speaker, sequence: int) -> Message:
+        if sequence < speaker.start:
+            raise Refusal(
+                Reason.SEQUENCE_BEHIND,
+                f'{speaker.process} arrived at #{sequence} of group "{self.prefix}", which was decided '
+                f"before this process joined; it starts at #{speaker.start}. Take the sequence from the "
+                "coordinator's answer to JoinGroup.",
+                start_sequence=speaker.start,
+            )
+        decision = self.decisions.get(sequence)
+        if decision is None:
+            raise Refusal(
+                Reason.SEQUENCE_FORGOTTEN,
+                f'{speaker.process} arrived at #{sequence} of group "{self.prefix}" again, long after '
+                f"every rank had gone on to #{self.next_sequence}; its outcome is no longer kept.",
+                next_sequence=self.next_sequence,
+            )
+        return decision
+
+    def _open_barrier(self, shape: Shape, timeout: float, now: Instant) -> None:
+        unheard = self.next_sequence - self._unheard_from
+        if unheard >= self._limits.max_unheard_decisions:
+            raise limit_exceeded(
+                "max_unheard_decisions",
+                self._limits.max_unheard_decisions,
+                f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
+                "a release, and a rank that was missing must still hear each of them",
+            )
+        self.open = OpenBarrier(
+            sequence=self.next_sequence,
+            shape=shape,
+            timeout=timeout,
+            opened_at=now.monotonic,
+            last_arrival_at=now.monotonic,
+        )
+        self._progress_due = True
+        self._timers.arm(self, now.monotonic + timeout / 2)
+
+    def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
+        """Count one arrival at the open barrier, and decide if there is nothing left to wait for."""
+        barrier = self.open
+        assert barrier is not None
+        if arrival.payload:
+            self._check_payload(barrier, speaker.process, arrival)
+        barrier.add(speaker.process, arrival.payload, now.monotonic)
+        if arrival.failure is not None:
+            process = speaker.process
+            reason = _cut(arrival.failure, self._limits.max_reason_bytes)
+            barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
+            self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects)
+            return
+        if speaker.shape is not barrier.shape or len(self._shapes) > 1:
+            other = self._disagreeing(speaker)
+            if other is not None:
+                self._decide(Outcome.MISMATCHED, _disagreement(speaker, other), now, effects)
+                return
+            # Whoever opened the barrier with another shape has been superseded since.
+            barrier.shape = speaker.shape
+        if barrier.complete:
+            waited = now.monotonic - barrier.opened_at
+            last = barrier.last_arrival_rank
+            assert last is not None
+            self._decide(Outcome.RELEASED, report.released(barrier.shape.size, waited, last), now, effects)
+        elif self._gone:
+            self.check(now, effects)
+
+    def _disagreeing(self, speaker: Speaker) -> Speaker | None:
+        """A living speaker, or one whose arrival counts, that sees another shape than ``speaker``."""
+        arrived = self.open.arrivals if self.open else {}
+        for other in self.speakers.values():
+            counts = other.binds or arrived.get(other.process.rank) is other.process
+            if counts and other.shape != speaker.shape:
+                return other
+        return None
+
+    # ------------------------------------------------------------------ deciding
+
+    def check(self, now: Instant, effects: Effects) -> None:
+        """Fail the open barrier if a rank that it still needs is gone."""
+        barrier = self.open
+        if barrier is None or not self._gone:
+            return
+        needed = [r for r in self._gone if r in barrier.shape and r not in barrier.arrivals]
+        if needed:
+            gone = self.missing(barrier, now, sorted(needed))
+            self._decide(Outcome.MEMBER_LOST, report.member_lost(gone), now, effects)
+
+    def abort(self, reason: str, now: Instant, effects: Effects) -> Decision | None:
+        """End the open barrier for everyone, if there is one."""
+        if self.open is None:
+            return None
+        reason = _cut(reason, self._limits.max_reason_bytes)
+        return self._decide(Outcome.ABORTED, report.aborted(reason), now, effects)
+
+    @property
+    def due(self) -> float | None:
+        """When the group wants to be woken next, on the monotonic clock."""
+        if self.open is None:
+            return None
+        if self._progress_due:
+            return self.open.opened_at + self.open.timeout / 2
+        return self.open.deadline
+
+    def on_time(self, now: Instant, effects: Effects) -> None:
+        """Warn at half of the timeout, and time out at the end of it."""
+        barrier = self.open
+        if barrier is None:
+            return
+        if now.monotonic >= barrier.deadline:
+            self._decide(Outcome.TIMED_OUT, report.timed_out(barrier.timeout), now, effects)
+            return
+        if self._progress_due and now.monotonic >= barrier.opened_at + barrier.timeout / 2:
+            self._progress_due = False
+            effects.deliveries.append(
+                Delivery(_sessions(barrier.arrivals.values()), self.progress(barrier, now))
+            )
+        due = self.due
+        assert due is not None
+        self._timers.arm(self, due)
+
+    def _decide(self, outcome: Outcome, why: str, now: Instant, effects: Effects) -> Decision:
+        """The only place where a barrier gets its outcome."""
+        barrier = self.open
+        assert barrier is not None
+        assert barrier.sequence == self.next_sequence
+        self.open = None
+        self.next_sequence += 1
+        released = outcome is Outcome.RELEASED
+        missing = () if released else tuple(self.missing(barrier, now, barrier.shape))
+        arrived, required = len(barrier.arrivals), barrier.shape.size
+        decision = Decision(
+            run_id=self.run_id,
+            prefix=self.prefix,
+            sequence=barrier.sequence,
+            generation=self.generation,
+            outcome=outcome,
+            message=report.decision(
+                report.barrier_name(self.run_id, self.prefix, barrier.sequence),
+                why,
+                outcome,
+                self.run_id,
+                arrived,
+                required,
+                missing,
+            ),
+            missing=missing,
+            arrived=arrived,
+            required=required,
+            payloads=tuple(sorted(barrier.payloads.items())) if released else (),
+            failures=tuple(barrier.failures),
+            decided_at=now.wall,
+            wait=now.monotonic - barrier.opened_at,
+            skew=barrier.last_arrival_at - barrier.opened_at,
+            last_arrival_rank=barrier.last_arrival_rank,
+        )
+        self.decisions[decision.sequence] = decision
+        effects.records.append(decision)
+        effects.decisions.append(decision)
+        sessions = _sessions(barrier.arrivals.values())
+        if sessions:
+            effects.deliveries.append(Delivery(sessions, decision))
+        if released:
+            self._released(barrier, effects)
+        return decision
+
+    def _released(self, barrier: OpenBarrier, effects: Effects) -> None:
+        unheard_from, self._last_release = self._unheard_from, barrier.sequence
+        self._forget_heard(unheard_from, barrier.sequence, effects)
+        if len(self.speakers) == len(barrier.arrivals):
+            return
+        for rank, speaker in self.speakers.items():
+            if rank not in barrier.arrivals:
+                # Not needed, and not there: it must not hear of this release as if it had arrived.
+                speaker.start = barrier.sequence + 1
+                effects.records.append(self._speaker_record(speaker))
+
+    @property
+    def _unheard_from(self) -> int:
+        """No rank needs a decision before this one."""
+        return self.first_sequence if self._last_release is None else self._last_release
+
+    def _forget_heard(self, start: int, sequence: int, effects: Effects) -> None:
+        """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
+
+        A payload is dropped at once, for it may be large.
+        """
+        for heard in range(start, sequence):
+            if self.decisions[heard].payloads and heard != self.next_sequence - 1:
+                self._forget(heard, effects)
+        while len(self.decisions) > self._limits.decision_history:
+            oldest = next(iter(self.decisions))
+            if oldest >= sequence - 1:
+                # The last decision is kept in any case: it tells a restarted coordinator what comes next.
+                break
+            self._forget(oldest, effects)
+
+    def _forget(self, sequence: int, effects: Effects) -> None:
+        del self.decisions[sequence]
+        effects.records.append(ForgetDecision(self.run_id, self.prefix, sequence))
+
+    # ------------------------------------------------------------------ telling
+
+    def missing(self, barrier: OpenBarrier, now: Instant, ranks: Iterable[int]) -> list[MissingRank]:
+        """Those of ``ranks`` that have not arrived, with the reason for each."""
+        arrivals = barrier.arrivals
+        return [self._missing_rank(r, now.monotonic) for r in ranks if r not in arrivals]
+
+    def progress(self, barrier: OpenBarrier, now: Instant) -> Progress:
+        """How the open barrier stands."""
+        missing = tuple(self.missing(barrier, now, barrier.shape))
+        arrived, required = len(barrier.arrivals), barrier.shape.size
+        name = report.barrier_name(self.run_id, self.prefix, barrier.sequence)
+        waited = now.monotonic - barrier.opened_at
+        message = report.progress(name, waited, arrived, required, missing)
+        return Progress(self.prefix, barrier.sequence, arrived, required, missing, message)
+
+    def _missing_rank(self, rank: int, now: float) -> MissingRank:
+        speaker = self.speakers.get(rank)
+        process = self._roster.newest(rank)
+        if speaker is not None and (process is None or not _takes_over(process, speaker.process)):
+            process = speaker.process
+        if process is None:
+            return MissingRank(rank, MissingState.NEVER_JOINED)
+        speaks = speaker is not None and speaker.process is process
+        last = speaker.last if speaker is not None and speaks else None
+        match process.state:
+            case MemberState.CONNECTED | MemberState.IDLE:
+                state, gone_for = MissingState.NOT_ARRIVED, 0.0
+            case MemberState.LEFT:
+                state, gone_for = MissingState.LEFT, now - process.since
+            case MemberState.DISCONNECTED | MemberState.LOST:
+                state, gone_for = MissingState.CONNECTION_LOST, now - process.since
+        return MissingRank(rank, state, process.host, process.pid, gone_for, last)
+
+    # ------------------------------------------------------------------ refusing
+
+    def _check_rank(self, process: Process, shape: Shape) -> None:
+        if process.rank not in shape:
+            raise Refusal(
+                Reason.NOT_A_PARTICIPANT,
+                f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
+                f"include rank {process.rank}.",
+            )
+
+    def _check_payload(self, barrier: OpenBarrier, process: Process, arrival: Arrival) -> None:
+        limits, size = self._limits, len(arrival.payload)
+        if size > limits.max_payload_bytes:
+            raise limit_exceeded(
+                "max_payload_bytes",
+                limits.max_payload_bytes,
+                f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{barrier.sequence}',
+            )
+        total = barrier.payload_bytes + size
+        if process.rank not in barrier.arrivals and total > limits.max_gather_bytes:
+            raise limit_exceeded(
+                "max_gather_bytes",
+                limits.max_gather_bytes,
+                f'the payloads of "{self.prefix}" #{barrier.sequence} come to {total:,} bytes with '
+                f"those of {process}",
+            )
+
+    def _not_speaking(self, process: Process, speaker: Speaker | None) -> Refusal:
+        if speaker is not None and speaker.process.ordinal > process.ordinal:
+            return self._superseded(process, speaker.process)
+        return Refusal(
+            Reason.NOT_JOINED,
+            f'{process} arrived at group "{self.prefix}" of run {self.run_id} without having joined '
+            "it. Send JoinGroup first.",
+        )
+
+    def _superseded(self, older: Process, newer: Process) -> Refusal:
+        return Refusal(
+            Reason.SUPERSEDED,
+            f'{older} no longer speaks for its rank in group "{self.prefix}" of run {self.run_id}: '
+            f"{newer} said hello later. End one of the two.",
+            newer_host=newer.host,
+            newer_pid=newer.pid,
+        )
+
+    def _speaker_record(self, speaker: Speaker) -> SpeakerRecord:
+        process = speaker.process
+        return SpeakerRecord(
+            run_id=self.run_id,
+            prefix=self.prefix,
+            rank=process.rank,
+            incarnation=process.incarnation,
+            ordinal=process.ordinal,
+            host=process.host,
+            pid=process.pid,
+            start_sequence=speaker.start,
+            shape=speaker.shape,
+            state=MemberState.DISCONNECTED if process.state.living else process.state,
+        )
+
+
+def _takes_over(newest: Process, speaker: Process) -> bool:
+    """Whether a rank's newest process, which has not joined, is the one to name for it."""
+    return newest.ordinal > speaker.ordinal and speaker.state.gone and not newest.state.gone
+
+
+def _session(process: Process) -> int:
+    assert process.session is not None
+    return process.session
+
+
+def _sessions(processes: Iterable[Process]) -> list[int]:
+    """The sessions of those who are connected, each once."""
+    return list({p.session: None for p in processes if p.session is not None})
+
+
+def _shape_text(shape: Shape) -> str:
+    if not shape.participants:
+        return f"world size {shape.world_size}"
+    return f"participants {report.ranges(shape.participants)} of world size {shape.world_size}"
+
+
+def _disagreement(one: Speaker, other: Speaker) -> str:
+    names = str(one.process), str(other.process)
+    if one.shape.world_size != other.shape.world_size:
+        sizes = str(one.shape.world_size), str(other.shape.world_size)
+        return report.mismatched("world size", names[0], sizes[0], names[1], sizes[1])
+    lists = [report.ranges(s.shape) for s in (one, other)]
+    return report.mismatched("participants", names[0], lists[0], names[1], lists[1])
+
+
+def _cut(text: str, limit: int) -> str:
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return text
+    return data[:limit].decode("utf-8", "ignore") + f" … (cut at {limit:,} bytes)"

@@ -1,0 +1,28 @@
+"""The bounds of one coordinator (design rule 15)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one coordinator holds; past a bound it answers RESOURCE_EXHAUSTED with the field's name."""
+
+    max_runs: int = 1_000
+    max_groups_per_run: int = 256
+    max_world_size: int = 65_536
+    max_sessions: int = 20_000
+    max_processes_per_rank: int = 64
+    """Living processes that may speak for one rank at once, each in its own groups."""
+    max_name_bytes: int = 256
+    """Length of a run id, prefix, host or incarnation, in UTF-8."""
+    max_reason_bytes: int = 16_384
+    """Length of a vote's or an abort's reason, in UTF-8; a longer one is cut, not refused."""
+    max_payload_bytes: int = 1_048_576
+    """One rank's payload."""
+    max_gather_bytes: int = 16_777_216
+    """All payloads of one barrier."""
+    max_timeout_seconds: float = 30 * 86_400.0
+    max_unheard_decisions: int = 1_000
+    """Decisions in a row that some rank may still have to hear, since none of them was a release."""
+    decision_history: int = 64
+    """Decisions of a group that are kept for people to look at when no rank needs them any more."""

@@ -1,0 +1,135 @@
+"""The words of the core: outcomes, shapes, missing ranks and decisions.
+
+Enum values are the numbers of ``muster.v1``, so that the wire needs no second table.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Instant(NamedTuple):
+    """One moment, as the driver hands it in."""
+
+    monotonic: float
+    """Seconds on a clock that never jumps; all deadlines are on it."""
+    wall: float
+    """Seconds since 1970, for people to read; nothing is decided by it."""
+
+
+class Outcome(enum.IntEnum):
+    """What a barrier came to."""
+
+    RELEASED = 1
+    TIMED_OUT = 2
+    ABORTED = 3
+    MEMBER_LOST = 4
+    MISMATCHED = 5
+
+
+class MissingState(enum.IntEnum):
+    """Why a rank is missing from a barrier."""
+
+    NEVER_JOINED = 1
+    NOT_ARRIVED = 2
+    CONNECTION_LOST = 3
+    LEFT = 4
+
+
+class MemberState(enum.IntEnum):
+    """How a process stands."""
+
+    CONNECTED = 1
+    DISCONNECTED = 2
+    LOST = 3
+    LEFT = 4
+    IDLE = 5
+
+    @property
+    def living(self) -> bool:
+        """Whether it is there, or may still come back to its session."""
+        return self in (MemberState.CONNECTED, MemberState.DISCONNECTED)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody should wait for it any more."""
+        return self in (MemberState.LOST, MemberState.LEFT)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRank:
+    """One rank that a barrier waits, or waited, for."""
+
+    rank: int
+    state: MissingState
+    host: str = ""
+    """Empty if no process of this rank was ever seen."""
+    pid: int = 0
+    gone_for: float = 0.0
+    """Seconds since its connection was lost or it left; 0 while it is connected."""
+    last_sequence: int | None = None
+    """The last sequence of the group that it arrived at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rank's vote that a barrier must not be released."""
+
+    rank: int
+    host: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Whom a group's barriers cover, as one process knows it."""
+
+    world_size: int
+    participants: tuple[int, ...] = ()
+    """Ascending ranks; empty means all of the world."""
+
+    @cached_property
+    def _members(self) -> frozenset[int]:
+        return frozenset(self.participants)
+
+    @property
+    def size(self) -> int:
+        """How many ranks must arrive."""
+        return len(self.participants) or self.world_size
+
+    def __contains__(self, rank: int) -> bool:
+        if self.participants:
+            return rank in self._members
+        return 0 <= rank < self.world_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.participants or range(self.world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The one outcome of (run_id, prefix, sequence)."""
+
+    run_id: str
+    prefix: str
+    sequence: int
+    generation: int
+    outcome: Outcome
+    message: str
+    """What happened, for people; made by :mod:`muster.service.core.report`."""
+    missing: tuple[MissingRank, ...]
+    arrived: int
+    required: int
+    payloads: tuple[tuple[int, bytes], ...]
+    """(rank, bytes) in ascending order of rank, only on a release."""
+    failures: tuple[Failure, ...]
+    decided_at: float
+    """Seconds since 1970."""
+    wait: float
+    """Seconds from the first arrival to the decision."""
+    skew: float
+    """Seconds from the first to the last arrival."""
+    last_arrival_rank: int | None

@@ -1,0 +1,54 @@
+"""What the coordinator refuses, and the stable reasons it gives (design rule 16)."""
+
+import enum
+
+
+class Reason(enum.StrEnum):
+    """Why a request was refused. The names are stable; docs/errors.md explains each."""
+
+    INVALID_ARGUMENT = enum.auto()
+    HELLO_REQUIRED = enum.auto()
+    HELLO_REPEATED = enum.auto()
+    PROTOCOL_VERSION = enum.auto()
+    NOT_JOINED = enum.auto()
+    NOT_A_PARTICIPANT = enum.auto()
+    RANK_NOT_IN_SESSION = enum.auto()
+    STALE_GENERATION = enum.auto()
+    SUPERSEDED = enum.auto()
+    SHAPE_CHANGED = enum.auto()
+    SEQUENCE_AHEAD = enum.auto()
+    SEQUENCE_BEHIND = enum.auto()
+    SEQUENCE_FORGOTTEN = enum.auto()
+    LIMIT_EXCEEDED = enum.auto()
+    RUN_NOT_FOUND = enum.auto()
+    BARRIER_NOT_FOUND = enum.auto()
+    NO_OPEN_BARRIER = enum.auto()
+    SESSION_REPLACED = enum.auto()
+    COORDINATOR_DRAINING = enum.auto()
+    SLOW_CONSUMER = enum.auto()
+
+
+class Refusal(Exception):
+    """A request was not carried out, and nothing was changed by it.
+
+    Args:
+        reason: the stable reason.
+        message: one sentence that names the value, says why, and what to do next.
+        metadata: details for programs, such as the limit's name and value.
+    """
+
+    def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+
+def limit_exceeded(limit: str, value: int | float, given: str) -> Refusal:
+    """The refusal for going past a bound of :class:`~muster.service.core.limits.Limits`."""
+    return Refusal(
+        Reason.LIMIT_EXCEEDED,
+        f"{given}; the limit {limit} is {value:,}. Lower the demand, or raise {limit} on the coordinator.",
+        limit=limit,
+        value=str(value),
+    )

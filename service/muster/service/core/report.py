@@ -1,0 +1,148 @@
+"""The sentences: every decision, missing rank and progress report is put into words here and nowhere else.
+
+Log, exception, CLI and RPC status all show what these functions return.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from muster.service.core.model import Failure, MissingRank, MissingState, Outcome
+
+MOST_NAMED_SINGLY = 16
+"""Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters (terminal escapes among them) made visible; newlines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def seconds(value: float) -> str:
+    """A duration for people: three digits below ten seconds, none after the point above."""
+    if value < 0.001:
+        return "0 s"
+    return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
+
+
+def barrier_name(run_id: str, prefix: str, sequence: int) -> str:
+    """How a barrier is called everywhere."""
+    return f'barrier "{prefix}" #{sequence} of run {run_id}'
+
+
+def process_name(rank: int, host: str, pid: int) -> str:
+    """How a rank and its process are called everywhere."""
+    return f"rank {rank} ({host}, pid {pid})"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
+    parts = []
+    for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
+        members = [rank for _, rank in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ", ".join(parts)
+
+
+def _why(missing: MissingRank) -> str:
+    match missing.state:
+        case MissingState.NEVER_JOINED:
+            return "never joined"
+        case MissingState.CONNECTION_LOST:
+            return f"connection lost {seconds(missing.gone_for)} ago"
+        case MissingState.LEFT:
+            return f"left {seconds(missing.gone_for)} ago"
+        case MissingState.NOT_ARRIVED:
+            if missing.last_sequence is None:
+                return "connected, not arrived yet"
+            return f"connected, still at #{missing.last_sequence}"
+
+
+def missing_one(missing: MissingRank) -> str:
+    """One missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``."""
+    if not missing.host:
+        return f"rank {missing.rank} ({_why(missing)})"
+    return f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {_why(missing)})"
+
+
+def missing_all(missing: Sequence[MissingRank]) -> str:
+    """All missing ranks, singly while they are few, else in ranges by host and reason."""
+    if len(missing) <= MOST_NAMED_SINGLY:
+        return ", ".join(missing_one(one) for one in missing)
+    folded: dict[tuple[str, str], list[int]] = {}
+    for one in missing:
+        folded.setdefault((one.host, _why(one)), []).append(one.rank)
+    return "; ".join(
+        f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)} ({f'{host}, ' if host else ''}{why})"
+        for (host, why), ranks in folded.items()
+    )
+
+
+def roll_call(arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
+    """How many arrived and who is missing."""
+    line = f"arrived {arrived} of {required}"
+    return f"{line}; missing: {missing_all(missing)}" if missing else line
+
+
+def progress(name: str, waited: float, arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
+    """The straggler warning at half of the timeout."""
+    return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
+
+
+def released(required: int, waited: float, last_rank: int) -> str:
+    """Why a barrier was released."""
+    return f"was released: {required} of {required} arrived in {seconds(waited)}, rank {last_rank} last"
+
+
+def timed_out(timeout: float) -> str:
+    """Why a barrier timed out."""
+    return f"timed out after {seconds(timeout)}"
+
+
+def voted(failures: Sequence[Failure]) -> str:
+    """Why a vote aborted a barrier."""
+    votes = "; ".join(f"{process_name(f.rank, f.host, f.pid)} failed: {f.reason}" for f in failures)
+    return f"was aborted: {votes}"
+
+
+def aborted(reason: str) -> str:
+    """Why something other than a vote aborted a barrier."""
+    return f"was aborted: {reason}"
+
+
+def superseded(generation: int) -> str:
+    """The reason of an abort by a newer generation."""
+    return f"superseded by generation {generation}"
+
+
+def abandoned(newcomer: str) -> str:
+    """The reason of an abort when all had left and someone starts anew."""
+    return f"everyone who spoke in this group has left, and {newcomer} takes it anew"
+
+
+def member_lost(gone: Sequence[MissingRank]) -> str:
+    """Why a barrier failed when ranks that it needs had died."""
+    return f"lost {missing_all(gone)}"
+
+
+def mismatched(kind: str, one: str, one_value: str, other: str, other_value: str) -> str:
+    """Why a barrier failed when living ranks disagreed."""
+    return f"failed: ranks disagree on the {kind}: {one} says {one_value}, {other} says {other_value}"
+
+
+def decision(
+    name: str,
+    why: str,
+    outcome: Outcome,
+    run_id: str,
+    arrived: int,
+    required: int,
+    missing: Sequence[MissingRank],
+) -> str:
+    """The whole report of a decision: headline, roll call, and what to do next, a line each."""
+    headline = printable(f"{name} {why}").replace("\n", "\n    ")
+    if outcome is Outcome.RELEASED:
+        return headline
+    lines = [headline, f"  {roll_call(arrived, required, missing)}"]
+    if missing:
+        lines.append(f"  next: muster describe member {run_id} {missing[0].rank}")
+    return "\n".join(lines)

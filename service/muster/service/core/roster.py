@@ -1,0 +1,64 @@
+"""Who speaks for the ranks of a run, in its newest generation."""
+
+from collections.abc import Iterator
+
+from muster.service.core.process import Process
+
+
+class Roster:
+    """The processes of a run's newest generation, by rank, in the order of their first hello."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._by_rank: dict[int, list[Process]] = {}
+
+    def __iter__(self) -> Iterator[Process]:
+        for rank in sorted(self._by_rank):
+            yield from self._by_rank[rank]
+
+    def __len__(self) -> int:
+        return len(self._by_rank)
+
+    def of_rank(self, rank: int) -> list[Process]:
+        """The processes of a rank, oldest first."""
+        return self._by_rank.get(rank, [])
+
+    def find(self, rank: int, incarnation: str) -> Process | None:
+        """The process of this rank and incarnation."""
+        return next((p for p in self.of_rank(rank) if p.incarnation == incarnation), None)
+
+    def newest(self, rank: int) -> Process | None:
+        """The rank's newest process."""
+        processes = self._by_rank.get(rank)
+        return processes[-1] if processes else None
+
+    def add(self, process: Process) -> None:
+        """Take in a process, and let go of the dead of its rank who speak nowhere."""
+        kept = [p for p in self.of_rank(process.rank) if p.state.living or p.prefixes]
+        kept.append(process)
+        kept.sort(key=lambda p: p.ordinal)
+        self._by_rank[process.rank] = kept
+
+    def clear(self) -> None:
+        """Forget everyone."""
+        self._by_rank.clear()
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody lives any more."""
+        return not any(process.state.living for process in self)
+
+    def is_gone(self, rank: int, speaker: Process | None) -> bool:
+        """Whether nobody is left to arrive for a rank (design rule 6).
+
+        Args:
+            rank: the rank.
+            speaker: the process that spoke for the rank in the group in question, if any. A newer
+                living process of the rank may yet join and take its place; an older one may not.
+        """
+        if speaker is not None and not speaker.state.gone:
+            return False
+        heirs = self.of_rank(rank)
+        if speaker is not None:
+            return not any(p.ordinal > speaker.ordinal and not p.state.gone for p in heirs)
+        return bool(heirs) and all(p.state.gone for p in heirs)

@@ -1,0 +1,193 @@
+"""A run: one training job, its processes and its groups."""
+
+from muster.service.core import report
+from muster.service.core.effects import Effects, Notice, RunRecord
+from muster.service.core.events import ProcessInfo, SessionId
+from muster.service.core.group import Group
+from muster.service.core.limits import Limits
+from muster.service.core.model import Instant, MemberState, Shape
+from muster.service.core.process import Process
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.roster import Roster
+from muster.service.core.timers import Timers
+
+
+class Run:
+    """The state of one run.
+
+    Args:
+        run_id: its id.
+        limits: the coordinator's bounds.
+        timers: where its groups and processes ask to be woken.
+        generation: the generation that speaks.
+    """
+
+    def __init__(self, run_id: str, limits: Limits, timers: Timers[Group | Process], generation: int) -> None:
+        self.run_id = run_id
+        self.roster = Roster(generation)
+        self.groups: dict[str, Group] = {}
+        self._limits = limits
+        self._timers = timers
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that said hello."""
+        return self.roster.generation
+
+    @property
+    def record(self) -> RunRecord:
+        """What is kept of the run beside its groups."""
+        return RunRecord(self.run_id, self.generation)
+
+    # ------------------------------------------------------------------ generations and lives
+
+    def admit(self, generation: int, now: Instant, effects: Effects) -> None:
+        """Let a generation speak: an older one is refused, a newer one ends the barriers of the last."""
+        if generation < self.generation:
+            raise self.stale(generation)
+        if generation == self.generation:
+            return
+        for group in self.groups.values():
+            group.abort(report.superseded(generation), now, effects)
+        effects.notices.append(
+            Notice(
+                "generation.advanced",
+                self.run_id,
+                f"generation {generation} takes over from generation {self.generation}",
+            )
+        )
+        self.roster.clear()
+        self.roster.generation = generation
+        effects.records.append(self.record)
+
+    def stale(self, generation: int) -> Refusal:
+        """The refusal for a process of an older generation (design rule 11)."""
+        return Refusal(
+            Reason.STALE_GENERATION,
+            f"generation {generation} of run {self.run_id} is over: generation {self.generation} has "
+            "started. This process belongs to a past life of the job; end it.",
+            generation=self.generation,
+        )
+
+    def _restart_if_deserted(self, newcomer: str, now: Instant, effects: Effects) -> None:
+        """Everyone has left and the job is started again under its old name (design rule 8)."""
+        if not len(self.roster) or not self.roster.deserted:
+            return
+        for group in self.groups.values():
+            group.abort(report.abandoned(newcomer), now, effects)
+        self.roster.clear()
+        for group in self.groups.values():
+            group.begin_life(effects)
+
+    # ------------------------------------------------------------------ processes
+
+    def enter(
+        self,
+        info: ProcessInfo,
+        ordinal: int,
+        session: SessionId,
+        unary: bool,
+        now: Instant,
+        effects: Effects,
+    ) -> Process:
+        """A process says hello: it comes back, or is seen for the first time."""
+        process = self.roster.find(info.rank, info.incarnation)
+        if process is None:
+            name = report.process_name(info.rank, info.host, info.pid)
+            self._restart_if_deserted(name, now, effects)
+            process = Process(
+                run_id=self.run_id,
+                rank=info.rank,
+                incarnation=info.incarnation,
+                ordinal=ordinal,
+                host=info.host,
+                pid=info.pid,
+                generation=self.generation,
+                unary=unary,
+                session=session,
+                state=MemberState.CONNECTED,
+                since=now.monotonic,
+            )
+            self.roster.add(process)
+            self._refresh(process)
+        else:
+            was_gone = not process.state.living
+            process.connect(session, now.monotonic)
+            if was_gone:
+                self._standing_changed(process, effects)
+        return process
+
+    def check_room(self, generation: int, info: ProcessInfo) -> None:
+        """Refuse a new process if its rank has too many living ones.
+
+        Raises:
+            Refusal: LIMIT_EXCEEDED.
+        """
+        if generation > self.generation or self.roster.find(info.rank, info.incarnation):
+            return
+        living = sum(process.state.living for process in self.roster.of_rank(info.rank))
+        if living >= self._limits.max_processes_per_rank:
+            raise limit_exceeded(
+                "max_processes_per_rank",
+                self._limits.max_processes_per_rank,
+                f"{living} living processes speak for rank {info.rank} of run {self.run_id} already",
+            )
+
+    def owns(self, process: Process) -> bool:
+        """Whether the process still belongs to the run's newest generation and life."""
+        return self.roster.find(process.rank, process.incarnation) is process
+
+    def gone(self, process: Process, effects: Effects) -> None:
+        """A process left or was lost. The caller checks the barriers when all the dead are known."""
+        self._standing_changed(process, effects)
+        verb = "left" if process.state is MemberState.LEFT else "was lost"
+        effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}"))
+
+    def check(self, now: Instant, effects: Effects) -> None:
+        """Fail every barrier that needs a rank that is gone."""
+        for group in self.groups.values():
+            group.check(now, effects)
+
+    def _refresh(self, process: Process) -> None:
+        for group in self.groups.values():
+            group.refresh(process.rank)
+
+    def _standing_changed(self, process: Process, effects: Effects) -> None:
+        self._refresh(process)
+        for prefix in process.prefixes:
+            self.groups[prefix].standing_changed(process.rank, effects)
+
+    # ------------------------------------------------------------------ groups
+
+    def join(self, process: Process, prefix: str, shape: Shape, now: Instant, effects: Effects) -> int:
+        """A process takes part in a group, which is made if there is none."""
+        group = self.groups.get(prefix)
+        if group is None:
+            if len(self.groups) >= self._limits.max_groups_per_run:
+                raise limit_exceeded(
+                    "max_groups_per_run",
+                    self._limits.max_groups_per_run,
+                    f'run {self.run_id} has {len(self.groups)} groups and "{prefix}" would be one more',
+                )
+            group = self._new_group(prefix, self.generation, 0)
+            start = group.join(process, shape, now, effects)
+            self.groups[prefix] = group
+            effects.records.append(group.record)
+            return start
+        return group.join(process, shape, now, effects)
+
+    def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
+        """Take back a group from storage."""
+        group = self.groups[prefix] = self._new_group(prefix, generation, first_sequence)
+        return group
+
+    def _new_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
+        return Group(
+            self.run_id,
+            prefix,
+            roster=self.roster,
+            limits=self._limits,
+            timers=self._timers,
+            generation=generation,
+            first_sequence=first_sequence,
+        )

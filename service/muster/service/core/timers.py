@@ -1,0 +1,41 @@
+"""When the core wants to be woken."""
+
+import heapq
+import itertools
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Timers(Generic[T]):
+    """At most one pending time per item, kept as a heap with stale entries skipped.
+
+    A barrier lives for milliseconds and its deadline for minutes, so deadlines are not taken out when
+    a barrier is decided: the item is asked again when its time comes, and armed anew.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._armed: dict[T, float] = {}
+        self._tie = itertools.count()
+
+    def arm(self, item: T, at: float) -> None:
+        """Wake ``item`` at ``at``, or earlier if it is armed for an earlier time."""
+        if self._armed.get(item, float("inf")) > at:
+            self._armed[item] = at
+            heapq.heappush(self._heap, (at, next(self._tie), item))
+
+    def next_time(self) -> float | None:
+        """The earliest time at which an item may be due."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now: float) -> list[T]:
+        """The items whose time has come, earliest first; they are no longer armed."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, item = heapq.heappop(self._heap)
+            if self._armed.get(item) == at:
+                del self._armed[item]
+                due.append(item)
+        return due

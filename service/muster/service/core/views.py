@@ -1,0 +1,177 @@
+"""What people may see of the state: frozen pictures, made on demand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from muster.service.core import report
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.group import Group
+from muster.service.core.model import Decision, Instant, MemberState, MissingRank
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierView:
+    """One barrier; open while it has no decision."""
+
+    run_id: str
+    prefix: str
+    sequence: int
+    generation: int
+    arrived: int
+    required: int
+    age: float
+    """Seconds since the first arrival; 0 when decided."""
+    remaining: float
+    """Seconds until it times out; 0 when decided."""
+    missing: tuple[MissingRank, ...]
+    decision: Decision | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """One process."""
+
+    rank: int
+    incarnation: str
+    ordinal: int
+    host: str
+    pid: int
+    state: MemberState
+    since: float
+    """Seconds that it has stood so."""
+    generation: int
+    groups: tuple[tuple[str, int | None], ...]
+    """(prefix, last sequence that it arrived at)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run, counted."""
+
+    run_id: str
+    generation: int
+    connected: int
+    members: int
+    groups: int
+    open_barriers: int
+    decided_barriers: int
+
+
+def runs(coordinator: Coordinator) -> list[RunView]:
+    """All runs, by id."""
+    return [run(coordinator.runs[run_id]) for run_id in sorted(coordinator.runs)]
+
+
+def run(run: Run) -> RunView:
+    """One run."""
+    groups = run.groups.values()
+    connected = {p.rank for p in run.roster if p.state is MemberState.CONNECTED}
+    return RunView(
+        run_id=run.run_id,
+        generation=run.generation,
+        connected=len(connected),
+        members=len(run.roster),
+        groups=len(groups),
+        open_barriers=sum(group.open is not None for group in groups),
+        decided_barriers=sum(group.next_sequence for group in groups),
+    )
+
+
+def members(run: Run, now: Instant) -> list[MemberView]:
+    """The processes of a run, by rank and ordinal."""
+    return [
+        MemberView(
+            rank=p.rank,
+            incarnation=p.incarnation,
+            ordinal=p.ordinal,
+            host=p.host,
+            pid=p.pid,
+            state=p.state,
+            since=now.monotonic - p.since,
+            generation=p.generation,
+            groups=tuple((x, run.groups[x].speakers[p.rank].last) for x in sorted(p.prefixes)),
+        )
+        for p in run.roster
+    ]
+
+
+def open_barrier(group: Group, now: Instant) -> BarrierView | None:
+    """The group's open barrier, if there is one."""
+    barrier = group.open
+    if barrier is None:
+        return None
+    progress = group.progress(barrier, now)
+    return BarrierView(
+        run_id=group.run_id,
+        prefix=group.prefix,
+        sequence=barrier.sequence,
+        generation=group.generation,
+        arrived=progress.arrived,
+        required=progress.required,
+        age=now.monotonic - barrier.opened_at,
+        remaining=max(0.0, barrier.deadline - now.monotonic),
+        missing=progress.missing,
+        decision=None,
+        message=progress.message,
+    )
+
+
+def decided_barrier(decision: Decision) -> BarrierView:
+    """A barrier that is over."""
+    return BarrierView(
+        run_id=decision.run_id,
+        prefix=decision.prefix,
+        sequence=decision.sequence,
+        generation=decision.generation,
+        arrived=decision.arrived,
+        required=decision.required,
+        age=0.0,
+        remaining=0.0,
+        missing=decision.missing,
+        decision=decision,
+        message=decision.message,
+    )
+
+
+def barrier(
+    coordinator: Coordinator, run_id: str, prefix: str, sequence: int | None, now: Instant
+) -> BarrierView:
+    """One barrier; without a sequence the open one, or else the last one decided.
+
+    Raises:
+        Refusal: RUN_NOT_FOUND or BARRIER_NOT_FOUND.
+    """
+    group = coordinator.group(run_id, prefix)
+    view = open_barrier(group, now)
+    if sequence is None:
+        sequence = group.next_sequence if view is not None else group.next_sequence - 1
+    if view is not None and view.sequence == sequence:
+        return view
+    decision = group.decisions.get(sequence)
+    if decision is None:
+        name = report.barrier_name(run_id, prefix, sequence)
+        kept = f"kept are #{report.ranges(group.decisions)}" if group.decisions else "none is decided"
+        raise Refusal(
+            Reason.BARRIER_NOT_FOUND,
+            f"{name} is not known: {kept}, and the next is #{group.next_sequence}.",
+        )
+    return decided_barrier(decision)
+
+
+def barriers(coordinator: Coordinator, run_id: str, history: int, now: Instant) -> Iterator[BarrierView]:
+    """The open barrier and the newest ``history`` decided ones of every group.
+
+    Raises:
+        Refusal: RUN_NOT_FOUND.
+    """
+    chosen = [coordinator.run(run_id)] if run_id else [r for _, r in sorted(coordinator.runs.items())]
+    for run in chosen:
+        for _, group in sorted(run.groups.items()):
+            view = open_barrier(group, now)
+            if view is not None:
+                yield view
+            newest = sorted(group.decisions, reverse=True)[:history]
+            yield from (decided_barrier(group.decisions[sequence]) for sequence in newest)

@@ -354,7 +354,7 @@ class Group:
         needed = [r for r in self._gone if r in barrier.shape and r not in barrier.arrivals]
         if needed:
             gone = self.missing(barrier, now, sorted(needed))
-            self._decide(Outcome.MEMBER_LOST, report.member_lost(gone), now, effects)
+            self._decide(Outcome.MEMBER_LOST, report.member_lost(gone), now, effects, gone[0].rank)
 
     def abort(self, reason: str, now: Instant, effects: Effects) -> Decision | None:
         """End the open barrier for everyone, if there is one."""
@@ -389,8 +389,15 @@ class Group:
         assert due is not None
         self._timers.arm(self, due)
 
-    def _decide(self, outcome: Outcome, why: str, now: Instant, effects: Effects) -> Decision:
-        """The only place where a barrier gets its outcome."""
+    def _decide(
+        self,
+        outcome: Outcome,
+        why: str,
+        now: Instant,
+        effects: Effects,
+        suspect: int | None = None,
+    ) -> Decision:
+        """The only place where a barrier gets its outcome; ``suspect`` is the rank to look at first."""
         barrier = self.open
         assert barrier is not None
         assert barrier.sequence == self.next_sequence
@@ -398,6 +405,8 @@ class Group:
         self.next_sequence += 1
         released = outcome is Outcome.RELEASED
         missing = () if released else tuple(self.missing(barrier, now, barrier.shape))
+        if suspect is None and missing:
+            suspect = missing[0].rank
         arrived, required = len(barrier.arrivals), barrier.shape.size
         decision = Decision(
             run_id=self.run_id,
@@ -413,6 +422,7 @@ class Group:
                 arrived,
                 required,
                 missing,
+                suspect,
             ),
             missing=missing,
             arrived=arrived,

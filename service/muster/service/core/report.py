@@ -137,12 +137,13 @@ def decision(
     arrived: int,
     required: int,
     missing: Sequence[MissingRank],
+    suspect: int | None,
 ) -> str:
     """The whole report of a decision: headline, roll call, and what to do next, a line each."""
     headline = printable(f"{name} {why}").replace("\n", "\n    ")
     if outcome is Outcome.RELEASED:
         return headline
     lines = [headline, f"  {roll_call(arrived, required, missing)}"]
-    if missing:
-        lines.append(f"  next: muster describe member {run_id} {missing[0].rank}")
+    if suspect is not None:
+        lines.append(f"  next: muster describe member {run_id} {suspect}")
     return "\n".join(lines)

@@ -1,0 +1,111 @@
+"""Muster's ranks: a session each, on an asyncio client, speaking the wire protocol without the SDK."""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from typing import Any
+
+import grpc.aio
+import uvloop
+
+from benchmarks.peers.base import BARRIER_TIMEOUT_S, LoadSpec, RankTimes, RoundTimes
+from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
+
+RUN_ID = "benchmark"
+PREFIX = "checkpoint"
+# Without this the channels of one process to one address would share a connection.
+CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+
+
+def open_load(spec: LoadSpec) -> "SessionLoad":
+    """Return ranks that hold a session each."""
+    return SessionLoad(spec)
+
+
+class SessionLoad:
+    """The ranks of one load process, on one event loop."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self._spec = spec
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._ranks: list[Rank] = []
+
+    def connect(self) -> None:
+        """Connect every rank and join its group."""
+        self._ranks = self._runner.run(self._connect())
+
+    def run(self, rounds: int) -> RoundTimes:
+        """Take every rank through the next `rounds` barriers."""
+        return self._runner.run(self._run(rounds))
+
+    async def _connect(self) -> list["Rank"]:
+        channels: dict[int, grpc.aio.Channel] = {}
+        ranks = []
+        for number in self._spec.ranks:
+            connection = number // self._spec.ranks_per_connection
+            if connection not in channels:
+                channels[connection] = grpc.aio.insecure_channel(
+                    f"127.0.0.1:{self._spec.port}", options=CHANNEL_OPTIONS
+                )
+            ranks.append(Rank(number, channels[connection]))
+        await asyncio.gather(*(rank.join(self._spec.world_size) for rank in ranks))
+        return ranks
+
+    async def _run(self, rounds: int) -> RoundTimes:
+        return RoundTimes.of_ranks(
+            await asyncio.gather(*(rank.pass_barriers(rounds) for rank in self._ranks))
+        )
+
+
+class Rank:
+    """One rank's session."""
+
+    def __init__(self, number: int, channel: grpc.aio.Channel) -> None:
+        self._number = number
+        self._call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect(wait_for_ready=True)
+        self._sequence = 0
+
+    async def join(self, world_size: int) -> None:
+        """Say hello and join the group."""
+        process = session_pb2.Process(
+            rank=self._number, incarnation=uuid.uuid4().hex, host=socket.gethostname(), pid=os.getpid()
+        )
+        hello = session_pb2.Hello(run_id=RUN_ID, processes=[process], protocol_version=1)
+        await self._call.write(session_pb2.ConnectRequest(hello=hello))
+        await self._read("welcome")
+        join_group = session_pb2.JoinGroup(prefix=PREFIX, world_size=world_size)
+        await self._call.write(session_pb2.ConnectRequest(join_group=join_group))
+        joined = (await self._read("group_joined")).group_joined
+        self._sequence = joined.positions[0].sequence
+
+    async def pass_barriers(self, rounds: int) -> RankTimes:
+        """Arrive and wait, `rounds` times."""
+        times = RankTimes([], [])
+        for _ in range(rounds):
+            arrive = session_pb2.Arrive(
+                prefix=PREFIX,
+                sequence=self._sequence,
+                timeout_ms=BARRIER_TIMEOUT_S * 1000,
+                arrivals=[session_pb2.Arrival(rank=self._number)],
+            )
+            times.arrivals_ns.append(time.monotonic_ns())
+            await self._call.write(session_pb2.ConnectRequest(arrive=arrive))
+            decision = (await self._read("decision")).decision
+            times.releases_ns.append(time.monotonic_ns())
+            if decision.sequence != self._sequence or decision.outcome != common_pb2.OUTCOME_RELEASED:
+                raise RuntimeError(f"barrier #{self._sequence} was not released: {decision.message}")
+            self._sequence += 1
+        return times
+
+    async def _read(self, wanted: str) -> session_pb2.ConnectResponse:
+        while True:
+            response = await self._call.read()
+            if response is grpc.aio.EOF:
+                raise RuntimeError(f"the session ended: {await self._call.details()}")
+            kind = response.WhichOneof("message")
+            if kind == wanted:
+                return response
+            if kind == "refusal":
+                raise RuntimeError(f"refused: {response.refusal.message}")

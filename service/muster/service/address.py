@@ -1,0 +1,27 @@
+"""``HOST:PORT``, as every flag takes it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, or whom to reach."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read ``HOST:PORT``; an IPv6 host stands in brackets.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        host, colon, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f'"{text}" is not HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:7550')
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

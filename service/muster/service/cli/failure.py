@@ -1,0 +1,24 @@
+"""How the command fails: a sentence on stderr, and an exit code that scripts can tell apart."""
+
+import enum
+from typing import NoReturn
+
+import typer
+
+
+class Exit(enum.IntEnum):
+    """The exit codes of every sub-command."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    TIMED_OUT = 4
+    CLOSED = 5
+    """Closed or aborted: there is nothing that can still be done to it."""
+
+
+def fail(message: str, code: Exit) -> NoReturn:
+    """Say what went wrong and end the command."""
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(code)

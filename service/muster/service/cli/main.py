@@ -1,0 +1,51 @@
+"""The ``muster`` command: its sub-commands, and how it fails."""
+
+import os
+import sys
+
+import typer
+from muster.service.cli.serve import serve
+from muster.service.version import VERSION
+
+app = typer.Typer(
+    name="muster",
+    help="The roll call for multi-node PyTorch checkpoints: one decision for every rank.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(serve)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"muster {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def _open_standard_streams() -> None:
+    """Give a process whose standard streams were closed somewhere to write.
+
+    Without this the first file or socket that it opens would become its stderr.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, stream in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(stream, "r" if stream == 0 else "w", closefd=False))
+
+
+def main() -> None:
+    """The entry point of the ``muster`` script."""
+    _open_standard_streams()
+    app()

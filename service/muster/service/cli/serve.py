@@ -1,0 +1,76 @@
+"""``muster serve``: run a coordinator."""
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+import uvloop
+from muster.service.address import Address
+from muster.service.app import Config, StartError
+from muster.service.app import serve as run_coordinator
+from muster.service.cli.failure import Exit, fail
+from muster.service.core.limits import Limits
+from muster.service.storage.engine import StorageError
+from muster.service.telemetry import logs
+
+DEFAULTS = Limits()
+
+
+def serve(
+    listen: Annotated[
+        str, typer.Option(envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
+    ] = "127.0.0.1:7550",
+    http: Annotated[
+        str, typer.Option(envvar="MUSTER_HTTP", help="HOST:PORT for /metrics, /healthz, /readyz.")
+    ] = "127.0.0.1:7551",
+    state: Annotated[
+        str,
+        typer.Option(
+            envvar="MUSTER_STATE",
+            help="Where the state lives: sqlite:///path, or memory: (lost at the end).",
+        ),
+    ] = "sqlite:///muster.db",
+    session_ttl: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            envvar="MUSTER_SESSION_TTL",
+            help="Seconds that a lost session may take to come back.",
+        ),
+    ] = 10.0,
+    drain_grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that calls in flight get on SIGTERM.")
+    ] = 5.0,
+    max_runs: Annotated[int, typer.Option(min=1, help="Runs known at once.")] = DEFAULTS.max_runs,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions open at once.")] = DEFAULTS.max_sessions,
+    max_payload_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes that one rank may hand to a barrier.")
+    ] = DEFAULTS.max_payload_bytes,
+    log_format: Annotated[str, typer.Option(envvar="MUSTER_LOG_FORMAT", help="console or json.")] = "console",
+) -> None:
+    """Run a coordinator until SIGTERM or SIGINT."""
+    if log_format not in ("console", "json"):
+        fail(f'--log-format "{log_format}" is neither console nor json', Exit.USAGE)
+    try:
+        config = Config(
+            listen=Address.parse(listen),
+            http=Address.parse(http),
+            state=state,
+            session_ttl=session_ttl,
+            drain_grace=drain_grace,
+            limits=Limits(
+                max_runs=max_runs,
+                max_sessions=max_sessions,
+                max_payload_bytes=max_payload_bytes,
+            ),
+        )
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)
+    logs.configure("json" if log_format == "json" else "console")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_coordinator(config))
+    except (StartError, StorageError) as error:
+        fail(str(error), Exit.FAILED)
+    sys.stderr.flush()

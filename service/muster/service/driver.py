@@ -1,0 +1,297 @@
+"""Feeds events to the core and carries out what it asks for.
+
+The order is the heart of design rule 2, and kept in this module alone:
+
+1. Events are taken in batches, in the order in which they came.
+2. A batch's records are committed at once, all or nothing.
+3. Only then are its messages delivered, its decisions reported and its queries answered.
+4. The next batch gathers meanwhile; it is committed after the one before has been delivered.
+5. When a commit fails, nothing more is delivered and the coordinator stops: what it would say is
+   not on disk, and a restarted coordinator may decide otherwise.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+from muster.service.clock import Clock
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import Effects, Message, Notice
+from muster.service.core.events import Event, SessionId, Tick
+from muster.service.core.limits import Limits
+from muster.service.core.model import Decision, Instant
+from muster.service.core.refusal import Refusal
+from muster.service.storage import codec
+from muster.service.storage.engine import Engine
+
+T = TypeVar("T")
+
+
+class Sink(Protocol):
+    """Where the messages of one session go."""
+
+    def deliver(self, outgoing: "Outgoing") -> None:
+        """Take one message; must not block."""
+        ...
+
+
+class Outgoing:
+    """One message on its way to any number of sessions, encoded at most once.
+
+    Args:
+        message: what is said.
+        encode: how it is put on the wire.
+    """
+
+    def __init__(self, message: Message, encode: Callable[[Message], bytes]) -> None:
+        self.message = message
+        self._encode = encode
+
+    @cached_property
+    def data(self) -> bytes:
+        """The message on the wire."""
+        return self._encode(self.message)
+
+
+class Observer(Protocol):
+    """Who is told, after the commit, what happened."""
+
+    def decided(self, decision: Decision) -> None:
+        """A barrier was decided."""
+        ...
+
+    def noticed(self, notice: Notice) -> None:
+        """Something that an operator may want to know."""
+        ...
+
+    def committed(self, seconds: float, writes: int) -> None:
+        """A batch of records is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    ask: Callable[[Coordinator, Instant], Any]
+    answer: "asyncio.Future[Any]"
+
+
+@dataclass(slots=True)
+class _Batch:
+    effects: Effects = field(default_factory=Effects)
+    answers: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        effects = self.effects
+        return not (effects.records or effects.deliveries or effects.notices or self.answers)
+
+
+class Driver:
+    """Owns the core, its storage and its timer, on one event loop.
+
+    Args:
+        engine: an engine that has not been opened.
+        clock: where the time comes from.
+        observer: who is told of decisions.
+        encode: how a message is put on the wire.
+        session_ttl: seconds that a lost session may take to come back.
+        limits: the coordinator's bounds.
+
+    Raises:
+        StorageError: the state cannot be opened or read.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock,
+        observer: Observer,
+        encode: Callable[[Message], bytes],
+        session_ttl: float,
+        limits: Limits,
+    ) -> None:
+        epoch = engine.open()
+        self.coordinator = Coordinator(session_ttl=session_ttl, limits=limits, epoch=epoch)
+        self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
+        self._engine = engine
+        self._clock = clock
+        self._observer = observer
+        self._encode = encode
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="muster-storage")
+        self._loop = asyncio.get_running_loop()
+        self._inbox: list[Event | _Query] = []
+        self._pump_scheduled = False
+        self._batch = _Batch()
+        self._committing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._sinks: dict[SessionId, Sink] = {}
+        self._last_session = 0
+        self._watchers: set[asyncio.Event] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        """Ends with the exception that stopped the driver; otherwise it stays pending."""
+        self._arm_timer(clock.now())
+
+    # ------------------------------------------------------------------ in
+
+    def connect(self, sink: Sink) -> SessionId:
+        """Name a new stream or call; its answers go to ``sink`` until :meth:`disconnect`."""
+        self._last_session += 1
+        self._sinks[self._last_session] = sink
+        return self._last_session
+
+    def disconnect(self, session: SessionId) -> None:
+        """Deliver no more to this session. Submit ``Disconnected`` as well if it said hello."""
+        self._sinks.pop(session, None)
+
+    def submit(self, event: Event) -> None:
+        """Hand an event in; it is taken in order, soon."""
+        self._enter(event)
+
+    async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
+        """Look at the state in order with the events; the answer waits until what it shows is durable.
+
+        Raises:
+            Refusal: as ``ask`` raises it.
+        """
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._enter(_Query(ask, answer))
+        return await answer
+
+    def watch(self) -> asyncio.Event:
+        """An event that is set whenever something may have changed; end with :meth:`unwatch`."""
+        event = asyncio.Event()
+        self._watchers.add(event)
+        return event
+
+    def unwatch(self, event: asyncio.Event) -> None:
+        """Set this event no more."""
+        self._watchers.discard(event)
+
+    def _enter(self, item: Event | _Query) -> None:
+        self._inbox.append(item)
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    # ------------------------------------------------------------------ through
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self.failed.done():
+            return
+        now = self._clock.now()
+        inbox, self._inbox = self._inbox, []
+        try:
+            for item in inbox:
+                if type(item) is _Query:
+                    self._batch.answers.append(_answer(item, self.coordinator, now))
+                else:
+                    self.coordinator.step(item, now, self._batch.effects)  # type: ignore[arg-type]
+            self._flush()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._arm_timer(now)
+
+    def _flush(self) -> None:
+        if self._committing or self._batch.empty:
+            return
+        batch, self._batch = self._batch, _Batch()
+        if not batch.effects.records:
+            self._deliver(batch)
+            return
+        writes = codec.encode_all(batch.effects.records)
+        started = self._clock.now().monotonic
+        if not self._engine.blocking:
+            self._engine.commit(writes)
+            self._committed(batch, started, len(writes))
+            return
+        self._committing = True
+        self._idle.clear()
+        commit = self._loop.run_in_executor(self._writer, self._engine.commit, writes)
+
+        def done(commit: asyncio.Future[None]) -> None:
+            self._committing = False
+            self._idle.set()
+            error = commit.exception()
+            try:
+                if error is not None:
+                    raise error
+                self._committed(batch, started, len(writes))
+                self._flush()
+            except Exception as error:
+                self._fail(error)
+
+        commit.add_done_callback(done)
+
+    def _committed(self, batch: _Batch, started: float, writes: int) -> None:
+        self._observer.committed(self._clock.now().monotonic - started, writes)
+        self._deliver(batch)
+
+    def _deliver(self, batch: _Batch) -> None:
+        sinks = self._sinks
+        for sessions, message in batch.effects.deliveries:
+            outgoing = Outgoing(message, self._encode)
+            for session in sessions:
+                sink = sinks.get(session)
+                if sink is not None:
+                    sink.deliver(outgoing)
+        for decision in batch.effects.decisions:
+            self._observer.decided(decision)
+        for notice in batch.effects.notices:
+            self._observer.noticed(notice)
+        for answer in batch.answers:
+            answer()
+        for watcher in self._watchers:
+            watcher.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    # ------------------------------------------------------------------ time
+
+    def _arm_timer(self, now: Instant) -> None:
+        deadline = self.coordinator.next_deadline()
+        if deadline is None or deadline >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        delay = max(0.0, deadline - now.monotonic)
+        self._timer = self._loop.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at = float("inf")
+        self._enter(Tick())
+
+    # ------------------------------------------------------------------ end
+
+    async def close(self) -> None:
+        """Finish the commit in flight and let go of the storage."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._idle.wait()
+        self._writer.shutdown()
+        self._engine.close()
+        if not self.failed.done():
+            self.failed.cancel()
+
+
+def _answer(query: _Query, coordinator: Coordinator, now: Instant) -> Callable[[], None]:
+    """Look now, so that the answer has its place among the events; tell later."""
+    answer = query.answer
+    try:
+        value = query.ask(coordinator, now)
+    except Refusal as refusal:
+        error = refusal
+        return lambda: None if answer.done() else answer.set_exception(error)
+    return lambda: None if answer.done() else answer.set_result(value)

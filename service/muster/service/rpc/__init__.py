@@ -1,0 +1,1 @@
+"""gRPC: thin servicers, one error map, and one function that assembles the server."""

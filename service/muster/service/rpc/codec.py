@@ -1,0 +1,171 @@
+"""Between ``muster.v1`` messages and the core's events, messages and views."""
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+from muster.service.core import events, views
+from muster.service.core.effects import GroupJoined, Message, Progress, Refused, Welcome
+from muster.service.core.model import Decision
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.rpc import errors
+from muster.service.version import VERSION
+from muster.service.wire import decision_to_pb, milliseconds, missing_to_pb
+from muster.v1 import barrier_pb2, common_pb2, run_pb2, session_pb2
+
+PROTOCOL_VERSION = 1
+"""The version of ``muster.v1`` sessions that this coordinator speaks."""
+
+
+# ---------------------------------------------------------------------- in
+
+
+def parse_session_message(session: events.SessionId, data: bytes) -> events.Event:
+    """What a worker said on its stream.
+
+    Raises:
+        Refusal: it is no message of this protocol, or of another version.
+    """
+    try:
+        request = session_pb2.ConnectRequest.FromString(data)
+    except DecodeError as error:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{len(data):,} bytes that are not a muster.v1.ConnectRequest ({error}). Speak the protocol "
+            "of docs/protocol.md.",
+        ) from None
+    kind = request.WhichOneof("message")
+    if kind == "arrive":
+        arrive = request.arrive
+        return events.Arrive(
+            session,
+            arrive.prefix,
+            arrive.sequence,
+            arrive.timeout_ms / 1000,
+            tuple(
+                events.Arrival(a.rank, a.payload, a.failure if a.HasField("failure") else None)
+                for a in arrive.arrivals
+            ),
+        )
+    if kind == "hello":
+        return _hello(session, request.hello)
+    if kind == "join_group":
+        join = request.join_group
+        return events.JoinGroup(
+            session, join.prefix, join.world_size, tuple(join.participants), tuple(join.ranks)
+        )
+    if kind == "goodbye":
+        return events.Goodbye(session, request.goodbye.reason)
+    raise Refusal(
+        Reason.INVALID_ARGUMENT,
+        "a ConnectRequest without a message, or with one that this coordinator does not know "
+        f"(it is version {VERSION}).",
+    )
+
+
+def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise Refusal(
+            Reason.PROTOCOL_VERSION,
+            f"protocol_version = {hello.protocol_version}: this coordinator ({VERSION}) speaks version "
+            f"{PROTOCOL_VERSION}. Use an SDK of the same major version.",
+            supported=PROTOCOL_VERSION,
+        )
+    return events.Hello(
+        session,
+        hello.run_id,
+        hello.generation,
+        tuple(events.ProcessInfo(p.rank, p.incarnation, p.host, p.pid, p.ordinal) for p in hello.processes),
+    )
+
+
+# ---------------------------------------------------------------------- out
+
+
+def encode_session_message(message: Message) -> bytes:
+    """What the coordinator says on a stream, as bytes."""
+    response = session_pb2.ConnectResponse()
+    match message:
+        case Decision():
+            response.decision.CopyFrom(decision_to_pb(message))
+        case Welcome():
+            response.welcome.coordinator_version = VERSION
+            response.welcome.epoch = message.epoch
+            response.welcome.session_ttl_ms = milliseconds(message.session_ttl)
+            response.welcome.max_payload_bytes = message.max_payload_bytes
+            response.welcome.ordinals.extend(message.ordinals)
+        case GroupJoined():
+            response.group_joined.prefix = message.prefix
+            for rank, sequence in message.positions:
+                response.group_joined.positions.add(rank=rank, sequence=sequence)
+        case Progress():
+            response.progress.prefix = message.prefix
+            response.progress.sequence = message.sequence
+            response.progress.arrived = message.arrived
+            response.progress.required = message.required
+            response.progress.missing.extend(missing_to_pb(one) for one in message.missing)
+            response.progress.message = message.message
+        case Refused():
+            refusal = response.refusal
+            refusal.prefix = message.prefix
+            if message.sequence is not None:
+                refusal.sequence = message.sequence
+            refusal.code = errors.code(message.refusal)
+            refusal.message = message.refusal.message
+            refusal.error_info.CopyFrom(errors.error_info(message.refusal))
+    return response.SerializeToString()
+
+
+DRAIN = session_pb2.ConnectResponse(
+    drain=session_pb2.Drain(retry_after_ms=errors.RETRY_AFTER_MS)
+).SerializeToString()
+"""The message that asks a worker to connect again."""
+
+
+def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
+    """A barrier as people see it."""
+    return barrier_pb2.Barrier(
+        run_id=view.run_id,
+        prefix=view.prefix,
+        sequence=view.sequence,
+        generation=view.generation,
+        arrived=view.arrived,
+        required=view.required,
+        age_ms=milliseconds(view.age),
+        remaining_ms=milliseconds(view.remaining),
+        missing=[missing_to_pb(one) for one in view.missing],
+        decision=decision_to_pb(view.decision) if view.decision else None,
+        message=view.message,
+    )
+
+
+def run_to_pb(view: views.RunView) -> run_pb2.Run:
+    """A run as people see it."""
+    return run_pb2.Run(
+        run_id=view.run_id,
+        generation=view.generation,
+        connected=view.connected,
+        members=view.members,
+        groups=view.groups,
+        open_barriers=view.open_barriers,
+        decided_barriers=view.decided_barriers,
+    )
+
+
+def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
+    """Members as people see them."""
+    return [
+        run_pb2.Member(
+            rank=member.rank,
+            incarnation=member.incarnation,
+            ordinal=member.ordinal,
+            host=member.host,
+            pid=member.pid,
+            state=common_pb2.MemberState.ValueType(member.state),
+            since_ms=milliseconds(member.since),
+            generation=member.generation,
+            groups=[
+                run_pb2.GroupPosition(prefix=prefix, last_sequence=last) for prefix, last in member.groups
+            ],
+        )
+        for member in members
+    ]

@@ -1,0 +1,74 @@
+"""The one map from a refusal to a gRPC status (design rule 16)."""
+
+from typing import cast
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+from muster.service.core.refusal import Reason, Refusal
+
+DOMAIN = "muster"
+"""The ``domain`` of every ErrorInfo."""
+
+CODES: dict[Reason, grpc.StatusCode] = {
+    Reason.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.HELLO_REQUIRED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.HELLO_REPEATED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PROTOCOL_VERSION: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_JOINED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_A_PARTICIPANT: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.RANK_NOT_IN_SESSION: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.STALE_GENERATION: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SUPERSEDED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SHAPE_CHANGED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SEQUENCE_AHEAD: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.SEQUENCE_BEHIND: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.SEQUENCE_FORGOTTEN: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.RUN_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.BARRIER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.NO_OPEN_BARRIER: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SESSION_REPLACED: grpc.StatusCode.ABORTED,
+    Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+DRAINING = Refusal(
+    Reason.COORDINATOR_DRAINING,
+    "the coordinator is stopping; nothing has failed. Connect again: it, or its successor, goes on.",
+)
+RETRY_AFTER_MS = 500
+"""What a draining coordinator advises."""
+
+
+def code(refusal: Refusal) -> int:
+    """The canonical code (google.rpc.Code) of a refusal."""
+    number: int = CODES[refusal.reason].value[0]
+    return number
+
+
+def error_info(refusal: Refusal) -> Any:
+    """The refusal's ErrorInfo, packed."""
+    packed = Any()
+    packed.Pack(
+        ErrorInfo(
+            reason=refusal.reason.name,
+            domain=DOMAIN,
+            metadata={key: str(value) for key, value in refusal.metadata.items()},
+        )
+    )
+    return packed
+
+
+def grpc_status(refusal: Refusal) -> grpc.Status:
+    """The status that ends a call, with its details."""
+    status = Status(code=code(refusal), message=refusal.message, details=[error_info(refusal)])
+    if refusal.reason is Reason.COORDINATOR_DRAINING:
+        retry = RetryInfo()
+        retry.retry_delay.FromMilliseconds(RETRY_AFTER_MS)
+        packed = Any()
+        packed.Pack(retry)
+        status.details.append(packed)
+    return cast(grpc.Status, rpc_status.to_status(status))

@@ -1,0 +1,124 @@
+"""Around every call: refusals become statuses, and calls are counted."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+from muster.service.core.refusal import Refusal
+from muster.service.rpc import errors
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class CallObserver(Protocol):
+    """Who is told of calls; the telemetry implements it."""
+
+    def started(self, kind: str, method: str) -> None:
+        """A call has begun. ``kind`` is unary, server_stream or bidi_stream."""
+        ...
+
+    def handled(self, kind: str, method: str, code: str, seconds: float) -> None:
+        """A call has ended with this status code."""
+        ...
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Turns a raised :class:`Refusal` into its status, and reports every call to an observer."""
+
+    def __init__(self, observer: CallObserver) -> None:
+        self._observer = observer
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """See ``grpc.aio.ServerInterceptor``."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None:
+            return None
+        codecs = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            unary = self._unary(handler.unary_unary, method)
+            return grpc.unary_unary_rpc_method_handler(unary, **codecs)
+        if handler.unary_stream:
+            stream = self._stream(handler.unary_stream, method)
+            return grpc.unary_stream_rpc_method_handler(stream, **codecs)
+        if handler.stream_stream and handler.request_deserializer is None:
+            bidi = self._bidi(handler.stream_stream, method)
+            return grpc.stream_stream_rpc_method_handler(bidi, **codecs)
+        return handler
+
+    def _unary(self, behavior: Any, method: str) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            with _Timed(self._observer, "unary", method, context):
+                try:
+                    return await behavior(request, context)
+                except Refusal as refusal:
+                    await context.abort_with_status(errors.grpc_status(refusal))
+
+        return call
+
+    def _stream(self, behavior: Any, method: str) -> Any:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            with _Timed(self._observer, "server_stream", method, context):
+                try:
+                    async for response in behavior(request, context):
+                        yield response
+                except Refusal as refusal:
+                    await context.abort_with_status(errors.grpc_status(refusal))
+
+        return call
+
+    def _bidi(self, behavior: Any, method: str) -> Any:
+        async def call(requests: Any, context: Any) -> None:
+            with _Timed(self._observer, "bidi_stream", method, context):
+                await behavior(requests, context)
+
+        return call
+
+
+class _Timed:
+    """Reports the begin and the end of a call."""
+
+    def __init__(self, observer: CallObserver, kind: str, method: str, context: Any) -> None:
+        self._observer = observer
+        self._kind = kind
+        self._method = method
+        self._context = context
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+        self._observer.started(self._kind, self._method)
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        seconds = time.monotonic() - self._started
+        self._observer.handled(self._kind, self._method, _code_name(self._context, error), seconds)
+
+
+def _code_name(context: Any, error: BaseException | None) -> str:
+    number = context.code()
+    if isinstance(number, grpc.StatusCode):
+        number = number.value[0]
+    if not number and error is not None:
+        return "Canceled"
+    for code in grpc.StatusCode:
+        if code.value[0] == (number or 0):
+            return CODE_NAMES[code]
+    return "Unknown"
+
+
+CODE_NAMES: dict[grpc.StatusCode, str] = {
+    grpc.StatusCode.OK: "OK",
+    grpc.StatusCode.CANCELLED: "Canceled",
+    **{
+        code: "".join(word.capitalize() for word in code.name.split("_"))
+        for code in grpc.StatusCode
+        if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
+    },
+}
+"""The names that go-grpc-middleware's metrics use, such as ``DeadlineExceeded``."""

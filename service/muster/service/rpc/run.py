@@ -1,0 +1,60 @@
+"""RunService: runs and members, for people and their tools."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from muster.service.core import views
+from muster.service.driver import Driver
+from muster.service.rpc import codec
+from muster.v1 import run_pb2, run_pb2_grpc
+
+WATCH_INTERVAL = 0.2
+"""Seconds between two looks of a Watch, so that a busy coordinator is not slowed by its watchers."""
+
+
+class RunServicer(run_pb2_grpc.RunServiceServicer):
+    """Serves ``muster.v1.RunService``."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def List(  # noqa: N802
+        self, request: run_pb2.RunServiceListRequest, context: Any
+    ) -> run_pb2.RunServiceListResponse:
+        """Show every run."""
+        found = await self._driver.query(lambda core, _: views.runs(core))
+        return run_pb2.RunServiceListResponse(runs=[codec.run_to_pb(view) for view in found])
+
+    async def Get(  # noqa: N802
+        self, request: run_pb2.RunServiceGetRequest, context: Any
+    ) -> run_pb2.RunServiceGetResponse:
+        """Show one run."""
+        view = await self._driver.query(lambda core, _: views.run(core.run(request.run_id)))
+        return run_pb2.RunServiceGetResponse(run=codec.run_to_pb(view))
+
+    async def Members(  # noqa: N802
+        self, request: run_pb2.MembersRequest, context: Any
+    ) -> run_pb2.MembersResponse:
+        """Show the processes of a run."""
+        found = await self._driver.query(lambda core, now: views.members(core.run(request.run_id), now))
+        return run_pb2.MembersResponse(members=codec.members_to_pb(found))
+
+    async def Watch(  # noqa: N802
+        self, request: run_pb2.WatchRequest, context: Any
+    ) -> AsyncIterator[run_pb2.WatchResponse]:
+        """Show each run now, and again whenever its counts change."""
+        shown: dict[str, views.RunView] = {}
+        changed = self._driver.watch()
+        try:
+            while True:
+                changed.clear()
+                for view in await self._driver.query(lambda core, _: views.runs(core)):
+                    wanted = request.run_id in ("", view.run_id)
+                    if wanted and shown.get(view.run_id) != view:
+                        shown[view.run_id] = view
+                        yield run_pb2.WatchResponse(run=codec.run_to_pb(view))
+                await asyncio.sleep(WATCH_INTERVAL)
+                await changed.wait()
+        finally:
+            self._driver.unwatch(changed)

@@ -1,0 +1,100 @@
+"""The one function that assembles the gRPC server: options, interceptors, services."""
+
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
+from grpc_reflection.v1alpha import reflection
+from muster.service.core.limits import Limits
+from muster.service.driver import Driver
+from muster.service.rpc.barrier import BarrierServicer
+from muster.service.rpc.interceptor import CallInterceptor, CallObserver
+from muster.service.rpc.run import RunServicer
+from muster.service.rpc.session import SessionServicer
+from muster.v1 import barrier_pb2, barrier_pb2_grpc, run_pb2, run_pb2_grpc, session_pb2
+
+SERVICES = (
+    session_pb2.DESCRIPTOR.services_by_name["SessionService"],
+    barrier_pb2.DESCRIPTOR.services_by_name["BarrierService"],
+    run_pb2.DESCRIPTOR.services_by_name["RunService"],
+)
+METHODS = [f"/{service.full_name}/{m.name}" for service in SERVICES for m in service.methods]
+MESSAGE_HEADROOM = 1 << 20
+"""Bytes of a message beyond the payloads that it carries."""
+RANKS_PER_MESSAGE = 16
+"""A message may carry the payloads of so many ranks, one node's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcServer:
+    """The assembled server and those of its parts that the drain needs."""
+
+    server: grpc.aio.Server
+    health: HealthServicer
+    sessions: SessionServicer
+    barriers: BarrierServicer
+
+    async def drain(self, grace: float) -> None:
+        """Ask everyone to connect again, then stop.
+
+        Args:
+            grace: seconds that calls in flight get.
+        """
+        await self.health.enter_graceful_shutdown()
+        self.sessions.drain()
+        self.barriers.drain()
+        await self.server.stop(grace)
+
+
+def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
+    """The channel options of the server.
+
+    Keepalive finds a dead peer without any work in Python: a ping after a third of the session TTL
+    without data, and a third of it for the answer. Both timers are needed: the ping's own
+    (``ping_timeout``) is what finds a stopped process.
+    """
+    third = max(1_000, int(session_ttl * 1000 / 3))
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", limits.max_sessions),
+        (
+            "grpc.max_receive_message_length",
+            limits.max_payload_bytes * RANKS_PER_MESSAGE + MESSAGE_HEADROOM,
+        ),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", third),
+        ("grpc.keepalive_timeout_ms", third),
+        ("grpc.http2.ping_timeout_ms", third),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.min_ping_interval_without_data_ms", third),
+    ]
+
+
+async def build_server(
+    driver: Driver, *, session_ttl: float, limits: Limits, observer: CallObserver
+) -> RpcServer:
+    """Assemble the server; the caller binds a port and starts it.
+
+    Args:
+        driver: what every service speaks to.
+        session_ttl: seconds that a lost session may take to come back; sets the keepalive.
+        limits: the coordinator's bounds.
+        observer: who is told of calls.
+    """
+    server = grpc.aio.server(interceptors=[CallInterceptor(observer)], options=options(session_ttl, limits))
+    sessions = SessionServicer(driver)
+    barriers = BarrierServicer(driver)
+    server.add_generic_rpc_handlers((sessions.handler(),))
+    barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
+    run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
+    checks = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = [service.full_name for service in SERVICES]
+    for name in ("", *names):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection([*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return RpcServer(server, checks, sessions, barriers)

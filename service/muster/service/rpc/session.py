@@ -1,0 +1,155 @@
+"""SessionService: a stream for every worker process."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import grpc
+from muster.service.core.effects import Refused
+from muster.service.core.events import Disconnected
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.driver import Driver, Outgoing
+from muster.service.rpc import codec, errors
+
+
+class Session:
+    """One open stream: what comes in goes to the driver, what is delivered goes out in order.
+
+    Args:
+        driver: takes the events.
+        max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off.
+    """
+
+    def __init__(self, driver: Driver, max_unsent: int) -> None:
+        self._driver = driver
+        self._max_unsent = max_unsent
+        self._outbox: deque[bytes] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._closed = False
+        self._status: Refusal | None = None
+        self.id = driver.connect(self)
+        self.received = 0
+        self.sent = 0
+
+    def deliver(self, outgoing: Outgoing) -> None:
+        """Send a message; a final refusal also ends the stream, with its status."""
+        message = outgoing.message
+        if type(message) is Refused and message.final:
+            self._status = message.refusal
+            self._closed = True
+        self._send(outgoing.data)
+
+    def drain(self) -> None:
+        """Ask the worker to connect again, and end the stream."""
+        self._send(codec.DRAIN)
+        self.end(errors.DRAINING)
+
+    def end(self, status: Refusal | None = None) -> None:
+        """End the stream once all is sent."""
+        self._status = self._status or status
+        self._closed = True
+        self._wake_writer()
+
+    def _send(self, data: bytes) -> None:
+        if len(self._outbox) >= self._max_unsent:
+            self._outbox.clear()
+            self.end(
+                Refusal(
+                    Reason.SLOW_CONSUMER,
+                    f"{self._max_unsent} messages were waiting for this session to read them. Connect "
+                    "again and read what comes.",
+                )
+            )
+            return
+        self._outbox.append(data)
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def serve(self, context: Any, hello_timeout: float) -> None:
+        """Carry messages both ways until either side ends the stream.
+
+        Args:
+            context: the call's grpc.aio context, over raw bytes.
+            hello_timeout: seconds that the peer has for its first message.
+        """
+        reader = asyncio.create_task(self._read(context, hello_timeout))
+        loop = asyncio.get_running_loop()
+        outbox = self._outbox
+        try:
+            while True:
+                while outbox:
+                    await context.write(outbox.popleft())
+                    self.sent += 1
+                if self._closed:
+                    break
+                self._wake = loop.create_future()
+                await self._wake
+        finally:
+            reader.cancel()
+            self._driver.disconnect(self.id)
+            self._driver.submit(Disconnected(self.id))
+        if self._status is not None:
+            await context.abort_with_status(errors.grpc_status(self._status))
+
+    async def _read(self, context: Any, hello_timeout: float) -> None:
+        driver = self._driver
+        try:
+            async with asyncio.timeout(hello_timeout):
+                data = await context.read()
+            while data is not grpc.aio.EOF:
+                self.received += 1
+                driver.submit(codec.parse_session_message(self.id, data))
+                data = await context.read()
+        except TimeoutError:
+            self.end(
+                Refusal(
+                    Reason.HELLO_REQUIRED,
+                    f"no Hello came within {hello_timeout:g} s of opening the session.",
+                )
+            )
+        except Refusal as refusal:
+            self.end(refusal)
+        else:
+            self.end()
+
+
+class SessionServicer:
+    """Serves ``muster.v1.SessionService`` over raw bytes, so that a decision is encoded once for all.
+
+    Args:
+        driver: takes the events.
+        hello_timeout: seconds that a peer has for its first message.
+        max_unsent: messages that may wait for one peer.
+    """
+
+    def __init__(self, driver: Driver, *, hello_timeout: float = 10.0, max_unsent: int = 1_000) -> None:
+        self._driver = driver
+        self._hello_timeout = hello_timeout
+        self._max_unsent = max_unsent
+        self._draining = False
+        self.sessions: set[Session] = set()
+
+    async def connect(self, _: object, context: Any) -> None:
+        """Handle one ``Connect`` call."""
+        if self._draining:
+            await context.abort_with_status(errors.grpc_status(errors.DRAINING))
+        session = Session(self._driver, self._max_unsent)
+        self.sessions.add(session)
+        try:
+            await session.serve(context, self._hello_timeout)
+        finally:
+            self.sessions.discard(session)
+
+    def drain(self) -> None:
+        """Ask every worker to connect again, and take no new sessions."""
+        self._draining = True
+        for session in list(self.sessions):
+            session.drain()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service, for ``add_generic_rpc_handlers``."""
+        method: Any = grpc.stream_stream_rpc_method_handler(self.connect)
+        return grpc.method_handlers_generic_handler("muster.v1.SessionService", {"Connect": method})

@@ -1,0 +1,127 @@
+"""The core's records as keys and values.
+
+Names hold no control characters, so NUL parts the fields of a key.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from google.protobuf.message import DecodeError
+from muster.service.core.effects import (
+    ForgetDecision,
+    ForgetSpeaker,
+    GroupRecord,
+    Kept,
+    Record,
+    RunRecord,
+    SpeakerRecord,
+)
+from muster.service.core.model import Decision, MemberState, Shape
+from muster.service.storage.engine import StorageError
+from muster.service.wire import decision_from_pb, decision_to_pb
+from muster.v1 import common_pb2, state_pb2
+
+
+def encode_all(records: Iterable[Record]) -> dict[bytes, bytes | None]:
+    """Records as writes, the last one for a key winning."""
+    return dict(encode(record) for record in records)
+
+
+def encode(record: Record) -> tuple[bytes, bytes | None]:
+    """One record as a key and a value; the value None forgets the key."""
+    match record:
+        case Decision():
+            value = decision_to_pb(record).SerializeToString()
+            return _decision_key(record.run_id, record.prefix, record.sequence), value
+        case ForgetDecision():
+            return _decision_key(record.run_id, record.prefix, record.sequence), None
+        case SpeakerRecord():
+            key = _speaker_key(record.run_id, record.prefix, record.rank)
+            return key, _speaker_to_pb(record).SerializeToString()
+        case ForgetSpeaker():
+            return _speaker_key(record.run_id, record.prefix, record.rank), None
+        case GroupRecord():
+            group = state_pb2.GroupRecord(
+                run_id=record.run_id,
+                prefix=record.prefix,
+                generation=record.generation,
+                first_sequence=record.first_sequence,
+            )
+            return _key("group", record.run_id, record.prefix), group.SerializeToString()
+        case RunRecord():
+            run = state_pb2.RunRecord(run_id=record.run_id, generation=record.generation)
+            return _key("run", record.run_id), run.SerializeToString()
+
+
+def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
+    """Keys and values as records.
+
+    Raises:
+        StorageError: a row is not one that this version writes.
+    """
+    for key, value in rows:
+        try:
+            yield _decode(key, value)
+        except (DecodeError, ValueError, UnicodeDecodeError) as error:
+            raise StorageError(
+                f"the stored row {key!r} cannot be understood: {error}. It was damaged, or written by "
+                "a newer Muster; restore a backup or run that version."
+            ) from error
+
+
+def _decode(key: bytes, value: bytes) -> Kept:
+    match key.split(b"\0", 1)[0]:
+        case b"decision":
+            return decision_from_pb(common_pb2.Decision.FromString(value))
+        case b"speaker":
+            return _speaker_from_pb(state_pb2.SpeakerRecord.FromString(value))
+        case b"group":
+            group = state_pb2.GroupRecord.FromString(value)
+            return GroupRecord(group.run_id, group.prefix, group.generation, group.first_sequence)
+        case b"run":
+            run = state_pb2.RunRecord.FromString(value)
+            return RunRecord(run.run_id, run.generation)
+        case kind:
+            raise ValueError(f"no record is called {kind!r}")
+
+
+def _key(*fields: str) -> bytes:
+    return "\0".join(fields).encode()
+
+
+def _decision_key(run_id: str, prefix: str, sequence: int) -> bytes:
+    return _key("decision", run_id, prefix, f"{sequence:020}")
+
+
+def _speaker_key(run_id: str, prefix: str, rank: int) -> bytes:
+    return _key("speaker", run_id, prefix, f"{rank:010}")
+
+
+def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
+    return state_pb2.SpeakerRecord(
+        run_id=record.run_id,
+        prefix=record.prefix,
+        rank=record.rank,
+        incarnation=record.incarnation,
+        ordinal=record.ordinal,
+        host=record.host,
+        pid=record.pid,
+        start_sequence=record.start_sequence,
+        world_size=record.shape.world_size,
+        participants=record.shape.participants,
+        state=common_pb2.MemberState.ValueType(record.state),
+    )
+
+
+def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
+    return SpeakerRecord(
+        run_id=message.run_id,
+        prefix=message.prefix,
+        rank=message.rank,
+        incarnation=message.incarnation,
+        ordinal=message.ordinal,
+        host=message.host,
+        pid=message.pid,
+        start_sequence=message.start_sequence,
+        shape=Shape(message.world_size, tuple(message.participants)),
+        state=MemberState(message.state),
+    )

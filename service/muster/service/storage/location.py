@@ -1,0 +1,25 @@
+"""From the value of ``--state`` to an engine."""
+
+from pathlib import Path
+
+from muster.service.storage.engine import Engine, StorageError
+from muster.service.storage.memory import MemoryEngine
+from muster.service.storage.sqlite import SqliteEngine
+
+SQLITE_SCHEME = "sqlite:///"
+
+
+def engine_for(location: str) -> Engine:
+    """The engine for ``memory:`` or ``sqlite:///path`` (``sqlite:////path`` is absolute).
+
+    Raises:
+        StorageError: the location names no engine.
+    """
+    if location == "memory:":
+        return MemoryEngine()
+    if location.startswith(SQLITE_SCHEME) and len(location) > len(SQLITE_SCHEME):
+        return SqliteEngine(Path(location.removeprefix(SQLITE_SCHEME)))
+    raise StorageError(
+        f'--state "{location}" names no storage. Use memory: or sqlite:///muster.db '
+        "(sqlite:////var/lib/muster.db for an absolute path)."
+    )

@@ -1,0 +1,1 @@
+"""What the coordinator tells its operators: logs and metrics."""

@@ -1,0 +1,111 @@
+"""Structured logs that can neither stall nor crash the coordinator."""
+
+import atexit
+import queue
+import sys
+import threading
+from typing import Any, Literal
+
+import structlog
+from muster.service.core.effects import Notice
+from muster.service.core.model import Decision, Outcome
+
+LogFormat = Literal["console", "json"]
+MAX_WAITING_LINES = 10_000
+
+
+class LineWriter:
+    """Writes lines to stderr on a thread of its own.
+
+    A log reader that stops reading must not stop the event loop: past ``MAX_WAITING_LINES`` lines are
+    dropped and counted. A closed stderr is silently given up; the service matters more than its log.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write_all, name="muster-log", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def msg(self, line: str) -> None:
+        """Hand over one line; never blocks."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+
+    debug = info = warning = error = critical = msg
+
+    def close(self) -> None:
+        """Write what waits, for a second at most."""
+        try:
+            self._lines.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(timeout=1)
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None:
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                line = f"({dropped} log lines were dropped: nobody read them)\n{line}"
+            try:
+                print(line, file=sys.stderr, flush=self._lines.empty())
+            except (OSError, ValueError):
+                continue
+
+
+def configure(log_format: LogFormat) -> None:
+    """Set structlog up for this process.
+
+    Args:
+        log_format: ``console`` for people, ``json`` for collectors.
+    """
+    writer = LineWriter()
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=20)
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        logger_factory=lambda *_: writer,
+        cache_logger_on_first_use=True,
+    )
+
+
+class EventLog:
+    """One line for every decision and notice."""
+
+    def __init__(self) -> None:
+        self._log: Any = structlog.get_logger()
+
+    def decided(self, decision: Decision) -> None:
+        """A barrier was decided; its sentence is the one that every rank gets."""
+        released = decision.outcome is Outcome.RELEASED
+        log = self._log.info if released else self._log.warning
+        log(
+            "barrier.decided",
+            outcome=decision.outcome.name,
+            run=decision.run_id,
+            prefix=decision.prefix,
+            sequence=decision.sequence,
+            reason=decision.message if released else " | ".join(_lines(decision.message)),
+        )
+
+    def noticed(self, notice: Notice) -> None:
+        """Something that an operator may want to know."""
+        self._log.info(notice.event, run=notice.run_id, reason=notice.message)
+
+    def committed(self, seconds: float, writes: int) -> None:
+        """Commits are counted, not logged."""
+
+
+def _lines(message: str) -> list[str]:
+    return [line.strip() for line in message.splitlines()]

@@ -1,0 +1,203 @@
+"""Prometheus metrics: counters fed by events, and gauges read off the state when it is scraped."""
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import Notice
+from muster.service.core.model import Decision, MemberState
+from muster.service.telemetry.labels import BoundedLabel
+from muster.service.version import VERSION
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)
+CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
+MOST_RUNS = 200
+MOST_PREFIXES = 50
+
+
+class Metrics:
+    """All metrics of one coordinator, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+            self.registry.register(collector)
+        self.run_label = BoundedLabel(MOST_RUNS)
+        self.prefix_label = BoundedLabel(MOST_PREFIXES, fold_digits=True)
+        group = ["run", "prefix"]
+        registry = self.registry
+        Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
+        self._decisions = Counter(
+            "muster_barrier_decisions",
+            "Barriers decided, by outcome.",
+            [*group, "outcome"],
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "muster_barrier_wait_seconds",
+            "Time from the first arrival at a barrier to its decision.",
+            group,
+            buckets=WAIT_BUCKETS,
+            registry=registry,
+        )
+        self._skew = Histogram(
+            "muster_barrier_skew_seconds",
+            "Time from the first to the last arrival at a barrier.",
+            group,
+            buckets=WAIT_BUCKETS,
+            registry=registry,
+        )
+        self._last_rank = Gauge(
+            "muster_barrier_last_arrival_rank",
+            "The rank that arrived last at the newest barrier: the straggler.",
+            group,
+            registry=registry,
+        )
+        self._commit = Histogram(
+            "muster_storage_commit_seconds",
+            "Time to make a batch of records durable.",
+            buckets=COMMIT_BUCKETS,
+            registry=registry,
+        )
+        self.storage_errors = Counter(
+            "muster_storage_errors",
+            "Commits that failed; the coordinator stops at the first one.",
+            registry=registry,
+        )
+        rpc = ["grpc_type", "grpc_service", "grpc_method"]
+        self._rpc_started = Counter(
+            "grpc_server_started", "Calls begun on the server.", rpc, registry=registry
+        )
+        self._rpc_handled = Counter(
+            "grpc_server_handled",
+            "Calls ended on the server, whatever their status.",
+            [*rpc, "grpc_code"],
+            registry=registry,
+        )
+        self._rpc_seconds = Histogram(
+            "grpc_server_handling_seconds",
+            "Time that the server spent on a call.",
+            rpc,
+            buckets=CALL_BUCKETS,
+            registry=registry,
+        )
+
+    # ------------------------------------------------------------------ the driver's observer
+
+    def decided(self, decision: Decision) -> None:
+        """A barrier was decided."""
+        labels = self.run_label(decision.run_id), self.prefix_label(decision.prefix)
+        self._decisions.labels(*labels, decision.outcome.name).inc()
+        self._wait.labels(*labels).observe(decision.wait)
+        self._skew.labels(*labels).observe(decision.skew)
+        if decision.last_arrival_rank is not None:
+            self._last_rank.labels(*labels).set(decision.last_arrival_rank)
+
+    def noticed(self, notice: Notice) -> None:
+        """Notices are logged, not counted."""
+
+    def committed(self, seconds: float, writes: int) -> None:
+        """A batch of records is durable."""
+        self._commit.observe(seconds)
+
+    # ------------------------------------------------------------------ the server's observer
+
+    def expect(self, kind: str, method: str) -> None:
+        """Show a method from the start, at zero."""
+        service, name = _split(method)
+        self._rpc_started.labels(kind, service, name)
+        self._rpc_handled.labels(kind, service, name, "OK")
+        self._rpc_seconds.labels(kind, service, name)
+
+    def started(self, kind: str, method: str) -> None:
+        """A call has begun."""
+        self._rpc_started.labels(kind, *_split(method)).inc()
+
+    def handled(self, kind: str, method: str, code: str, seconds: float) -> None:
+        """A call has ended."""
+        service, name = _split(method)
+        self._rpc_handled.labels(kind, service, name, code).inc()
+        self._rpc_seconds.labels(kind, service, name).observe(seconds)
+
+
+def _split(method: str) -> tuple[str, str]:
+    service, _, name = method.strip("/").partition("/")
+    return service, name
+
+
+class StateCollector(Collector):
+    """Gauges that are read off the state at each scrape, so that the hot path does not keep them.
+
+    Args:
+        coordinator: the state.
+        metrics: whose label values are used.
+    """
+
+    def __init__(self, coordinator: Coordinator, metrics: Metrics) -> None:
+        self._coordinator = coordinator
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The families without samples."""
+        return self._families().values()
+
+    @staticmethod
+    def _families() -> dict[str, GaugeMetricFamily]:
+        group = ["run", "prefix"]
+        return {
+            "open": GaugeMetricFamily("muster_barriers_open", "Barriers that wait for ranks.", labels=group),
+            "missing": GaugeMetricFamily(
+                "muster_barrier_missing_ranks",
+                "Ranks that the open barrier waits for; 0 when none is open.",
+                labels=group,
+            ),
+            "members": GaugeMetricFamily(
+                "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
+            ),
+            "sessions": GaugeMetricFamily("muster_sessions", "Open sessions.", labels=["run"]),
+        }
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Count what there is now."""
+        families = self._families()
+        opened: Tally[tuple[str, str]] = Tally()
+        missing: Tally[tuple[str, str]] = Tally()
+        members: Tally[tuple[str, str]] = Tally()
+        sessions: Tally[str] = Tally()
+        for run in self._coordinator.runs.values():
+            run_label = self._metrics.run_label(run.run_id)
+            sessions[run_label] += 0
+            for state in MemberState:
+                members[run_label, state.name.lower()] += 0
+            newest = {process.rank: process for process in run.roster}
+            members.update((run_label, p.state.name.lower()) for p in newest.values())
+            for group in run.groups.values():
+                key = run_label, self._metrics.prefix_label(group.prefix)
+                barrier = group.open
+                opened[key] += barrier is not None
+                missing[key] += barrier.shape.size - len(barrier.arrivals) if barrier else 0
+        sessions.update(
+            self._metrics.run_label(session.run.run_id) for session in self._coordinator.sessions.values()
+        )
+        for labels, value in opened.items():
+            families["open"].add_metric(labels, value)
+        for labels, value in missing.items():
+            families["missing"].add_metric(labels, value)
+        for labels, value in members.items():
+            families["members"].add_metric(labels, value)
+        for run_label, value in sessions.items():
+            families["sessions"].add_metric([run_label], value)
+        yield from families.values()

@@ -1,0 +1,27 @@
+"""Several observers of the driver as one."""
+
+from muster.service.core.effects import Notice
+from muster.service.core.model import Decision
+from muster.service.driver import Observer
+
+
+class Observers:
+    """Tells several observers of the driver the same."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def decided(self, decision: Decision) -> None:
+        """A barrier was decided."""
+        for observer in self._observers:
+            observer.decided(decision)
+
+    def noticed(self, notice: Notice) -> None:
+        """Something that an operator may want to know."""
+        for observer in self._observers:
+            observer.noticed(notice)
+
+    def committed(self, seconds: float, writes: int) -> None:
+        """A batch of records is durable."""
+        for observer in self._observers:
+            observer.committed(seconds, writes)

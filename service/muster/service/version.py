@@ -1,0 +1,5 @@
+"""The version of the package."""
+
+from importlib.metadata import version
+
+VERSION = version("muster-coordinator")

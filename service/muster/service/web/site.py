@@ -1,0 +1,35 @@
+"""The HTTP port: /metrics, /healthz and /readyz."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+
+def build_site(registry: CollectorRegistry, ready: Callable[[], str | None]) -> web.Application:
+    """Assemble the HTTP application.
+
+    Args:
+        registry: what /metrics shows.
+        ready: why the coordinator does not serve now, or None if it does.
+    """
+
+    async def metrics(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        why_not = ready()
+        if why_not is None:
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text=f"not ready: {why_not}\n")
+
+    site = web.Application()
+    site.router.add_get("/metrics", metrics)
+    site.router.add_get("/healthz", healthz)
+    site.router.add_get("/readyz", readyz)
+    return site

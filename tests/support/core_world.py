@@ -1,0 +1,510 @@
+"""A world around the core, without sockets: a disk, streams, client processes and crashes.
+
+``World`` feeds events to a :class:`Coordinator`, puts the records of each step on a "disk" (a dict) and then
+delivers. It can crash between any two of these. ``Client`` behaves as the SDK does: it takes its position
+from its first join, arrives there, sends everything again after a reconnect, and goes on when it has heard.
+
+The world holds a few promises of the design by itself, at every step of every test: nothing is told that is
+not on disk (rule 2), a stored decision never changes (rule 1), sequences have no gaps (rule 12), and the
+missing are exactly those who have not arrived (rule 5).
+"""
+
+import enum
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import (
+    Delivery,
+    Effects,
+    ForgetDecision,
+    ForgetSpeaker,
+    GroupJoined,
+    GroupRecord,
+    Kept,
+    Message,
+    Progress,
+    Record,
+    Refused,
+    RunRecord,
+    SpeakerRecord,
+    Welcome,
+)
+from muster.service.core.events import (
+    Abort,
+    Arrival,
+    Arrive,
+    Disconnected,
+    Event,
+    Goodbye,
+    Hello,
+    JoinGroup,
+    ProcessInfo,
+    Tick,
+)
+from muster.service.core.group import Group
+from muster.service.core.limits import Limits
+from muster.service.core.model import Decision, Instant, Outcome, Shape
+from muster.service.core.refusal import Reason
+from tests.support import history
+
+RUN = "job1"
+CKPT = "checkpoint"
+TTL = 10.0
+TIMEOUT = 300.0
+WALL = 1_700_000_000.0
+
+
+class Crash(enum.Enum):
+    """When the coordinator dies within a step."""
+
+    BEFORE_PERSIST = enum.auto()
+    """The step never happened, and nobody was told."""
+    AFTER_PERSIST = enum.auto()
+    """It is on disk, and nobody was told."""
+
+
+class Disk:
+    """The records as a storage engine keeps them, by key."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[object, ...], Kept] = {}
+        self.decided: dict[tuple[str, str], list[Decision]] = {}
+        """Every decision that was ever on disk, by group."""
+
+    def write(self, records: Iterable[Record]) -> None:
+        for record in records:
+            match record:
+                case ForgetSpeaker():
+                    self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
+                case ForgetDecision():
+                    key = (Decision, record.run_id, record.prefix, record.sequence)
+                    assert key in self.kept, "a decision is forgotten that is not kept"
+                    del self.kept[key]
+                case RunRecord():
+                    self.kept[RunRecord, record.run_id] = record
+                case GroupRecord():
+                    self.kept[GroupRecord, record.run_id, record.prefix] = record
+                case SpeakerRecord():
+                    self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
+                case Decision():
+                    decided = self.decided.setdefault((record.run_id, record.prefix), [])
+                    assert record.sequence == len(decided), "sequences have no gaps, and are decided once"
+                    decided.append(record)
+                    self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
+
+    def was_written(self, decision: Decision) -> bool:
+        decided = self.decided.get((decision.run_id, decision.prefix), [])
+        return decision.sequence < len(decided) and decided[decision.sequence] == decision
+
+    def records(self) -> list[Kept]:
+        """All of them, in an order that no engine promises."""
+        return list(reversed(self.kept.values()))
+
+    def of_kind(self, kind: type) -> list[Kept]:
+        return [record for record in self.kept.values() if type(record) is kind]
+
+
+@dataclass(eq=False)
+class Seat:
+    """A client's place in one group."""
+
+    shape: Shape
+    position: int | None = None
+    waiting: bool = False
+    payload: bytes = b""
+    failure: str | None = None
+    timeout: float = TIMEOUT
+    refused: Reason | None = None
+    heard: list[Decision] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+
+
+class Client:
+    """One process that speaks for one rank, as the SDK does it."""
+
+    def __init__(self, world: "World", rank: int, *, run: str, generation: int, incarnation: str) -> None:
+        self.world = world
+        self.rank = rank
+        self.run = run
+        self.generation = generation
+        self.incarnation = incarnation
+        self.host = f"node-{rank // 8}"
+        self.pid = 4000 + world.count()
+        self.ordinal = 0
+        self.session: int | None = None
+        self.broken_session: int | None = None
+        """A stream that is gone, of which the coordinator does not know yet."""
+        self.alive = True
+        self.seats: dict[str, Seat] = {}
+        self.refusals: list[Refused] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.incarnation} of rank {self.rank}, generation {self.generation}>"
+
+    @property
+    def info(self) -> ProcessInfo:
+        return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal)
+
+    @property
+    def life(self) -> history.Life:
+        return history.Life(self.run, self.rank, self.incarnation, self.generation, self.ordinal)
+
+    # ------------------------------------------------------------------ what it does
+
+    def connect(self) -> None:
+        """Say hello, join again where it was, and arrive again where it waits."""
+        assert self.alive
+        assert self.session is None
+        self.session = self.world.open_session(self)
+        self.world.do(Hello(self.session, self.run, self.generation, (self.info,)))
+        for prefix, seat in self.seats.items():
+            if self.session is not None:
+                self._join(prefix)
+            if self.session is not None and seat.waiting and seat.refused is None:
+                self._arrive(prefix)
+
+    def join(self, prefix: str = CKPT, world_size: int = 0, participants: tuple[int, ...] = ()) -> int | None:
+        """Take part in a group. Returns its position there."""
+        size = world_size or self.world.world_size
+        self.seats.setdefault(prefix, Seat(Shape(size, participants)))
+        self._join(prefix)
+        return self.seats[prefix].position
+
+    def _join(self, prefix: str) -> None:
+        assert self.session is not None
+        shape = self.seats[prefix].shape
+        self.world.do(JoinGroup(self.session, prefix, shape.world_size, shape.participants))
+
+    def arrive(
+        self,
+        prefix: str = CKPT,
+        *,
+        payload: bytes = b"",
+        failure: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> Decision | None:
+        """Arrive at its position. Returns the decision, if it is there already."""
+        if prefix not in self.seats:
+            self.join(prefix)
+        seat = self.seats[prefix]
+        assert seat.position is not None
+        position = seat.position
+        seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
+        seat.refused = None
+        self._arrive(prefix)
+        return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
+
+    def arrive_again(self, prefix: str = CKPT) -> None:
+        """Send the same arrival once more."""
+        self._arrive(prefix)
+
+    def _arrive(self, prefix: str) -> None:
+        assert self.session is not None
+        seat = self.seats[prefix]
+        assert seat.position is not None
+        self.world.arriving(self, prefix, seat)
+        arrival = Arrival(self.rank, seat.payload, seat.failure)
+        self.world.do(Arrive(self.session, prefix, seat.position, seat.timeout, (arrival,)))
+
+    def goodbye(self) -> None:
+        assert self.session is not None
+        session = self.session
+        self.world.do(Goodbye(session))
+        self.die()
+
+    def lose_connection(self) -> None:
+        """The stream breaks, and both sides see it."""
+        self.stream_breaks()
+        self.world.coordinator_sees_it(self)
+
+    def stream_breaks(self) -> None:
+        """The stream breaks, and the coordinator does not see it yet."""
+        if self.session is not None:
+            self.world.streams.pop(self.session)
+            self.broken_session, self.session = self.session, None
+
+    def die(self) -> None:
+        """The process ends; its stream breaks."""
+        self.alive = False
+        self.lose_connection()
+
+    def reconnect(self) -> None:
+        self.lose_connection()
+        self.connect()
+
+    # ------------------------------------------------------------------ what it hears
+
+    def hear(self, message: Message) -> None:
+        match message:
+            case Welcome():
+                assert self.ordinal in (0, message.ordinals[0]), "an incarnation keeps its ordinal"
+                (self.ordinal,) = message.ordinals
+            case GroupJoined():
+                seat = self.seats[message.prefix]
+                ((_, start),) = message.positions
+                seat.refused = None
+                if seat.position is None:
+                    seat.position = start
+                    joined = history.Joined(self.life, message.prefix, start, tuple(seat.shape))
+                    self.world.history.append(joined)
+            case Decision():
+                self._hear_decision(message)
+            case Progress():
+                seat = self.seats[message.prefix]
+                assert (seat.waiting, seat.position) == (True, message.sequence)
+                seat.progress.append(message)
+            case Refused():
+                self._hear_refusal(message)
+
+    def _hear_decision(self, decision: Decision) -> None:
+        seat = self.seats[decision.prefix]
+        payloads = {rank: payload.decode() for rank, payload in decision.payloads}
+        missing = tuple(one.rank for one in decision.missing)
+        self.world.history.append(
+            history.Heard(
+                self.life,
+                decision.prefix,
+                decision.sequence,
+                decision.outcome.name,
+                decision.message,
+                missing,
+                payloads,
+            )
+        )
+        if decision.sequence == seat.position:
+            assert seat.waiting, "it is told of a barrier that it has not arrived at"
+            seat.position += 1
+            seat.waiting = False
+            seat.heard.append(decision)
+
+    def _hear_refusal(self, refused: Refused) -> None:
+        assert refused.refusal.message
+        self.refusals.append(refused)
+        if refused.prefix in self.seats:
+            seat = self.seats[refused.prefix]
+            seat.refused, seat.waiting = refused.refusal.reason, False
+        if refused.final:
+            for seat in self.seats.values():
+                seat.refused, seat.waiting = refused.refusal.reason, False
+            self.lose_connection()
+
+    # ------------------------------------------------------------------ for assertions
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What it heard in the checkpoint group, in order."""
+        return [decision.outcome for decision in self.seats[CKPT].heard]
+
+    @property
+    def last(self) -> Decision:
+        return self.seats[CKPT].heard[-1]
+
+    @property
+    def reason(self) -> Reason:
+        """Of the last refusal."""
+        return self.refusals[-1].refusal.reason
+
+
+class World:
+    """One coordinator and its surroundings, with the time moved by hand."""
+
+    def __init__(self, world_size: int = 2, *, limits: Limits | None = None, ttl: float = TTL) -> None:
+        self.world_size = world_size
+        self.now = 1_000.0
+        self.limits = limits
+        self.ttl = ttl
+        self.epoch = 0
+        self.disk = Disk()
+        self.history: list[history.Event] = []
+        self.streams: dict[int, Client] = {}
+        self.clients: list[Client] = []
+        self.crash_next: Crash | None = None
+        self.last = Effects()
+        """Of the last step."""
+        self._sessions = itertools.count(1)
+        self._counter = itertools.count()
+        self.watching = True
+        self._present: dict[tuple[str, str], dict[int, str]] = {}
+        """Who has arrived at the open barrier of each group, as an outsider would count it."""
+        self._speaking: dict[int, tuple[str, dict[int, str]]] = {}
+        """By session: its run, and the incarnations by rank."""
+        self.start_coordinator()
+
+    def count(self) -> int:
+        return next(self._counter)
+
+    # ------------------------------------------------------------------ the coordinator's life
+
+    def start_coordinator(self) -> None:
+        self.epoch += 1
+        self.coordinator = Coordinator(session_ttl=self.ttl, limits=self.limits, epoch=self.epoch)
+        self.coordinator.restore(self.disk.records(), self.instant)
+
+    def crash(self) -> None:
+        """The coordinator is killed and starts again; every stream breaks."""
+        for client in list(self.streams.values()):
+            client.stream_breaks()
+        for client in self.clients:
+            client.broken_session = None
+        self._present.clear()
+        self.start_coordinator()
+
+    # ------------------------------------------------------------------ stepping
+
+    @property
+    def instant(self) -> Instant:
+        return Instant(self.now, WALL + self.now)
+
+    def do(self, *events: Event) -> Effects:
+        """Feed a batch of events, persist, deliver; or crash on the way, if that was asked for."""
+        effects = self.last = Effects()
+        for event in events:
+            decided, delivered = len(effects.decisions), len(effects.deliveries)
+            self.coordinator.step(event, self.instant, effects)
+            if self.watching:
+                earlier = effects.decisions[:decided]
+                self._watch(event, earlier, effects.decisions[decided:], effects.deliveries[delivered:])
+        crash, self.crash_next = self.crash_next, None
+        if crash is Crash.BEFORE_PERSIST:
+            self.crash()
+            return effects
+        self.disk.write(effects.records)
+        if crash is Crash.AFTER_PERSIST:
+            self.crash()
+            return effects
+        for sessions, message in effects.deliveries:
+            if isinstance(message, Decision):
+                assert self.disk.was_written(message), "it is told before it is on disk"
+            for session in sessions:
+                if session in self.streams:
+                    self.streams[session].hear(message)
+        return effects
+
+    def ask(self, event: Event) -> list[Message]:
+        """Do it, and return what the event's own session is answered."""
+        session = getattr(event, "session", None)
+        return [message for sessions, message in self.do(event).deliveries if session in sessions]
+
+    def refused(self, event: Event) -> Refused:
+        """Do it, expect one refusal, and return that."""
+        (answer,) = self.ask(event)
+        assert isinstance(answer, Refused)
+        return answer
+
+    def tick(self, at: float | None = None) -> None:
+        """The time comes: ``at``, or else the next deadline."""
+        deadline = self.coordinator.next_deadline()
+        target = at if at is not None else deadline
+        assert target is not None
+        self.now = max(self.now, target)
+        self.do(Tick())
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, with a tick at every deadline on the way."""
+        end = self.now + seconds
+        while (deadline := self.coordinator.next_deadline()) is not None and deadline <= end:
+            self.tick()
+        self.now = end
+
+    # ------------------------------------------------------------------ clients
+
+    def open_session(self, client: Client) -> int:
+        session = next(self._sessions)
+        self.streams[session] = client
+        return session
+
+    def new_session(self) -> int:
+        """A stream that no client reads."""
+        return next(self._sessions)
+
+    def coordinator_sees_it(self, client: Client) -> None:
+        """It finds out about the client's broken stream."""
+        session, client.broken_session = client.broken_session, None
+        if session is not None:
+            self.do(Disconnected(session))
+
+    def start(
+        self, rank: int, *, generation: int = 0, run: str = RUN, incarnation: str = "", connect: bool = True
+    ) -> Client:
+        """Start a process, by default with its stream open."""
+        incarnation = incarnation or f"p{self.count()}"
+        client = Client(self, rank, run=run, generation=generation, incarnation=incarnation)
+        self.clients.append(client)
+        if connect:
+            client.connect()
+        return client
+
+    def ranks(self, count: int | None = None, *, prefix: str = CKPT, generation: int = 0) -> list[Client]:
+        """Start ranks 0 to ``count``, all joined."""
+        clients = [self.start(rank, generation=generation) for rank in range(count or self.world_size)]
+        for client in clients:
+            client.join(prefix)
+        return clients
+
+    def group(self, prefix: str = CKPT, run: str = RUN) -> Group:
+        return self.coordinator.runs[run].groups[prefix]
+
+    def abort(self, prefix: str = CKPT, reason: str = "", sequence: int | None = None, run: str = RUN) -> Message:
+        (answer,) = self.ask(Abort(self.new_session(), run, prefix, reason, sequence))
+        return answer
+
+    # ------------------------------------------------------------------ watching
+
+    def arriving(self, client: Client, prefix: str, seat: Seat) -> None:
+        """A client is about to arrive."""
+        assert seat.position is not None
+        self.history.append(
+            history.Arrived(client.life, prefix, seat.position, seat.payload.decode("utf-8", "replace"))
+        )
+
+    def _watch(
+        self, event: Event, earlier: list[Decision], decided: list[Decision], deliveries: list[Delivery]
+    ) -> None:
+        """Count who is present, and hold every decision against it."""
+        answers = [m for sessions, m in deliveries if getattr(event, "session", None) in sessions]
+        accepted = not any(isinstance(answer, Refused) for answer in answers)
+        match event:
+            case Hello() if accepted:
+                ranks = {info.rank: info.incarnation for info in event.processes}
+                self._speaking[event.session] = event.run_id, ranks
+            case Arrive() if accepted:
+                run, ranks = self._speaking[event.session]
+                group = run, event.prefix
+                on_disk = len(self.disk.decided.get(group, ()))
+                undecided = on_disk + sum((d.run_id, d.prefix) == group for d in earlier)
+                old = any(isinstance(a, Decision) and a.sequence < undecided for a in answers)
+                if event.sequence == undecided or (event.sequence is None and not old):
+                    present = self._present.setdefault(group, {})
+                    for arrival in event.arrivals:
+                        present.setdefault(arrival.rank, ranks[arrival.rank])
+        for decision in decided:
+            present = self._present.pop((decision.run_id, decision.prefix), {})
+            missing = [one.rank for one in decision.missing]
+            assert missing == sorted(set(missing))
+            assert not set(missing) & set(present), "one who has arrived is named as missing"
+            assert decision.arrived == len(present), "the arrivals are not counted right"
+            assert decision.required == decision.arrived + len(missing)
+            assert decision.outcome is not Outcome.RELEASED or not missing
+        if isinstance(event, JoinGroup) and accepted:
+            run, ranks = self._speaking[event.session]
+            present = self._present.get((run, event.prefix), {})
+            for rank in event.ranks or ranks:
+                if present.get(rank) != ranks[rank]:
+                    present.pop(rank, None)
+
+    def assert_nobody_waits_in_vain(self) -> None:
+        """Whoever waits with an open stream is counted by the barrier that is open."""
+        for client in self.streams.values():
+            for prefix, seat in client.seats.items():
+                if seat.waiting:
+                    barrier = self.group(prefix, client.run).open
+                    assert barrier is not None, f"{client} waits at {prefix} #{seat.position}: none is open"
+                    assert barrier.sequence == seat.position
+                    assert barrier.arrivals[client.rank].incarnation == client.incarnation
+
+    def assert_good(self) -> None:
+        """All that was heard so far keeps the rules."""
+        self.assert_nobody_waits_in_vain()
+        history.assert_good(self.history)

@@ -1,0 +1,252 @@
+"""An independent judge of what ranks heard from a coordinator.
+
+It knows nothing of the coordinator: its input is what the client processes wrote down, in the order of a
+clock that they share (on one host the monotonic clock), and it says which of the design's rules (§3) that
+history breaks. Unit tests feed it from a simulated world, integration tests from real processes, which
+write one line of JSON per event (``to_line``, ``from_lines``).
+
+The idea by which it knows who spoke for a rank, without having seen the coordinator: an incarnation is
+told its first sequence when it joins, and a restarted one starts at the next undecided barrier. So of all
+incarnations that could arrive at a barrier, the newest is the one whose arrival counts (rule 11).
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+RELEASED = "RELEASED"
+TIMED_OUT = "TIMED_OUT"
+ABORTED = "ABORTED"
+MEMBER_LOST = "MEMBER_LOST"
+MISMATCHED = "MISMATCHED"
+
+
+@dataclass(frozen=True)
+class Life:
+    """One incarnation: a process that speaks for a rank."""
+
+    run: str
+    rank: int
+    incarnation: str
+    generation: int = 0
+    born: float = 0.0
+    """Orders the incarnations of a rank: the ordinal that it was given, or when it said hello first."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A process was told, for the first time, where it starts in a group."""
+
+    life: Life
+    prefix: str
+    start: int
+    required: tuple[int, ...]
+    """The ranks that the group's barriers cover, as this process knows it."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A process is about to arrive, or to arrive again, at a barrier."""
+
+    life: Life
+    prefix: str
+    sequence: int
+    payload: str = ""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A process was told the outcome of a barrier."""
+
+    life: Life
+    prefix: str
+    sequence: int
+    outcome: str
+    message: str
+    missing: tuple[int, ...] = ()
+    payloads: dict[int, str] | None = None
+    """By rank; None if the process did not write them down."""
+
+
+Event: TypeAlias = Joined | Arrived | Heard
+Barrier: TypeAlias = tuple[str, str, int]
+"""(run, prefix, sequence)"""
+
+
+def violations(history: Iterable[Event]) -> list[str]:
+    """Every way in which the history breaks the rules, as sentences; none if it is good."""
+    return _Judge(list(history)).judge()
+
+
+def assert_good(history: Iterable[Event]) -> None:
+    """Fail with all the broken rules."""
+    broken = violations(history)
+    assert not broken, "the history breaks the rules:\n  " + "\n  ".join(broken)
+
+
+class _Judge:
+    def __init__(self, history: list[Event]) -> None:
+        self.history = history
+        self.broken: list[str] = []
+        self.joins: dict[tuple[str, str], list[Joined]] = defaultdict(list)
+        self.arrivals: dict[Barrier, dict[Life, list[tuple[int, Arrived]]]] = defaultdict(dict)
+        self.hearings: dict[Barrier, list[tuple[int, Heard]]] = defaultdict(list)
+        for at, event in enumerate(history):
+            match event:
+                case Joined():
+                    self.joins[event.life.run, event.prefix].append(event)
+                case Arrived():
+                    lives = self.arrivals[event.life.run, event.prefix, event.sequence]
+                    lives.setdefault(event.life, []).append((at, event))
+                case Heard():
+                    self.hearings[event.life.run, event.prefix, event.sequence].append((at, event))
+
+    def judge(self) -> list[str]:
+        for barrier, heard in self.hearings.items():
+            self._one_decision(barrier, [hearing for _, hearing in heard])
+            self._own_arrival_first(barrier, heard)
+            self._missing(barrier, heard)
+            if heard[0][1].outcome == RELEASED:
+                self._everyone_arrived(barrier, heard[0])
+        self._in_step()
+        return self.broken
+
+    def _one_decision(self, barrier: Barrier, heard: list[Heard]) -> None:
+        first = heard[0]
+        for other in heard[1:]:
+            if (other.outcome, other.message, other.missing) != (first.outcome, first.message, first.missing):
+                self._broken(
+                    "one decision",
+                    barrier,
+                    f"{_name(first.life)} heard {_told(first)}, {_name(other.life)} heard {_told(other)}",
+                )
+            elif None not in (first.payloads, other.payloads) and first.payloads != other.payloads:
+                self._broken("one decision", barrier, "two ranks were told different payloads")
+
+    def _own_arrival_first(self, barrier: Barrier, heard: list[tuple[int, Heard]]) -> None:
+        for at, hearing in heard:
+            arrivals = self.arrivals[barrier].get(hearing.life, [])
+            if not arrivals or arrivals[0][0] > at:
+                self._broken(
+                    "own arrival",
+                    barrier,
+                    f"{_name(hearing.life)} heard {hearing.outcome} and had not arrived at it",
+                )
+
+    def _missing(self, barrier: Barrier, heard: list[tuple[int, Heard]]) -> None:
+        at, first = heard[0]
+        missing = set(first.missing)
+        if len(missing) < len(first.missing):
+            self._broken("missing", barrier, f"a rank is named twice: {list(first.missing)}")
+        if first.outcome == RELEASED and missing:
+            self._broken("missing", barrier, f"it was released, and yet {sorted(missing)} are missing")
+        if first.outcome in (TIMED_OUT, MEMBER_LOST):
+            if not missing:
+                self._broken("missing", barrier, f"it came to {first.outcome}, and nobody is named")
+            required = self._agreed(barrier)
+            if required is None:
+                return
+            if missing - required:
+                self._broken("missing", barrier, f"{sorted(missing - required)} are named and not required")
+            arrived = {life.rank for life in self._arrived_before(barrier, at)}
+            forgotten = required - missing - arrived
+            if forgotten:
+                self._broken("missing", barrier, f"{sorted(forgotten)} had not arrived and are not named")
+
+    def _everyone_arrived(self, barrier: Barrier, heard: tuple[int, Heard]) -> None:
+        at, hearing = heard
+        arrived = self._arrived_before(barrier, at)
+        joined = self._could_arrive(barrier)
+        required = next((j.required for j in joined if j.life == hearing.life), None)
+        if required is None:
+            self._broken("own arrival", barrier, f"{_name(hearing.life)} was released and had not joined")
+            return
+        generation = max(j.life.generation for j in joined)
+        for rank in required:
+            lives = [j.life for j in joined if j.life.rank == rank and j.life.generation == generation]
+            if not lives:
+                self._broken("everyone arrived", barrier, f"rank {rank} of the newest generation never joined")
+                continue
+            speaker = max(lives, key=lambda life: life.born)
+            if speaker not in arrived:
+                others = [_name(life) for life in arrived if life.rank == rank]
+                told = f"; {', '.join(others)} did, and no longer spoke for it" if others else ""
+                self._broken("everyone arrived", barrier, f"{_name(speaker)} had not arrived{told}")
+            elif hearing.payloads is not None:
+                sent = {event.payload for _, event in self.arrivals[barrier][speaker]}
+                if hearing.payloads.get(rank, "") not in sent:
+                    self._broken("payloads", barrier, f"{_name(speaker)} did not send what all were told")
+
+    def _in_step(self) -> None:
+        next_of: dict[tuple[Life, str], int] = {}
+        for event in self.history:
+            if isinstance(event, Joined):
+                if (event.life, event.prefix) in next_of:
+                    where = (event.life.run, event.prefix, event.start)
+                    self._broken("in step", where, f"{_name(event.life)} joined for the first time twice")
+                next_of[event.life, event.prefix] = event.start
+            if not isinstance(event, Heard):
+                continue
+            barrier = (event.life.run, event.prefix, event.sequence)
+            expected = next_of.get((event.life, event.prefix))
+            if expected is None:
+                self._broken("in step", barrier, f"{_name(event.life)} heard of it before it joined")
+            elif event.sequence > expected:
+                self._broken("in step", barrier, f"{_name(event.life)} heard it before #{expected}")
+            next_of[event.life, event.prefix] = max(expected or 0, event.sequence + 1)
+
+    def _arrived_before(self, barrier: Barrier, at: int) -> list[Life]:
+        return [life for life, events in self.arrivals[barrier].items() if events[0][0] < at]
+
+    def _could_arrive(self, barrier: Barrier) -> list[Joined]:
+        run, prefix, sequence = barrier
+        return [joined for joined in self.joins[run, prefix] if joined.start <= sequence]
+
+    def _agreed(self, barrier: Barrier) -> set[int] | None:
+        """The required ranks, if all who could arrive agreed on them."""
+        opinions = {joined.required for joined in self._could_arrive(barrier)}
+        return set(opinions.pop()) if len(opinions) == 1 else None
+
+    def _broken(self, rule: str, barrier: Barrier, what: str) -> None:
+        run, prefix, sequence = barrier
+        self.broken.append(f'{rule}: barrier "{prefix}" #{sequence} of run {run}: {what}')
+
+
+def _name(life: Life) -> str:
+    return f"rank {life.rank} ({life.incarnation}, generation {life.generation})"
+
+
+def _told(heard: Heard) -> str:
+    return f"{heard.outcome} missing {list(heard.missing)} {heard.message!r}"
+
+
+# ---------------------------------------------------------------------- on paper
+
+
+def to_line(event: Event) -> str:
+    """The event as one line of JSON."""
+    return json.dumps({"event": type(event).__name__, **asdict(event)})
+
+
+def from_lines(lines: Iterable[str]) -> list[Event]:
+    """The events back, in the order given: sort the lines by their time first if several wrote them."""
+    return [_from(json.loads(line)) for line in lines if line.strip()]
+
+
+def _from(data: dict[str, Any]) -> Event:
+    kinds: dict[str, type[Event]] = {"Joined": Joined, "Arrived": Arrived, "Heard": Heard}
+    kind = kinds[data.pop("event")]
+    data["life"] = Life(**data["life"])
+    for name in ("required", "missing"):
+        if name in data:
+            data[name] = tuple(data[name])
+    if data.get("payloads") is not None:
+        data["payloads"] = {int(rank): payload for rank, payload in data["payloads"].items()}
+    return kind(**data)
+
+
+def renamed(event: Event, **changes: Any) -> Event:
+    """The event of another life; for tests that seed faults."""
+    return replace(event, life=replace(event.life, **changes))

@@ -318,7 +318,7 @@ class Group:
             process = speaker.process
             reason = _cut(arrival.failure, self._limits.max_reason_bytes)
             barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
-            self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects)
+            self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects, process.rank)
             return
         if speaker.shape is not barrier.shape or len(self._shapes) > 1:
             other = self._disagreeing(speaker)
@@ -407,7 +407,9 @@ class Group:
         missing = () if released else tuple(self.missing(barrier, now, barrier.shape))
         if suspect is None and missing:
             suspect = missing[0].rank
-        arrived, required = len(barrier.arrivals), barrier.shape.size
+        required = barrier.shape.size
+        # Not the number of arrivals: one who disagrees may be a rank that the shape does not know.
+        arrived = required - len(missing)
         decision = Decision(
             run_id=self.run_id,
             prefix=self.prefix,

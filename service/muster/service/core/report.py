@@ -18,9 +18,9 @@ def printable(text: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration for people: three digits below ten seconds, none after the point above."""
-    if value < 0.001:
-        return "0 s"
+    """A duration for people: ``4 ms``, ``2.5 s``, ``300 s``."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
     return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
 
 

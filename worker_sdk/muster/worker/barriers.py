@@ -1,0 +1,199 @@
+"""Barrier type ``grpc``, and the registry of barrier types that it stands in.
+
+Where this torch has ``torch.distributed.checkpoint._experimental.barriers``, the names here are torch's
+own, so that a barrier that is registered here is found there. Where it has none,
+:mod:`muster.worker.fallback_barriers` provides the same.
+"""
+
+from collections.abc import Sequence
+
+from muster.worker import environment
+from muster.worker.decision import Decision, Outcome
+from muster.worker.errors import error_for
+from muster.worker.session import SessionConfig, Shape
+from muster.worker.sessions import session_for
+
+try:
+    from torch.distributed.checkpoint._experimental.barriers import (
+        BARRIER_REGISTRY,
+        Barrier,
+        BarrierConfig,
+        DistBarrier,
+        TCPStoreBarrier,
+        create_barrier_from_config,
+        register_barrier,
+    )
+except ImportError:
+    from muster.worker.fallback_barriers import (  # type: ignore[assignment]
+        BARRIER_REGISTRY,
+        Barrier,
+        BarrierConfig,
+        DistBarrier,
+        TCPStoreBarrier,
+        create_barrier_from_config,
+        register_barrier,
+    )
+
+__all__ = [
+    "BARRIER_REGISTRY",
+    "Barrier",
+    "BarrierConfig",
+    "DistBarrier",
+    "GrpcBarrier",
+    "TCPStoreBarrier",
+    "create_barrier_from_config",
+    "register_barrier",
+]
+
+DEFAULT_INIT_TIMEOUT = 600.0
+"""Seconds; torch elastic's join timeout."""
+DEFAULT_TIMEOUT = 300.0
+"""Seconds; the default of torch's store barrier."""
+
+
+@register_barrier
+class GrpcBarrier(Barrier):
+    """A barrier that the Muster coordinator decides, once and for every rank alike.
+
+    Two objects with one prefix in one process share the session and the sequence.
+
+    Args:
+        global_rank: this process's rank; default: ``RANK``.
+        global_world_size: the number of ranks; default: ``WORLD_SIZE``.
+        barrier_prefix: the group, such as ``"checkpoint"``. Barriers of different groups are independent.
+        endpoint: the coordinator's ``host:port``; default: ``MUSTER_ENDPOINT``.
+        timeout_barrier_init_secs: seconds to reach the coordinator and join the group.
+        timeout_secs: seconds for each barrier, counted by the coordinator from its first arrival; the
+            first arrival's timeout is the one that counts.
+        run_id: the training job; default: ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
+        generation: the job's life between restarts; default: ``MUSTER_ROUND``,
+            ``TORCHELASTIC_RESTART_COUNT``, else 0.
+        participants: the ranks that the group's barriers cover; default: all.
+        host: the name under which this process is reported; default: the machine's.
+
+    Raises:
+        ConnectError: the coordinator could not be reached in time.
+        RefusedError: the coordinator refused this process, for example since a newer generation runs.
+        ValueError: an argument is not usable.
+    """
+
+    barrier_type = "grpc"
+
+    def __init__(
+        self,
+        global_rank: int | None = None,
+        global_world_size: int | None = None,
+        barrier_prefix: str = "checkpoint",
+        endpoint: str | None = None,
+        timeout_barrier_init_secs: float = DEFAULT_INIT_TIMEOUT,
+        timeout_secs: float = DEFAULT_TIMEOUT,
+        run_id: str | None = None,
+        generation: int | None = None,
+        participants: Sequence[int] | None = None,
+        host: str | None = None,
+    ) -> None:
+        _check_timeout("timeout_barrier_init_secs", timeout_barrier_init_secs)
+        _check_timeout("timeout_secs", timeout_secs)
+        self.prefix = barrier_prefix
+        self.rank = environment.rank(global_rank)
+        self.world_size = environment.world_size(global_world_size)
+        if self.rank >= self.world_size:
+            raise ValueError(
+                f"global_rank = {self.rank}: it must be below the world size, {self.world_size}."
+            )
+        shape = Shape(self.world_size, tuple(sorted(participants or ())))
+        self._ranks = shape.participants or range(self.world_size)
+        self._timeout = timeout_secs
+        self._session = session_for(
+            SessionConfig(
+                endpoint=environment.endpoint(endpoint),
+                run_id=environment.run_id(run_id),
+                generation=environment.generation(generation),
+                rank=self.rank,
+                host=host or environment.host(),
+            )
+        )
+        self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)
+
+    def execute_barrier(self, timeout_secs: float | None = None) -> None:
+        """Wait until every rank has arrived, or learn with all others that the barrier failed.
+
+        Args:
+            timeout_secs: seconds; default: the constructor's.
+
+        Raises:
+            BarrierError: the barrier failed, for all ranks; the subclass says how, ``.missing`` who.
+            OutcomeUnknownError: the coordinator cannot be reached; call again to ask for the outcome.
+            RefusedError: this process may not arrive, for example since another one speaks for its rank.
+        """
+        self._released(self._arrive(timeout_secs))
+
+    def gather(self, payload: bytes, timeout_secs: float | None = None) -> list[bytes]:
+        """A barrier at which every rank hands in a payload and gets those of all.
+
+        Args:
+            payload: this rank's bytes, at most the coordinator's ``max_payload_bytes``.
+            timeout_secs: seconds; default: the constructor's.
+
+        Returns:
+            The payloads of the participants, in ascending order of rank.
+
+        Raises:
+            BarrierError: as :meth:`execute_barrier`.
+            OutcomeUnknownError: as :meth:`execute_barrier`.
+            RefusedError: as :meth:`execute_barrier`, or the payload is too large.
+        """
+        decision = self._released(self._arrive(timeout_secs, payload=payload))
+        return [decision.payloads.get(rank, b"") for rank in self._ranks]
+
+    def vote(
+        self, failure: str | None = None, timeout_secs: float | None = None, payload: bytes = b""
+    ) -> Decision:
+        """Arrive with a vote, and get the decision whatever it is.
+
+        Args:
+            failure: why this rank failed; the barrier is then aborted at once for all. None: it did not.
+            timeout_secs: seconds; default: the constructor's.
+            payload: bytes for all the others.
+
+        Returns:
+            The decision; :attr:`Decision.outcome` says what it is.
+
+        Raises:
+            OutcomeUnknownError: as :meth:`execute_barrier`.
+            RefusedError: as :meth:`execute_barrier`.
+        """
+        return self._arrive(timeout_secs, payload, failure)
+
+    def abort(self, reason: str) -> Decision:
+        """Say that this rank failed: the group's next barrier is aborted for everyone.
+
+        Args:
+            reason: why; every rank reads it.
+
+        Returns:
+            The decision. It is ABORTED, unless the barrier had been decided before.
+        """
+        return self.vote(failure=reason or "no reason given")
+
+    def _arrive(
+        self, timeout_secs: float | None, payload: bytes = b"", failure: str | None = None
+    ) -> Decision:
+        timeout = self._timeout if timeout_secs is None else timeout_secs
+        _check_timeout("timeout_secs", timeout)
+        return self._session.barrier(self.prefix, timeout, payload, failure)
+
+    @staticmethod
+    def _released(decision: Decision) -> Decision:
+        if decision.outcome is not Outcome.RELEASED:
+            raise error_for(decision)
+        return decision
+
+
+def _check_timeout(name: str, value: float) -> None:
+    try:
+        usable = 0 < float(value) < float("inf")
+    except (TypeError, ValueError):
+        usable = False
+    if not usable:
+        raise ValueError(f"{name} = {value!r}: it must be a number of seconds above 0.")

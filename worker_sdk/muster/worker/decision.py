@@ -1,0 +1,98 @@
+"""What the coordinator decided, as a worker sees it."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from muster.v1 import common_pb2 as pb
+
+
+class Outcome(enum.Enum):
+    """What a barrier came to. The names are those of ``muster.v1.Outcome``."""
+
+    RELEASED = "RELEASED"
+    TIMED_OUT = "TIMED_OUT"
+    ABORTED = "ABORTED"
+    MEMBER_LOST = "MEMBER_LOST"
+    MISMATCHED = "MISMATCHED"
+    UNKNOWN = "UNKNOWN"
+    """The coordinator could not be asked; it has decided, or will, and tells it when asked again."""
+
+
+class MissingState(enum.Enum):
+    """Why a rank is missing."""
+
+    NEVER_JOINED = "NEVER_JOINED"
+    NOT_ARRIVED = "NOT_ARRIVED"
+    CONNECTION_LOST = "CONNECTION_LOST"
+    LEFT = "LEFT"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRank:
+    """One rank that a barrier waited for in vain."""
+
+    rank: int
+    host: str
+    """Where its newest process ran; empty if none was ever seen."""
+    pid: int
+    """That process's id; 0 if none was ever seen."""
+    state: MissingState
+    last_seen: float | None
+    """Seconds since it was last seen: 0.0 if it was connected, None if it never was."""
+    last_sequence: int | None = None
+    """The last barrier of the group that it arrived at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The one outcome of a barrier, the same for every rank."""
+
+    prefix: str
+    sequence: int
+    outcome: Outcome
+    message: str
+    """What happened, for people."""
+    missing: tuple[MissingRank, ...] = ()
+    payloads: Mapping[int, bytes] = field(default_factory=dict)
+    """What each rank handed in; ranks that handed in nothing are absent."""
+    wait: float = 0.0
+    """Seconds from the first arrival to the decision, on the coordinator's clock."""
+    skew: float = 0.0
+    """Seconds from the first to the last arrival."""
+    last_arrival_rank: int | None = None
+    """The straggler."""
+
+
+def decision_from_pb(message: pb.Decision) -> Decision:
+    """A decision from its message."""
+    return Decision(
+        prefix=message.prefix,
+        sequence=message.sequence,
+        outcome=_outcome(message.outcome),
+        message=message.message,
+        missing=tuple(missing_from_pb(one) for one in message.missing),
+        payloads={one.rank: one.data for one in message.payloads},
+        wait=message.wait_ms / 1000,
+        skew=message.skew_ms / 1000,
+        last_arrival_rank=(message.last_arrival_rank if message.HasField("last_arrival_rank") else None),
+    )
+
+
+def missing_from_pb(message: pb.MissingRank) -> MissingRank:
+    """A missing rank from its message."""
+    name = pb.MissingState.Name(message.state).removeprefix("MISSING_STATE_")
+    state = MissingState(name)
+    seen = state is not MissingState.NEVER_JOINED
+    return MissingRank(
+        rank=message.rank,
+        host=message.host,
+        pid=message.pid,
+        state=state,
+        last_seen=message.gone_ms / 1000 if seen else None,
+        last_sequence=message.last_sequence if message.HasField("last_sequence") else None,
+    )
+
+
+def _outcome(value: "pb.Outcome.ValueType") -> Outcome:
+    return Outcome(pb.Outcome.Name(value).removeprefix("OUTCOME_"))

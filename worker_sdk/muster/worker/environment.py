@@ -1,0 +1,88 @@
+"""What a worker may leave to its environment. Explicit arguments win."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+DEFAULT_RUN_ID = "default"
+
+
+class EnvironmentValueError(ValueError):
+    """An environment variable, or the argument that it stands for, is missing or not usable."""
+
+
+def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """``HOST:PORT`` of the coordinator: the argument, else ``MUSTER_ENDPOINT``.
+
+    Raises:
+        EnvironmentValueError: neither is given, or it is not HOST:PORT.
+    """
+    value = given or environ.get("MUSTER_ENDPOINT", "")
+    host, colon, port = value.rpartition(":")
+    if not value:
+        raise EnvironmentValueError(
+            'no coordinator is named: pass endpoint="host:port" or set MUSTER_ENDPOINT.'
+        )
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise EnvironmentValueError(f'endpoint "{value}" is not host:port, such as muster.example:7550.')
+    return value
+
+
+def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The run: the argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``."""
+    return given or environ.get("MUSTER_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_RUN_ID
+
+
+def generation(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
+    """The job's life: the argument, ``MUSTER_ROUND``, ``TORCHELASTIC_RESTART_COUNT``, else 0.
+
+    Raises:
+        EnvironmentValueError: it is not a number from 0 up.
+    """
+    return _number("generation", given, ("MUSTER_ROUND", "TORCHELASTIC_RESTART_COUNT"), environ, 0)
+
+
+def rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
+    """The global rank: the argument, else ``RANK``.
+
+    Raises:
+        EnvironmentValueError: there is none, or it is not a number from 0 up.
+    """
+    return _number("global_rank", given, ("RANK",), environ, None)
+
+
+def world_size(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
+    """The number of ranks: the argument, else ``WORLD_SIZE``.
+
+    Raises:
+        EnvironmentValueError: there is none, or it is not a number from 0 up.
+    """
+    return _number("global_world_size", given, ("WORLD_SIZE",), environ, None)
+
+
+def _number(
+    name: str,
+    given: int | None,
+    variables: tuple[str, ...],
+    environ: Mapping[str, str],
+    default: int | None,
+) -> int:
+    if given is not None:
+        return _natural(name, str(given))
+    for variable in variables:
+        if environ.get(variable):
+            return _natural(variable, environ[variable])
+    if default is None:
+        raise EnvironmentValueError(f"{name} is not given and {' or '.join(variables)} is not set.")
+    return default
+
+
+def _natural(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise EnvironmentValueError(f"{name} = {text}: it must be a whole number from 0 up.")
+    return int(text)
+
+
+def host() -> str:
+    """The name under which this machine's processes are reported."""
+    return socket.gethostname() or "unknown host"

@@ -1,0 +1,100 @@
+"""What goes wrong at a barrier, as exceptions that existing handlers of store errors already catch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from muster.worker.decision import Decision, MissingRank, Outcome
+from torch.distributed import DistStoreError
+
+
+class MusterError(DistStoreError):
+    """The root of all errors of this SDK."""
+
+
+class ConnectError(MusterError):
+    """The coordinator could not be reached, or the session not be set up, in time."""
+
+
+class RefusedError(MusterError):
+    """The coordinator refused a request.
+
+    Args:
+        message: what was refused, why, and what to do next.
+        reason: the stable reason, as in docs/errors.md.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.reason)
+
+
+class BarrierError(MusterError):
+    """A barrier was not released. All ranks get the same outcome.
+
+    Args:
+        message: what happened, who is missing, and what to do next.
+        prefix: the barrier's group.
+        sequence: its number within the group.
+        outcome: what it came to.
+        missing: every rank that had not arrived.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        prefix: str,
+        sequence: int,
+        outcome: Outcome,
+        missing: Sequence[MissingRank] = (),
+    ) -> None:
+        super().__init__(message)
+        self.prefix = prefix
+        self.sequence = sequence
+        self.outcome = outcome
+        self.missing = list(missing)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (str(self), self.prefix, self.sequence, self.outcome, self.missing)
+        return type(self), fields
+
+
+class BarrierTimeoutError(BarrierError):
+    """Not all ranks arrived within the timeout of the first arrival."""
+
+
+class BarrierAbortedError(BarrierError):
+    """A rank voted to fail, an operator aborted the barrier, or a newer generation superseded it."""
+
+
+class MemberLostError(BarrierError):
+    """A rank that the barrier needed left, or died."""
+
+
+class BarrierMismatchError(BarrierError):
+    """Ranks disagreed on the world size or on the participants."""
+
+
+class OutcomeUnknownError(BarrierError):
+    """The coordinator could not be reached, so this rank does not know the outcome.
+
+    The barrier is neither released nor failed for that reason. Executing the barrier again asks for
+    the outcome of this same sequence.
+    """
+
+
+_BY_OUTCOME: dict[Outcome, type[BarrierError]] = {
+    Outcome.TIMED_OUT: BarrierTimeoutError,
+    Outcome.ABORTED: BarrierAbortedError,
+    Outcome.MEMBER_LOST: MemberLostError,
+    Outcome.MISMATCHED: BarrierMismatchError,
+}
+
+
+def error_for(decision: Decision) -> BarrierError:
+    """The exception for a decision other than a release."""
+    return _BY_OUTCOME[decision.outcome](
+        decision.message, decision.prefix, decision.sequence, decision.outcome, decision.missing
+    )

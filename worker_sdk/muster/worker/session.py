@@ -1,0 +1,438 @@
+"""The session that a worker process holds to the coordinator.
+
+One thread opens the stream, says hello, and reads what comes; when the stream breaks it opens another
+and says again all that is still open, which is always safe. The calling threads only wait. A forked
+child must not touch a session: it belongs to the process that opened it.
+"""
+
+import logging
+import os
+import queue
+import random
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from muster.v1 import session_pb2 as pb
+from muster.v1 import session_pb2_grpc
+from muster.worker.decision import Decision, Outcome, decision_from_pb
+from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+KEEPALIVE_MS = 3_333
+"""Ping after so long without data, and give up after so long without an answer: a third of the
+coordinator's default session TTL each, so that a dead connection is replaced within the TTL."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds for one attempt to connect."""
+FIRST_BACKOFF = 0.1
+MOST_BACKOFF = 2.0
+"""Seconds between attempts, jittered; well below the session TTL."""
+GOODBYE_TIMEOUT = 2.0
+"""Seconds that a goodbye may take when the process ends."""
+
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """Who speaks, and to which coordinator. Sessions with equal configs are one session."""
+
+    endpoint: str
+    run_id: str
+    generation: int
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Whom a group's barriers cover."""
+
+    world_size: int
+    participants: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An arrival that has no decision yet."""
+
+    request: pb.Arrive
+    timeout: float
+    result: Decision | MusterError | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    shape: Shape
+    position: int | None = None
+    """The sequence of this process's next barrier; None until the coordinator has said."""
+    error: MusterError | None = None
+    """Why the group could not be joined."""
+    pending: _Pending | None = None
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the thread that executes a barrier of the group."""
+
+
+class Session:
+    """A process's session, kept open until it is closed.
+
+    Args:
+        config: who speaks, and to whom.
+    """
+
+    def __init__(self, config: SessionConfig) -> None:
+        self.config = config
+        self._process = pb.Process(
+            rank=config.rank, incarnation=uuid.uuid4().hex, host=config.host, pid=os.getpid()
+        )
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        self._groups: dict[str, _Group] = {}
+        self._outbox: queue.SimpleQueue[pb.ConnectRequest | None] | None = None
+        self._call: grpc.Call | None = None
+        self._connected = False
+        self._lost_at = time.monotonic()
+        self._last_error = "no attempt has been made yet"
+        self._fatal: MusterError | None = None
+        self._max_payload_bytes: int | None = None
+        self._closing = False
+        self._stop = threading.Event()
+        name = f"muster-session-{config.rank}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed, or the coordinator refused it for good."""
+        return self._fatal is not None
+
+    # ------------------------------------------------------------------ what callers do
+
+    def join(self, prefix: str, shape: Shape, timeout: float) -> None:
+        """Take part in a group; joining it again changes nothing.
+
+        Args:
+            prefix: the group.
+            shape: whom its barriers cover.
+            timeout: seconds to wait for the coordinator.
+
+        Raises:
+            ConnectError: the coordinator did not answer in time.
+            RefusedError: it refused.
+        """
+        self._check_owner()
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._raise_fatal()
+            group = self._groups.get(prefix)
+            if group is None or group.error is not None:
+                group = self._groups[prefix] = _Group(shape)
+                self._send(self._join_request(prefix, group))
+            elif group.shape != shape:
+                raise RefusedError(
+                    f'this process has joined group "{prefix}" with {group.shape} already, and cannot '
+                    f"join it with {shape} as well. Use another prefix.",
+                    "SHAPE_CHANGED",
+                )
+            while group.position is None:
+                self._raise_fatal()
+                if group.error is not None:
+                    raise group.error
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ConnectError(self._unreachable(f"within {timeout:g} s"))
+                self._changed.wait(left)
+
+    def barrier(
+        self, prefix: str, timeout: float, payload: bytes = b"", failure: str | None = None
+    ) -> Decision:
+        """Arrive at the group's next barrier, and wait for its decision.
+
+        Args:
+            prefix: a group that was joined.
+            timeout: seconds; the coordinator counts them from the barrier's first arrival.
+            payload: bytes for all the others.
+            failure: a vote: this rank failed, for this reason.
+
+        Returns:
+            The decision, whatever its outcome.
+
+        Raises:
+            OutcomeUnknownError: the coordinator could not be reached for as long as ``timeout``.
+            RefusedError: it refused the arrival.
+        """
+        self._check_owner()
+        group = self._groups[prefix]
+        with group.turn, self._changed:
+            assert group.position is not None
+            self._check_payload(payload)
+            arrival = pb.Arrival(rank=self.config.rank, payload=payload, failure=failure)
+            request = pb.Arrive(
+                prefix=prefix,
+                sequence=group.position,
+                timeout_ms=max(1, round(timeout * 1000)),
+                arrivals=[arrival],
+            )
+            group.pending = pending = _Pending(request, timeout)
+            self._send(pb.ConnectRequest(arrive=request))
+            try:
+                decision = self._await(pending, time.monotonic())
+                group.position = decision.sequence + 1
+                return decision
+            finally:
+                group.pending = None
+
+    def _await(self, pending: _Pending, started: float) -> Decision:
+        while pending.result is None:
+            self._raise_fatal()
+            left = None
+            if not self._connected:
+                # Only contact that is lost is measured here; deadlines are the coordinator's.
+                left = max(started, self._lost_at) + pending.timeout - time.monotonic()
+                if left <= 0:
+                    raise self._unknown(pending)
+            self._changed.wait(left)
+        if isinstance(pending.result, MusterError):
+            raise pending.result
+        return pending.result
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye and end the session; closing twice does no harm."""
+        if os.getpid() != self._owner:
+            return
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._send(pb.ConnectRequest(goodbye=pb.Goodbye(reason=reason)))
+            if self._outbox is not None:
+                self._outbox.put(None)
+            self._fatal = self._fatal or MusterError("the session of this process is closed.")
+            self._stop.set()
+            self._changed.notify_all()
+        self._thread.join(GOODBYE_TIMEOUT)
+        call = self._call
+        if self._thread.is_alive() and call is not None:
+            call.cancel()
+
+    # ------------------------------------------------------------------ the session's thread
+
+    def _run(self) -> None:
+        backoff = FIRST_BACKOFF
+        while not self._stop.is_set():
+            try:
+                if self._converse():
+                    backoff = FIRST_BACKOFF
+            except Exception as error:
+                logger.exception("the session with %s broke", self.config.endpoint)
+                self._lost(f"{type(error).__name__}: {error}")
+            if self._fatal is not None:
+                return
+            self._stop.wait(backoff * random.uniform(0.5, 1.0))
+            backoff = min(backoff * 2, MOST_BACKOFF)
+
+    def _converse(self) -> bool:
+        """Open a stream and read it to its end.
+
+        Returns:
+            Whether the coordinator said anything.
+        """
+        spoke = False
+        channel = grpc.insecure_channel(self.config.endpoint, options=CHANNEL_OPTIONS)
+        try:
+            ready = grpc.channel_ready_future(channel)
+            try:
+                ready.result(timeout=CONNECT_TIMEOUT)
+            except grpc.FutureTimeoutError:
+                ready.cancel()
+                self._lost(f"no connection within {CONNECT_TIMEOUT:g} s")
+                return False
+            outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
+            outbox.put(self._hello())
+            call = session_pb2_grpc.SessionServiceStub(channel).Connect(iter(outbox.get, None))
+            self._call = call
+            try:
+                for response in call:
+                    spoke = True
+                    if self._handle(response, outbox):
+                        break
+                self._lost("the coordinator ended the session")
+            except grpc.RpcError as error:
+                self._lost(_explain(error))
+            finally:
+                outbox.put(None)
+                call.cancel()
+                self._call = None
+        finally:
+            channel.close()
+        return spoke
+
+    def _handle(
+        self, response: pb.ConnectResponse, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]"
+    ) -> bool:
+        """Take one message; True ends the stream, to open another."""
+        kind = response.WhichOneof("message")
+        with self._changed:
+            if kind == "decision":
+                decision = response.decision
+                pending = self._pending(decision.prefix, decision.sequence)
+                if pending is not None:
+                    pending.result = decision_from_pb(decision)
+            elif kind == "welcome":
+                self._welcomed(response.welcome, outbox)
+            elif kind == "group_joined":
+                group = self._groups.get(response.group_joined.prefix)
+                if group is not None and group.position is None:
+                    group.position = response.group_joined.positions[0].sequence
+            elif kind == "progress":
+                if self._pending(response.progress.prefix, response.progress.sequence):
+                    logger.warning("%s", response.progress.message)
+            elif kind == "refusal":
+                self._refused(response.refusal)
+            elif kind == "drain":
+                self._stop.wait(response.drain.retry_after_ms / 1000 * random.uniform(0.5, 1.5))
+                return True
+            self._changed.notify_all()
+        return False
+
+    def _welcomed(self, welcome: pb.Welcome, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
+        self._process.ordinal = welcome.ordinals[0]
+        self._max_payload_bytes = welcome.max_payload_bytes
+        self._outbox = outbox
+        self._connected = True
+        for prefix, group in self._groups.items():
+            outbox.put(self._join_request(prefix, group))
+            if group.pending is not None:
+                outbox.put(pb.ConnectRequest(arrive=group.pending.request))
+        if self._closing:
+            outbox.put(None)
+        logger.info(
+            "connected to %s as rank %d of run %s, generation %d",
+            self.config.endpoint,
+            self.config.rank,
+            self.config.run_id,
+            self.config.generation,
+        )
+
+    def _refused(self, refusal: pb.Refusal) -> None:
+        info = ErrorInfo()
+        refusal.error_info.Unpack(info)
+        error = RefusedError(refusal.message, info.reason)
+        group = self._groups.get(refusal.prefix)
+        if not refusal.prefix or group is None:
+            self._fatal = error
+        elif refusal.HasField("sequence"):
+            pending = self._pending(refusal.prefix, refusal.sequence)
+            if pending is not None:
+                pending.result = error
+        else:
+            group.error = error
+            if group.pending is not None:
+                group.pending.result = error
+
+    def _lost(self, why: str) -> None:
+        with self._changed:
+            self._last_error = why
+            self._outbox = None
+            if self._connected:
+                self._connected = False
+                self._lost_at = time.monotonic()
+                if not self._closing:
+                    logger.warning(
+                        "lost the coordinator at %s (%s); connecting again", self.config.endpoint, why
+                    )
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ messages
+
+    def _hello(self) -> pb.ConnectRequest:
+        return pb.ConnectRequest(
+            hello=pb.Hello(
+                run_id=self.config.run_id,
+                generation=self.config.generation,
+                processes=[self._process],
+                sdk_version=version("muster-coordinator"),
+                protocol_version=PROTOCOL_VERSION,
+            )
+        )
+
+    @staticmethod
+    def _join_request(prefix: str, group: _Group) -> pb.ConnectRequest:
+        shape = group.shape
+        return pb.ConnectRequest(
+            join_group=pb.JoinGroup(
+                prefix=prefix, world_size=shape.world_size, participants=shape.participants
+            )
+        )
+
+    def _send(self, request: pb.ConnectRequest) -> None:
+        """Send now if there is a stream; if not, the next one begins with all that is open."""
+        if self._outbox is not None:
+            self._outbox.put(request)
+
+    def _pending(self, prefix: str, sequence: int) -> _Pending | None:
+        group = self._groups.get(prefix)
+        pending = group.pending if group is not None else None
+        return pending if pending is not None and pending.request.sequence == sequence else None
+
+    # ------------------------------------------------------------------ checks and errors
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise MusterError(
+                f"this session belongs to process {self._owner}, and process {os.getpid()} was forked "
+                "from it: gRPC does not work across a fork. Report to the parent by exit code or pipe, "
+                "or make the barrier in the process that uses it."
+            )
+
+    def _check_payload(self, payload: bytes) -> None:
+        most = self._max_payload_bytes
+        if most is not None and len(payload) > most:
+            raise RefusedError(
+                f"a payload of {len(payload):,} bytes: the coordinator takes {most:,} from one rank "
+                "(max_payload_bytes). Hand in less, or raise the limit on the coordinator.",
+                "LIMIT_EXCEEDED",
+            )
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _unreachable(self, how_long: str) -> str:
+        return (
+            f"the coordinator at {self.config.endpoint} did not answer {how_long}; last error: "
+            f"{self._last_error}. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
+        )
+
+    def _unknown(self, pending: _Pending) -> OutcomeUnknownError:
+        prefix, sequence = pending.request.prefix, pending.request.sequence
+        how_long = f"for {pending.timeout:g} s"
+        return OutcomeUnknownError(
+            f'the outcome of barrier "{prefix}" #{sequence} of run {self.config.run_id} is unknown: '
+            f"{self._unreachable(how_long)} Execute the barrier again to ask for its outcome.",
+            prefix,
+            sequence,
+            Outcome.UNKNOWN,
+        )
+
+
+def _explain(error: grpc.RpcError) -> str:
+    """A failed stream in a few words; its error is also the call, which knows the status."""
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    return f"{code().name}: {details()}" if code and details else repr(error)

@@ -1,0 +1,49 @@
+"""The sessions of this process: one for each coordinator, run, generation and rank."""
+
+import atexit
+import os
+import threading
+
+from muster.worker.session import Session, SessionConfig
+
+_lock = threading.Lock()
+_sessions: dict[SessionConfig, Session] = {}
+_owner = os.getpid()
+
+
+def session_for(config: SessionConfig) -> Session:
+    """The process's session for this config; it is opened at the first call."""
+    global _owner
+    with _lock:
+        if _owner != os.getpid():
+            # A forked child: the sessions in the table are its parent's.
+            _sessions.clear()
+            _owner = os.getpid()
+        session = _sessions.get(config)
+        if session is None or session.ended:
+            session = _sessions[config] = Session(config)
+        return session
+
+
+def close(reason: str = "") -> None:
+    """Say goodbye on all sessions of this process.
+
+    Barriers that still need its ranks fail at once. It is called when the interpreter ends normally.
+
+    Args:
+        reason: why, for people.
+    """
+    with _lock:
+        sessions = list(_sessions.values()) if _owner == os.getpid() else []
+        _sessions.clear()
+    for session in sessions:
+        session.close(reason)
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+atexit.register(close, "the process ended")

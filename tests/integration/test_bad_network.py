@@ -1,0 +1,61 @@
+"""Ranks behind a proxy that drops, delays and black-holes."""
+
+import pytest
+
+from tests.support.coordinator import Coordinator
+from tests.support.proxy import Proxy
+from tests.support.ranks import assert_good_history, everyone, ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_reconnecting_again_and_again_never_counts_twice(coordinator: Coordinator):
+    with Proxy(coordinator.port) as proxy, ranks(proxy.endpoint, 3) as world:
+        for rank in world:
+            rank.tell("many", count=30)
+        while not any(rank.has_answered() for rank in world):
+            world[0].wait_for_answer(0.3)
+            proxy.cut()
+        heard = [rank.answer() for rank in world]
+        assert [[one.outcome for one in all_of] for all_of in heard] == [["RELEASED"] * 30] * 3
+        assert_good_history(world)
+
+
+def test_a_slow_network_only_takes_longer(coordinator: Coordinator):
+    with Proxy(coordinator.port) as proxy, ranks(proxy.endpoint, 2) as world:
+        everyone(world)
+        proxy.delay(0.3)
+        assert [one.outcome for one in everyone(world)] == ["RELEASED"] * 2
+
+
+def test_a_rank_in_a_black_hole_is_lost_and_comes_back_in_step(coordinator: Coordinator):
+    """No packet says that it is gone: keepalive finds out, on both sides."""
+    with (
+        Proxy(coordinator.port) as proxy,
+        ranks(coordinator.endpoint, 2, 0) as (near,),
+        ranks(proxy.endpoint, 2, 1) as (far,),
+    ):
+        everyone([near, far])
+        proxy.black_hole()
+        far.tell("barrier")
+        lost = near.ask("barrier")
+        assert (lost.outcome, lost.missing_ranks) == ("MEMBER_LOST", [1])
+        proxy.cut(refuse=True)
+        proxy.heal()
+        assert far.answer().outcome == "MEMBER_LOST"
+        assert [one.outcome for one in everyone([near, far])] == ["RELEASED"] * 2
+        assert_good_history([near, far])
+
+
+def test_a_short_cut_is_resumed_within_the_ttl(coordinator: Coordinator):
+    with (
+        Proxy(coordinator.port) as proxy,
+        ranks(coordinator.endpoint, 2, 0) as (near,),
+        ranks(proxy.endpoint, 2, 1) as (far,),
+    ):
+        everyone([near, far])
+        far.tell("barrier")
+        far.wait_for_answer(0.5)
+        proxy.cut()
+        assert near.ask("barrier").outcome == "RELEASED"
+        assert far.answer().outcome == "RELEASED"

@@ -1,0 +1,61 @@
+"""The coordinator is killed at random while ranks meet, and no two ranks hold different outcomes."""
+
+import random
+
+import pytest
+
+from tests.support.coordinator import Coordinator
+from tests.support.ranks import assert_good_history, everyone, ranks
+
+BARRIERS = 200
+KILLS = 12
+
+
+@pytest.mark.timeout(300)
+def test_no_two_ranks_hold_different_outcomes_after_random_kills(coordinator: Coordinator):
+    """SQLite, 200 barriers, SIGKILL at random moments; the judge reads every rank's history."""
+    moments = random.Random(20261120)
+    with ranks(coordinator.endpoint, 4) as world:
+        for rank in world:
+            rank.tell("many", count=BARRIERS, timeout=60.0)
+        kills = 0
+        while kills < KILLS and not world[0].has_answered():
+            # An idle wait is wanted here: the moment of the kill is what is random.
+            world[0].wait_for_answer(moments.uniform(0.05, 0.4))
+            coordinator.kill()
+            coordinator.start()
+            kills += 1
+        heard = [rank.answer(timeout=200) for rank in world]
+        assert kills >= 3, "the barriers were over before the coordinator was killed often enough"
+        assert all(len(one) >= BARRIERS for one in heard)
+        assert_good_history(world)
+        released = {one.sequence for one in heard[0] if one.outcome == "RELEASED"}
+        assert released == set(range(BARRIERS))
+
+
+def test_a_coordinator_killed_while_ranks_wait_completes_the_barrier(coordinator: Coordinator):
+    with ranks(coordinator.endpoint, 3) as world:
+        everyone(world)
+        world[0].tell("barrier")
+        world[1].tell("barrier")
+        coordinator.kill()
+        coordinator.start()
+        assert world[2].ask("barrier").outcome == "RELEASED"
+        assert [world[n].answer().outcome for n in (0, 1)] == ["RELEASED"] * 2
+        assert_good_history(world)
+
+
+def test_an_outcome_is_remembered_for_a_rank_that_had_not_heard_it(coordinator: Coordinator):
+    """Rule 2: it was told to one rank, the coordinator died, and the latecomer hears the same."""
+    with ranks(coordinator.endpoint, 2) as world:
+        world[1].ask("join")
+        told = world[0].ask("barrier", timeout=1.0)
+        assert told.outcome == "TIMED_OUT"
+        coordinator.kill()
+        coordinator.start()
+        late = world[1].ask("barrier")
+        assert (late.outcome, late.sequence, late.message) == (
+            told.outcome,
+            told.sequence,
+            told.message,
+        )

@@ -1,0 +1,133 @@
+"""A real coordinator process for tests: started, killed, stopped and started again on one port."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MUSTER = Path(sys.executable).with_name("muster")
+START_TIMEOUT = 30.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Coordinator:
+    """``muster serve`` as a child process.
+
+    Args:
+        folder: where its log goes, and its database unless ``state`` is given.
+        state: the storage; default: a SQLite file in ``folder``.
+        session_ttl: seconds.
+        extra: further arguments of ``muster serve``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        state: str | None = None,
+        session_ttl: float = 10.0,
+        extra: tuple[str, ...] = (),
+    ) -> None:
+        self.port = free_port()
+        self.http_port = free_port()
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self.state = state or f"sqlite:///{folder / 'muster.db'}"
+        self.log_path = folder / "coordinator.log"
+        self._session_ttl = session_ttl
+        self._extra = extra
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Coordinator":
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def start(self) -> "Coordinator":
+        """Start it, and wait until it serves."""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    str(MUSTER),
+                    "serve",
+                    f"--listen={self.endpoint}",
+                    f"--http=127.0.0.1:{self.http_port}",
+                    f"--state={self.state}",
+                    f"--session-ttl={self._session_ttl}",
+                    "--log-format=json",
+                    *self._extra,
+                ],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._ready():
+            assert self._process.poll() is None, f"it ended at once:\n{self.log_path.read_text()}"
+            assert time.monotonic() < deadline, "it does not become ready"
+            time.sleep(0.02)
+        return self
+
+    def _ready(self) -> bool:
+        try:
+            return self.get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of an HTTP path."""
+        try:
+            url = f"http://127.0.0.1:{self.http_port}{path}"
+            with urllib.request.urlopen(url, timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the end.
+
+        Returns:
+            The exit code.
+        """
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGTERM)
+        code = self._process.wait(timeout=30)
+        self._process = None
+        return code
+
+    def log(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The lines of its log, or those of one event."""
+        lines = [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        return [line for line in lines if event in (None, line["event"])]

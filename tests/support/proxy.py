@@ -1,0 +1,103 @@
+"""A TCP proxy that can delay, cut, refuse and swallow: a bad network on one machine."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any
+
+
+class Proxy:
+    """Carries bytes between clients and one port, as badly as it is told.
+
+    Args:
+        port: the port of the real server on this machine.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._delay = 0.0
+        self._swallow = False
+        self._refuse = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.endpoint = ""
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        server = self._do(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._server = server
+        self.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def delay(self, seconds: float) -> None:
+        """Hold every chunk of bytes back for so long."""
+        self._delay = seconds
+
+    def black_hole(self, swallow: bool = True) -> None:
+        """Take bytes and pass none on, without closing anything."""
+        self._swallow = swallow
+
+    def cut(self, *, refuse: bool = False) -> None:
+        """Reset every connection; with ``refuse`` also every new one, until the next :meth:`heal`."""
+        self._refuse = refuse
+        self._do(self._reset())
+
+    def heal(self) -> None:
+        """Be a good network again."""
+        self._delay, self._swallow, self._refuse = 0.0, False, False
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
+
+    async def _reset(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _close(self) -> None:
+        self._server.close()
+        await self._reset()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuse:
+            writer.transport.abort()
+            return
+        try:
+            upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, upstream[1]}
+        for source, sink in ((reader, upstream[1]), (upstream[0], writer)):
+            task = asyncio.ensure_future(self._pump(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                await asyncio.sleep(self._delay)
+                if not self._swallow:
+                    sink.write(data)
+                    await sink.drain()
+        except OSError:
+            pass
+        finally:
+            sink.close()
+            self._writers.discard(sink)

@@ -1,0 +1,306 @@
+"""Real worker processes for tests, told over a pipe what to do.
+
+They are forked from a server that has imported torch and nothing of gRPC, so that each starts in
+milliseconds and none inherits a gRPC state.
+"""
+
+import logging
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.support import history
+
+CONTEXT = mp.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+ANSWER_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a rank heard of one barrier."""
+
+    outcome: str
+    """RELEASED, TIMED_OUT, …, UNKNOWN, or the name of another exception."""
+    sequence: int = -1
+    message: str = ""
+    missing: tuple[Any, ...] = ()
+    payloads: tuple[bytes, ...] = ()
+    reason: str = ""
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """The ranks that were missing."""
+        return [one.rank for one in self.missing]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a rank process is."""
+
+    endpoint: str
+    rank: int
+    world_size: int
+    run_id: str = "job"
+    generation: int = 0
+
+
+class Rank:
+    """One worker process.
+
+    Args:
+        identity: whom it speaks for.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.rank = identity.rank
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_main, args=(identity, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid or 0
+
+    def tell(self, operation: str, **arguments: Any) -> "Rank":
+        """Start an operation of :class:`_Worker`; its answer is fetched by :meth:`answer`."""
+        self._pipe.send((operation, arguments))
+        return self
+
+    def answer(self, timeout: float = ANSWER_TIMEOUT) -> Any:
+        """What the last operation told has come to."""
+        assert self._pipe.poll(timeout), f"rank {self.rank} did not answer within {timeout} s"
+        return self._pipe.recv()
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """Tell, and wait for the answer."""
+        return self.tell(operation, **arguments).answer()
+
+    def has_answered(self) -> bool:
+        """Whether an answer waits."""
+        return self._pipe.poll()
+
+    def wait_for_answer(self, seconds: float) -> bool:
+        """Wait so long, or until an answer is there."""
+        return self._pipe.poll(seconds)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            self._process.join()
+
+    def end(self) -> None:
+        """End it normally if it can, else by force."""
+        if self._process.is_alive():
+            os.kill(self.pid, signal.SIGCONT)
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+
+@contextmanager
+def ranks(endpoint: str, world_size: int, *only: int, **identity: Any) -> Iterator[list[Rank]]:
+    """Worker processes for all ranks of a world, or for those named."""
+    processes = [Rank(Identity(endpoint, rank, world_size, **identity)) for rank in only or range(world_size)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.end()
+
+
+def assert_good_history(processes: list[Rank]) -> None:
+    """Let the judge read what these processes wrote down."""
+    events = [event for process in processes for event in process.ask("history")]
+    history.assert_good([event for _, event in sorted(events, key=lambda pair: pair[0])])
+
+
+def everyone(processes: list[Rank], operation: str = "barrier", **arguments: Any) -> list[Any]:
+    """Tell all the same, and wait for all answers."""
+    for process in processes:
+        process.tell(operation, **arguments)
+    return [process.answer() for process in processes]
+
+
+@dataclass
+class _Worker:
+    identity: Identity
+    warnings: list[str] = field(default_factory=list)
+    events: list[tuple[float, history.Event]] = field(default_factory=list)
+    joined: set[str] = field(default_factory=set)
+
+    def _barrier(self, prefix: str, timeout: float, init_timeout: float = 20.0, **more: Any) -> Any:
+        from muster.worker import GrpcBarrier
+
+        who = self.identity
+        return GrpcBarrier(
+            who.rank,
+            who.world_size,
+            prefix,
+            who.endpoint,
+            init_timeout,
+            timeout,
+            run_id=who.run_id,
+            generation=who.generation,
+            **more,
+        )
+
+    def join(self, prefix: str = "checkpoint", **more: Any) -> Heard:
+        """Make the barrier object."""
+        try:
+            self._barrier(prefix, 60.0, **more)
+        except Exception as error:
+            return _heard(error)
+        return Heard("JOINED")
+
+    def barrier(
+        self,
+        prefix: str = "checkpoint",
+        timeout: float = 60.0,
+        payload: bytes = b"",
+        failure: str | None = None,
+        **more: Any,
+    ) -> Heard:
+        """Execute one barrier."""
+        try:
+            barrier = self._barrier(prefix, timeout, **more)
+            life, sequence = self._remember_arrival(barrier)
+            decision = barrier.vote(failure, timeout, payload)
+        except Exception as error:
+            return _heard(error)
+        self._remember(
+            history.Heard(
+                life,
+                prefix,
+                sequence,
+                decision.outcome.name,
+                decision.message,
+                tuple(one.rank for one in decision.missing),
+            )
+        )
+        return Heard(
+            decision.outcome.name,
+            decision.sequence,
+            decision.message,
+            decision.missing,
+            tuple(payload for _, payload in sorted(decision.payloads.items())),
+        )
+
+    def _remember_arrival(self, barrier: Any) -> tuple[history.Life, int]:
+        session, prefix = barrier._session, barrier.prefix
+        who = self.identity
+        life = history.Life(
+            who.run_id,
+            who.rank,
+            session._process.incarnation,
+            who.generation,
+            float(session._process.ordinal),
+        )
+        sequence = session._groups[prefix].position
+        if prefix not in self.joined:
+            self.joined.add(prefix)
+            self._remember(history.Joined(life, prefix, sequence, tuple(barrier._ranks)))
+        self._remember(history.Arrived(life, prefix, sequence))
+        return life, sequence
+
+    def _remember(self, event: history.Event) -> None:
+        self.events.append((time.monotonic(), event))
+
+    def history(self) -> list[tuple[float, history.Event]]:
+        """What this process did and heard, with the machine's monotonic time."""
+        return self.events
+
+    def execute(self, prefix: str = "checkpoint", timeout: float = 60.0, **more: Any) -> Heard:
+        """Execute one barrier as users do, with exceptions for failures."""
+        try:
+            self._barrier(prefix, timeout, **more).execute_barrier()
+        except Exception as error:
+            return _heard(error)
+        return Heard("RELEASED")
+
+    def many(self, count: int, prefix: str = "checkpoint", timeout: float = 60.0) -> list[Heard]:
+        """Execute several barriers, one after the other, again and again while an outcome is unknown."""
+        history: list[Heard] = []
+        for _ in range(count):
+            while (heard := self.barrier(prefix, timeout)).outcome == "UNKNOWN":
+                history.append(heard)
+            history.append(heard)
+        return history
+
+    def fork_and_save(self, folder: str, count: int) -> list[int]:
+        """Fork children that write a tensor to a file; their exit statuses."""
+        import torch
+
+        statuses = []
+        for number in range(count):
+            child = os.fork()
+            if child == 0:
+                torch.save(torch.full((1000,), number), f"{folder}/child-{number}.pt")
+                os._exit(0)
+            statuses.append(os.waitpid(child, 0)[1])
+        return statuses
+
+    def barrier_in_forked_child(self, prefix: str) -> str:
+        """What a forked child is told that uses its parent's barrier."""
+        barrier = self._barrier(prefix, 5.0)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                barrier.execute_barrier()
+            except Exception as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        with os.fdopen(read) as report:
+            return report.read()
+
+    def logged(self) -> list[str]:
+        """The warnings logged so far."""
+        return list(self.warnings)
+
+    def goodbye(self) -> None:
+        """End the sessions as a process does that ends normally."""
+        import muster.worker
+
+        muster.worker.close("test")
+
+
+def _heard(error: Exception) -> Heard:
+    outcome = getattr(error, "outcome", None)
+    return Heard(
+        outcome.name if outcome else type(error).__name__,
+        getattr(error, "sequence", -1),
+        str(error),
+        tuple(getattr(error, "missing", ())),
+        (),
+        getattr(error, "reason", ""),
+    )
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._texts = texts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+
+def _main(identity: Identity, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = _Worker(identity)
+    logging.getLogger("muster").addHandler(_Warnings(worker.warnings))
+    while True:
+        try:
+            operation, arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        pipe.send(getattr(worker, operation)(**arguments))

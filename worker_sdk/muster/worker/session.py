@@ -28,8 +28,8 @@ PROTOCOL_VERSION = 1
 KEEPALIVE_MS = 3_333
 """Ping after so long without data, and give up after so long without an answer: a third of the
 coordinator's default session TTL each, so that a dead connection is replaced within the TTL."""
-CONNECT_TIMEOUT = 5.0
-"""Seconds for one attempt to connect."""
+CONNECT_TIMEOUT_MS = 5_000
+"""For one attempt to connect, where nobody answers; a refusal ends it at once."""
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 2.0
 """Seconds between attempts, jittered; well below the session TTL."""
@@ -38,6 +38,8 @@ GOODBYE_TIMEOUT = 2.0
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's name is misleading: it is the time that one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -255,13 +257,6 @@ class Session:
         spoke = False
         channel = grpc.insecure_channel(self.config.endpoint, options=CHANNEL_OPTIONS)
         try:
-            ready = grpc.channel_ready_future(channel)
-            try:
-                ready.result(timeout=CONNECT_TIMEOUT)
-            except grpc.FutureTimeoutError:
-                ready.cancel()
-                self._lost(f"no connection within {CONNECT_TIMEOUT:g} s")
-                return False
             outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
             outbox.put(self._hello())
             call = session_pb2_grpc.SessionServiceStub(channel).Connect(iter(outbox.get, None))

@@ -1,0 +1,60 @@
+# Everything sets itself up: a virtual environment in .venv, with pinned packages.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := service worker_sdk tests examples benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types stubs check-stubs unit bench bench-venv format clean
+
+help: ## Show the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.venv/.installed: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+venv: .venv/.installed ## Set up .venv.
+
+demo: venv ## Show the main job: train, checkpoint, kill a rank, kill the coordinator, recover.
+	$(BIN)/python examples/demo.py
+
+test: venv check-stubs lint types unit ## Everything that CI runs.
+
+lint: venv ## Format, lint, the walls between the packages, and the protos.
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check --output-format concise $(SOURCES)
+	$(BIN)/lint-imports
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+
+types: venv ## mypy, strict.
+	$(BIN)/mypy service worker_sdk examples
+
+stubs: ## Generate the stubs of the protos again.
+	dev/generate-stubs.sh
+
+check-stubs: venv ## The committed stubs are those of the protos, and load on the oldest libraries.
+	dev/check-stubs.sh
+
+unit: venv ## All tests.
+	$(BIN)/pytest -q
+
+.venv/.bench-installed: .venv/.installed requirements/bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
+	@touch $@
+
+bench-venv: .venv/.bench-installed
+
+bench: bench-venv ## Measure beside the peers (about ten minutes), and write docs/benchmarks/.
+	$(BIN)/python -m benchmarks.barrier
+
+format: venv ## Format the code.
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	cd proto && ../$(BIN)/buf format --write
+
+clean: ## Remove what the targets made.
+	rm -rf .venv .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

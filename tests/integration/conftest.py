@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import muster.worker
+
 from tests.support.coordinator import Coordinator
 
 
@@ -13,3 +15,5 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     """A coordinator on SQLite with a short session TTL."""
     with Coordinator(tmp_path, session_ttl=3.0) as running:
         yield running
+        # A later coordinator may get the same port, and must not meet this one's sessions.
+        muster.worker.close()

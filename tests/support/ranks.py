@@ -202,7 +202,7 @@ class _Worker:
             who.generation,
             float(session._process.ordinal),
         )
-        sequence = session._groups[prefix].position
+        sequence = barrier.sequence
         if prefix not in self.joined:
             self.joined.add(prefix)
             self._remember(history.Joined(life, prefix, sequence, tuple(barrier._ranks)))

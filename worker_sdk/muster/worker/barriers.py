@@ -102,6 +102,12 @@ class GrpcBarrier(Barrier):
                 f"global_rank = {self.rank}: it must be below the world size, {self.world_size}."
             )
         shape = Shape(self.world_size, tuple(sorted(participants or ())))
+        outside = [rank for rank in shape.participants if not 0 <= rank < self.world_size]
+        if outside or len(set(shape.participants)) < len(shape.participants):
+            raise ValueError(
+                f"participants = {list(shape.participants)}: they must be different ranks from 0 to "
+                f"{self.world_size - 1}."
+            )
         self._ranks = shape.participants or range(self.world_size)
         self._timeout = timeout_secs
         self._session = session_for(
@@ -114,6 +120,11 @@ class GrpcBarrier(Barrier):
             )
         )
         self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)
+
+    @property
+    def sequence(self) -> int:
+        """The number of this group's next barrier, as far as this process has got."""
+        return self._session.position(self.prefix)
 
     def execute_barrier(self, timeout_secs: float | None = None) -> None:
         """Wait until every rank has arrived, or learn with all others that the barrier failed.

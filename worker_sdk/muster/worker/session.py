@@ -199,6 +199,12 @@ class Session:
             finally:
                 group.pending = None
 
+    def position(self, prefix: str) -> int:
+        """The sequence of this process's next barrier in a group that was joined."""
+        position = self._groups[prefix].position
+        assert position is not None
+        return position
+
     def _await(self, pending: _Pending, started: float) -> Decision:
         while pending.result is None:
             self._raise_fatal()

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 from muster.service.core.effects import Refused
-from muster.service.core.events import Disconnected
+from muster.service.core.events import Disconnected, Goodbye
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
@@ -28,8 +28,6 @@ class Session:
         self._closed = False
         self._status: Refusal | None = None
         self.id = driver.connect(self)
-        self.received = 0
-        self.sent = 0
 
     def deliver(self, outgoing: Outgoing) -> None:
         """Send a message; a final refusal also ends the stream, with its status."""
@@ -82,7 +80,6 @@ class Session:
             while True:
                 while outbox:
                     await context.write(outbox.popleft())
-                    self.sent += 1
                 if self._closed:
                     break
                 self._wake = loop.create_future()
@@ -99,9 +96,14 @@ class Session:
         try:
             async with asyncio.timeout(hello_timeout):
                 data = await context.read()
+            # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
+            # stream, is the end of its session.
             while data is not grpc.aio.EOF:
-                self.received += 1
-                driver.submit(codec.parse_session_message(self.id, data))
+                event = codec.parse_session_message(self.id, data)
+                driver.submit(event)
+                if type(event) is Goodbye:
+                    self.end()
+                    return
                 data = await context.read()
         except TimeoutError:
             self.end(
@@ -112,8 +114,6 @@ class Session:
             )
         except Refusal as refusal:
             self.end(refusal)
-        else:
-            self.end()
 
 
 class SessionServicer:

@@ -1,6 +1,7 @@
 """Structured logs that can neither stall nor crash the coordinator."""
 
 import atexit
+import logging
 import queue
 import sys
 import threading
@@ -56,6 +57,14 @@ class LineWriter:
                 continue
 
 
+class _LibraryHandler(logging.Handler):
+    """Puts what libraries log into the same stream and form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        log.log(record.levelno, record.name, reason=record.getMessage(), exc_info=record.exc_info)
+
+
 def configure(log_format: LogFormat) -> None:
     """Set structlog up for this process.
 
@@ -68,6 +77,9 @@ def configure(log_format: LogFormat) -> None:
         if log_format == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=20)
     )
+    logging.basicConfig(level=logging.WARNING, handlers=[_LibraryHandler()], force=True)
+    # It logs a traceback for every malformed request, which is a matter between it and its client.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

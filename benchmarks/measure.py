@@ -7,21 +7,22 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from itertools import pairwise
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from benchmarks.peers import SYSTEMS, System
 from benchmarks.peers.base import LoadSpec, RoundTimes
 
-STEP_TIMEOUT_S = 90.0
+STEP_TIMEOUT_S = 120.0
 SETTLE_S = 0.3
 MIN_ROUNDS = 20
 MAX_ROUNDS = 20_000
@@ -58,35 +59,46 @@ class Sample:
 
 def measure(system_name: str, ranks: int, options: Options) -> Sample:
     """Measure one system at one number of ranks; raises MeasurementError with the reason if it fails."""
-    system = SYSTEMS[system_name]
     port = _free_port()
     with ExitStack() as stack:
-        loads = stack.enter_context(_load_processes(system_name, port, ranks, options))
-        server = stack.enter_context(_server(system, port, ranks, options.state_directory))
-        _collect(loads)
-        time.sleep(SETTLE_S)
-        memory_before = server.memory_info().rss
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.state_directory)))
+        server = stack.enter_context(_server(SYSTEMS[system_name], port, ranks, directory))
+        processes = stack.enter_context(_load_processes(system_name, port, ranks, options, directory))
+        loads = _Loads(processes, server)
+        try:
+            return _measure(loads, server, ranks, options)
+        except (MeasurementError, psutil.Error):
+            # The ranks fail when the server does, and may be the first to tell.
+            time.sleep(SETTLE_S)
+            server.raise_if_ended()
+            raise
 
-        _command(loads, "connect")
-        _command(loads, 1)
-        memory_after = server.memory_info().rss
-        connections = _established(server, port)
 
-        warm_up = _merged(_command(loads, max(5, 1000 // ranks)))
-        rounds = round(options.seconds * 1000 / _cycle_ms(warm_up))
-        rounds = min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
+def _measure(loads: "_Loads", server: "_Server", ranks: int, options: Options) -> Sample:
+    loads.collect()
+    server.wait_until_listening()
+    time.sleep(SETTLE_S)
+    memory_before = server.memory_bytes()
 
-        load_stats = [psutil.Process(load.process.pid) for load in loads]
-        load_cpu_before = sum(_cpu_seconds(stats) for stats in load_stats)
-        server_cpu_before = _cpu_seconds(server)
-        times = _merged(_command(loads, rounds))
-        server_cpu = _cpu_seconds(server) - server_cpu_before
-        load_cpu = sum(_cpu_seconds(stats) for stats in load_stats) - load_cpu_before
+    loads.connect()
+    loads.run(1)
+    memory_after = server.memory_bytes()
+    connections = server.connections()
 
-    waits_ms = sorted(
+    warm_up = loads.run(max(5, 1000 // ranks))
+    rounds = round(options.seconds * 1000 / _cycle_ms(warm_up))
+    rounds = min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
+
+    load_cpu_before = loads.cpu_seconds()
+    server_cpu_before = server.cpu_seconds()
+    times = loads.run(rounds)
+    server_cpu = server.cpu_seconds() - server_cpu_before
+    load_cpu = loads.cpu_seconds() - load_cpu_before
+
+    waits_ms = [
         (release - arrival) / 1e6
         for arrival, release in zip(times.last_arrivals_ns, times.last_releases_ns, strict=True)
-    )
+    ]
     return Sample(
         rounds=rounds,
         connections=connections,
@@ -101,98 +113,158 @@ def measure(system_name: str, ranks: int, options: Options) -> Sample:
 
 def _cycle_ms(times: RoundTimes) -> float:
     """Return the median time from one barrier's last release to the next one's."""
-    releases = times.last_releases_ns
-    return statistics.median(
-        (later - earlier) / 1e6 for earlier, later in zip(releases, releases[1:], strict=False)
-    )
+    return statistics.median((later - earlier) / 1e6 for earlier, later in pairwise(times.last_releases_ns))
 
 
-# --- the server ---
+class _Server:
+    """The process of the system that is measured."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self._process = process
+        self._stats = psutil.Process(process.pid)
+        self._port = port
+        self._log = log
+
+    def wait_until_listening(self) -> None:
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self.raise_if_ended()
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise MeasurementError(f"the server did not listen within {STEP_TIMEOUT_S:.0f} s")
+
+    def raise_if_ended(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            raise MeasurementError(f"the server ended, {_ending(code)}: {_last_line(self._log)}")
+
+    def cpu_seconds(self) -> float:
+        return _cpu_seconds(self._stats)
+
+    def memory_bytes(self) -> int:
+        return int(self._stats.memory_info().rss)
+
+    def connections(self) -> int:
+        return sum(
+            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self._port
+            for connection in self._stats.net_connections("tcp")
+        )
 
 
 @contextmanager
-def _server(system: System, port: int, ranks: int, state_directory: Path) -> Iterator[psutil.Process]:
-    with tempfile.TemporaryDirectory(dir=state_directory) as name:
-        directory = Path(name)
-        log_path = directory / "server.log"
-        command = system.server_command(port, ranks, directory)
-        if not Path(command[0]).exists():
-            raise MeasurementError(f"no {Path(command[0]).name} command beside this Python")
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        try:
-            _wait_until_listening(process, port, log_path)
-            yield psutil.Process(process.pid)
-        finally:
-            process.kill()
-            process.wait()
+def _server(system: System, port: int, ranks: int, directory: Path) -> Iterator[_Server]:
+    command = system.server_command(port, ranks, directory)
+    if not Path(command[0]).exists():
+        raise MeasurementError(f"there is no {Path(command[0]).name} command beside this Python")
+    log = directory / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+    try:
+        yield _Server(process, port, log)
+    finally:
+        process.kill()
+        process.wait()
 
 
-def _wait_until_listening(process: "subprocess.Popen[bytes]", port: int, log_path: Path) -> None:
-    deadline = time.monotonic() + STEP_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            lines = log_path.read_text(errors="replace").strip().splitlines()
-            last_line = _without_paths(lines[-1]) if lines else "it printed nothing"
-            raise MeasurementError(f"the server ended at its start, {_ending(process.returncode)}: {last_line}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise MeasurementError(f"the server did not listen within {STEP_TIMEOUT_S:.0f} s")
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _established(server: psutil.Process, port: int) -> int:
-    return sum(
-        connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == port
-        for connection in server.net_connections("tcp")
-    )
-
-
-# --- the load processes ---
-
-
-@dataclass(frozen=True)
 class _LoadProcess:
-    process: Any  # a multiprocessing.Process of the spawn context
-    pipe: Connection
+    """A process that plays some of the ranks, at the other end of a pipe."""
+
+    def __init__(self, system_name: str, spec: LoadSpec, log: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_play_ranks, args=(system_name, spec, theirs, log), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._stats = psutil.Process(self._process.pid)
+        self._log = log
+
+    def receive(self) -> RoundTimes | None:
+        try:
+            answer = self.pipe.recv()
+        except EOFError:
+            self._process.join()
+            ending = _ending(self._process.exitcode or 0)
+            raise MeasurementError(f"a load process ended, {ending}: {_last_line(self._log)}") from None
+        if isinstance(answer, MeasurementError):
+            raise answer
+        if answer is None or isinstance(answer, RoundTimes):
+            return answer
+        raise TypeError(f"unexpected answer {answer!r}")
+
+    def cpu_seconds(self) -> float:
+        return _cpu_seconds(self._stats)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+class _Loads:
+    """All the load processes, commanded as one."""
+
+    def __init__(self, processes: list[_LoadProcess], server: _Server) -> None:
+        self._processes = processes
+        self._server = server
+
+    def connect(self) -> None:
+        self._send("connect")
+        self.collect()
+
+    def run(self, rounds: int) -> RoundTimes:
+        self._send(rounds)
+        return RoundTimes.merge(answer for answer in self.collect() if answer is not None)
+
+    def cpu_seconds(self) -> float:
+        return sum(process.cpu_seconds() for process in self._processes)
+
+    def collect(self) -> list[RoundTimes | None]:
+        """Wait for every process's answer; the first failure to come in ends the measurement."""
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        answers: list[RoundTimes | None] = []
+        waiting = {process.pipe: process for process in self._processes}
+        while waiting:
+            ready = wait(list(waiting), timeout=1.0)
+            answers += [process.receive() for pipe, process in waiting.items() if pipe in ready]
+            waiting = {pipe: process for pipe, process in waiting.items() if pipe not in ready}
+            self._server.raise_if_ended()
+            if time.monotonic() > deadline:
+                raise MeasurementError(f"the ranks were not done within {STEP_TIMEOUT_S:.0f} s")
+        return answers
+
+    def _send(self, command: str | int) -> None:
+        for process in self._processes:
+            with suppress(BrokenPipeError):  # it has ended; collecting its answer tells how
+                process.pipe.send(command)
 
 
 @contextmanager
 def _load_processes(
-    system_name: str, port: int, world_size: int, options: Options
+    system_name: str, port: int, world_size: int, options: Options, directory: Path
 ) -> Iterator[list[_LoadProcess]]:
-    context = multiprocessing.get_context("spawn")
-    loads: list[_LoadProcess] = []
-    try:
+    with ExitStack() as stack:
+        loads = []
         for ranks in _shares(world_size, options.load_processes):
             spec = LoadSpec(port, ranks, world_size, options.ranks_per_connection)
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_play_ranks, args=(system_name, spec, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            loads.append(_LoadProcess(process, ours))
+            load = _LoadProcess(system_name, spec, directory / f"load-{ranks.start}.log")
+            stack.callback(load.end)
+            loads.append(load)
         yield loads
-    finally:
-        for load in loads:
-            load.process.kill()
-        for load in loads:
-            load.process.join()
 
 
 def _shares(world_size: int, processes: int) -> list[range]:
     bounds = [world_size * index // processes for index in range(processes + 1)]
-    return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False) if low < high]
+    return [range(low, high) for low, high in pairwise(bounds) if low < high]
 
 
-def _play_ranks(system_name: str, spec: LoadSpec, pipe: Connection) -> None:
+def _play_ranks(system_name: str, spec: LoadSpec, pipe: Connection, log: Path) -> None:
     """Run in a load process: import the client, then do what the pipe says until killed."""
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
     try:
         load = SYSTEMS[system_name].open_load(spec)
         pipe.send(None)
@@ -208,43 +280,9 @@ def _play_ranks(system_name: str, spec: LoadSpec, pipe: Connection) -> None:
         pipe.send(MeasurementError(f"{type(error).__name__}: {_without_paths(lines[0])}"))
 
 
-def _command(loads: list[_LoadProcess], command: str | int) -> list[RoundTimes | None]:
-    for load in loads:
-        load.pipe.send(command)
-    return _collect(loads)
-
-
-def _collect(loads: list[_LoadProcess]) -> list[RoundTimes | None]:
-    """Wait for every load process's answer; the first failure to come in ends the measurement."""
-    deadline = time.monotonic() + STEP_TIMEOUT_S
-    answers: dict[int, RoundTimes | None] = {}
-    while len(answers) < len(loads):
-        waiting = {load.pipe: index for index, load in enumerate(loads) if index not in answers}
-        ready = multiprocessing.connection.wait(list(waiting), deadline - time.monotonic())
-        if not ready:
-            raise MeasurementError(f"the ranks were not done within {STEP_TIMEOUT_S:.0f} s")
-        for pipe in ready:
-            index = waiting[pipe]
-            answers[index] = _receive(loads[index])
-    return [answers[index] for index in range(len(loads))]
-
-
-def _receive(load: _LoadProcess) -> RoundTimes | None:
-    try:
-        answer = load.pipe.recv()
-    except EOFError:
-        load.process.join()
-        raise MeasurementError(f"a load process ended, {_ending(load.process.exitcode)}") from None
-    if isinstance(answer, MeasurementError):
-        raise answer
-    return answer
-
-
-def _merged(answers: list[RoundTimes | None]) -> RoundTimes:
-    return RoundTimes.merge(answer for answer in answers if answer is not None)
-
-
-# --- helpers ---
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _free_port() -> int:
@@ -255,6 +293,11 @@ def _free_port() -> int:
 
 def _ending(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return _without_paths(lines[-1]) if lines else "it printed nothing"
 
 
 def _without_paths(text: str) -> str:

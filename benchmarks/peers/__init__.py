@@ -19,7 +19,7 @@ class System:
     client_module: str
 
     def open_load(self, spec: LoadSpec) -> Load:
-        """Return this system's ranks, not connected yet; imports the client, so only load processes call it."""
+        """Return this system's ranks, not connected yet; imports the client, so only for load processes."""
         return cast("Load", import_module(self.client_module).open_load(spec))
 
 

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from jax._src.lib import _jax
+from jaxlib import _jax  # type: ignore[attr-defined]  # private, and without type stubs
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, Barrier, BlockingLoad, LoadSpec
 

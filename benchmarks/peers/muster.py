@@ -5,18 +5,21 @@ import os
 import socket
 import time
 import uuid
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import grpc.aio
 import uvloop
+from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, LoadSpec, RankTimes, RoundTimes
-from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
 
 RUN_ID = "benchmark"
 PREFIX = "checkpoint"
 # Without this the channels of one process to one address would share a connection.
 CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+
+T = TypeVar("T")
 
 
 def open_load(spec: LoadSpec) -> "SessionLoad":
@@ -34,11 +37,17 @@ class SessionLoad:
 
     def connect(self) -> None:
         """Connect every rank and join its group."""
-        self._ranks = self._runner.run(self._connect())
+        self._ranks = self._run_on_loop(self._connect())
 
     def run(self, rounds: int) -> RoundTimes:
         """Take every rank through the next `rounds` barriers."""
-        return self._runner.run(self._run(rounds))
+        return self._run_on_loop(self._run(rounds))
+
+    def _run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._runner.run(coroutine)
+        except grpc.aio.AioRpcError as error:
+            raise RuntimeError(f"{error.code().name}: {error.details()}") from error
 
     async def _connect(self) -> list["Rank"]:
         channels: dict[int, grpc.aio.Channel] = {}
@@ -64,7 +73,8 @@ class Rank:
 
     def __init__(self, number: int, channel: grpc.aio.Channel) -> None:
         self._number = number
-        self._call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect(wait_for_ready=True)
+        stub: Any = session_pb2_grpc.SessionServiceStub(channel)  # typed for the synchronous client only
+        self._call = stub.Connect(wait_for_ready=True)
         self._sequence = 0
 
     async def join(self, world_size: int) -> None:
@@ -101,9 +111,10 @@ class Rank:
 
     async def _read(self, wanted: str) -> session_pb2.ConnectResponse:
         while True:
-            response = await self._call.read()
-            if response is grpc.aio.EOF:
+            message = await self._call.read()
+            if message is grpc.aio.EOF:
                 raise RuntimeError(f"the session ended: {await self._call.details()}")
+            response: session_pb2.ConnectResponse = message
             kind = response.WhichOneof("message")
             if kind == wanted:
                 return response

@@ -23,7 +23,7 @@ class LineWriter:
     """
 
     def __init__(self) -> None:
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="muster-log", daemon=True)
         self._thread.start()
@@ -31,19 +31,16 @@ class LineWriter:
 
     def msg(self, line: str) -> None:
         """Hand over one line; never blocks."""
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
+        if self._lines.qsize() < MAX_WAITING_LINES:
+            self._lines.put(line)
+        else:
             self._dropped += 1
 
     debug = info = warning = error = critical = msg
 
     def close(self) -> None:
         """Write what waits, for a second at most."""
-        try:
-            self._lines.put_nowait(None)
-        except queue.Full:
-            return
+        self._lines.put(None)
         self._thread.join(timeout=1)
 
     def _write_all(self) -> None:

@@ -1,0 +1,44 @@
+"""Under torchrun the barrier takes endpoint, run, rank, world size and generation from the environment."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.coordinator import Coordinator
+
+PROGRAM = """
+import os, sys
+from muster.worker import GrpcBarrier
+
+barrier = GrpcBarrier(barrier_prefix="checkpoint", timeout_secs=60)
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+assert len(barrier.gather(b"x")) == 2
+if restarts == 0 and barrier.rank == 1:
+    sys.exit("this rank fails in its first life")
+barrier.execute_barrier()
+print("rank", barrier.rank, "passed", barrier.sequence, "barriers", flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(
+    coordinator: Coordinator, tmp_path: Path
+):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*torchrun, "--max-restarts=1", str(script)],
+        env=os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    outcomes = [(line["sequence"], line["outcome"]) for line in coordinator.log("barrier.decided")]
+    assert [sequence for sequence, _ in outcomes] == list(range(len(outcomes)))
+    assert [outcome for _, outcome in outcomes if outcome == "RELEASED"] == ["RELEASED"] * 3
+    assert coordinator.log("generation.advanced")[0]["reason"].startswith("generation 1 takes over")

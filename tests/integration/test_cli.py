@@ -3,19 +3,20 @@
 import json
 import os
 import pty
+import queue
 import select
 import signal
 import socket
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from muster.v1 import barrier_pb2, barrier_pb2_grpc
+from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
 
 from tests.support.coordinator import MUSTER, Coordinator, free_port
 
@@ -28,15 +29,14 @@ MISSING = "missing: rank 3 (node-1, pid 4003, connected, still at #0)"
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     """One coordinator for the tests that only read."""
-    # With a long TTL its members, who call by unary calls, stay connected.
-    with Coordinator(tmp_path_factory.mktemp("cli"), state="memory:", session_ttl=600) as running:
+    with Coordinator(tmp_path_factory.mktemp("cli"), state="memory:") as running:
         yield running
 
 
 @pytest.fixture
 def own_coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     """A coordinator that a test may change."""
-    with Coordinator(tmp_path, state="memory:", session_ttl=600) as running:
+    with Coordinator(tmp_path, state="memory:") as running:
         yield running
 
 
@@ -44,7 +44,9 @@ def own_coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 def job(coordinator: Coordinator) -> Iterator["Job"]:
     """Run job1 of 4 ranks on 2 hosts: #0 is released, and #1 waits for rank 3."""
     with grpc.insecure_channel(coordinator.endpoint) as channel:
-        yield Job(channel)
+        running = Job(channel)
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -55,30 +57,48 @@ def waiting(coordinator: Coordinator) -> Iterator["Job"]:
 
 
 class Job:
+    """One stream that speaks for all four ranks."""
+
     def __init__(self, channel: grpc.Channel) -> None:
-        self._stub = barrier_pb2_grpc.BarrierServiceStub(channel)
-        for arrival in [self.arrive(rank) for rank in range(4)]:
-            assert arrival.result(TIMEOUT).decision.outcome == 1
-        self.open = [self.arrive(rank, timeout=300) for rank in range(3)]
+        self._barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+        self._requests: queue.SimpleQueue[session_pb2.ConnectRequest | None] = queue.SimpleQueue()
+        stub = session_pb2_grpc.SessionServiceStub(channel)
+        self._responses = stub.Connect(iter(self._requests.get, None), timeout=10 * TIMEOUT)
+        processes = [
+            session_pb2.Process(
+                rank=rank, incarnation=f"life-{rank}", host=f"node-{rank // 2}", pid=4000 + rank
+            )
+            for rank in range(4)
+        ]
+        self._say(hello=session_pb2.Hello(run_id="job1", processes=processes, protocol_version=1))
+        self._say(join_group=session_pb2.JoinGroup(prefix="checkpoint", world_size=4))
+        self.arrive(0, range(4))
+        assert self.decision().outcome == common_pb2.OUTCOME_RELEASED
+        self.arrive(1, range(3))
         until(lambda: self.get().arrived == 3)
 
-    def arrive(self, rank: int, *, prefix: str = "checkpoint", timeout: float = 60, **more):
-        request = barrier_pb2.ArriveRequest(
-            run_id="job1",
-            prefix=prefix,
-            rank=rank,
-            world_size=4,
-            timeout_ms=round(timeout * 1000),
-            incarnation=f"life-{rank}",
-            host=f"node-{rank // 2}",
-            pid=4000 + rank,
-            **more,
+    def _say(self, **message) -> None:
+        self._requests.put(session_pb2.ConnectRequest(**message))
+
+    def arrive(self, sequence: int, ranks: Iterable[int], timeout: float = 1800) -> None:
+        arrivals = [session_pb2.Arrival(rank=rank) for rank in ranks]
+        self._say(
+            arrive=session_pb2.Arrive(
+                prefix="checkpoint", sequence=sequence, timeout_ms=round(timeout * 1000), arrivals=arrivals
+            )
         )
-        return self._stub.Arrive.future(request)
+
+    def decision(self) -> common_pb2.Decision:
+        """The next decision; the stream brings it once for all of its ranks."""
+        return next(one.decision for one in self._responses if one.WhichOneof("message") == "decision")
+
+    def close(self) -> None:
+        """End the stream."""
+        self._requests.put(None)
 
     def get(self) -> barrier_pb2.Barrier:
         request = barrier_pb2.BarrierServiceGetRequest(run_id="job1", prefix="checkpoint")
-        return self._stub.Get(request, timeout=TIMEOUT).barrier
+        return self._barriers.Get(request, timeout=TIMEOUT).barrier
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -124,7 +144,7 @@ def test_get_runs(coordinator: Coordinator, waiting: Job):
 
 def test_get_barriers(coordinator: Coordinator, waiting: Job):
     header, first, second = output(coordinator.endpoint, "get", "barriers").splitlines()
-    assert header.split() == "RUN PREFIX SEQUENCE STATE ARRIVED WAITED LEFT MISSING".split()
+    assert header.split() == ["RUN", "PREFIX", "SEQUENCE", "STATE", "ARRIVED", "WAITED", "LEFT", "MISSING"]
     assert first.split()[:5] + first.split()[7:] == ["job1", "checkpoint", "1", "OPEN", "3/4", "3"]
     assert second.split()[:5] == ["job1", "checkpoint", "0", "RELEASED", "4/4"]
     assert second.split()[6:] == ["-", "-"]
@@ -215,7 +235,7 @@ def test_watch_barriers_prints_a_document_for_each_change(own_coordinator: Coord
         with watching(own_coordinator.endpoint, *arguments) as process:
             first, second = (json.loads(process.stdout.readline()) for _ in range(2))
             assert [first["sequence"], second["sequence"]] == ["1", "0"]
-            running.arrive(3).result(TIMEOUT)
+            running.arrive(1, [3])
             changed = json.loads(process.stdout.readline())
             assert (changed["sequence"], changed["decision"]["outcome"]) == ("1", "OUTCOME_RELEASED")
             assert ended(process) == (130, "")
@@ -228,7 +248,7 @@ def test_watch_members(own_coordinator: Coordinator):
     ):
         for _ in range(5):
             process.stdout.readline()
-        running.arrive(3).result(TIMEOUT)
+        running.arrive(1, [3])
         changed = process.stdout.readline().split()
         assert (changed[0], changed[-1]) == ("3", "checkpoint#1")
 
@@ -268,8 +288,11 @@ def test_describe_barrier(coordinator: Coordinator, waiting: Job):
 
 def test_describing_a_barrier_that_timed_out_is_no_failure(own_coordinator: Coordinator):
     with job(own_coordinator) as running:
-        decision = running.arrive(0, prefix="eval", timeout=0.1).result(TIMEOUT).decision
-        text = output(own_coordinator.endpoint, "describe", "barrier", "job1", "eval")
+        running.arrive(1, [3])
+        assert running.decision().outcome == common_pb2.OUTCOME_RELEASED
+        running.arrive(2, [0], timeout=0.1)
+        decision = running.decision()
+        text = output(own_coordinator.endpoint, "describe", "barrier", "job1", "checkpoint")
     assert "State:       TIMED_OUT\n" in text
     # The sentence is the one that the ranks were told.
     for line in decision.message.splitlines():
@@ -324,8 +347,7 @@ def test_abort(own_coordinator: Coordinator):
 
         text = output(endpoint, "abort", "job1", "checkpoint", "--sequence=1", "--reason=disk\x1b[2J full")
         assert text.startswith('barrier "checkpoint" #1 of run job1 was aborted: disk\\x1b[2J full\n')
-        for arrival in running.open:
-            assert arrival.result(TIMEOUT).decision.message == text.rstrip("\n")
+        assert running.decision().message == text.rstrip("\n")
 
         done = muster(endpoint, "abort", "job1", "checkpoint")
         assert done.returncode == 5
@@ -411,8 +433,9 @@ class Terminal:
 
     def end(self) -> tuple[int, str]:
         """Wait for its end; exit code and stderr. The terminal must be as it was."""
-        _, said = self.process.communicate(timeout=TIMEOUT)
+        # Its output is read before its end is waited for: a terminal that nobody reads stops the writer.
         self.wait_for("\x1b[?1049l")
+        _, said = self.process.communicate(timeout=TIMEOUT)
         assert termios.tcgetattr(self._theirs) == self.settings
         return self.process.returncode, said
 
@@ -421,7 +444,7 @@ def test_top_draws_until_q(own_coordinator: Coordinator):
     with job(own_coordinator) as running, Terminal(own_coordinator.endpoint, "--interval=0.1") as terminal:
         terminal.wait_for("connected ranks 4")
         terminal.wait_for("rank 3 (node-1, pid 4003")
-        running.arrive(3).result(TIMEOUT)
+        running.arrive(1, [3])
         terminal.wait_for("no barrier is open")
         terminal.wait_for('barrier "checkpoint" #1 of run job1 was released')
         terminal.type("xq")
@@ -458,7 +481,7 @@ def test_top_without_a_coordinator_fails_before_it_draws():
         assert f"the coordinator at {endpoint} cannot be reached" in said
 
 
-def test_a_terminal_gets_colours_and_lines_that_fit(coordinator: Coordinator, waiting: Job):
+def test_a_terminal_gets_colours(coordinator: Coordinator, waiting: Job):
     side, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 60))
     with subprocess.Popen(

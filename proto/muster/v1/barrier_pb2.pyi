@@ -201,7 +201,7 @@ class Barrier(google.protobuf.message.Message):
 
     @property
     def decision(self) -> muster.v1.common_pb2.Decision:
-        """The decision; unset while the barrier is open."""
+        """The decision, without its payloads; unset while the barrier is open."""
 
     def __init__(
         self,

@@ -1,10 +1,14 @@
 """The ``muster`` command: its sub-commands, and how it fails."""
 
+import io
 import os
 import sys
 
 import typer
+from muster.service.cli import describe, get
+from muster.service.cli.abort import abort
 from muster.service.cli.serve import serve
+from muster.service.cli.top import top
 from muster.service.version import VERSION
 
 app = typer.Typer(
@@ -15,6 +19,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(serve)
+app.add_typer(get.app, name="get")
+app.add_typer(describe.app, name="describe")
+app.command()(abort)
+app.command()(top)
 
 
 def _show_version(wanted: bool) -> None:
@@ -48,4 +56,7 @@ def _open_standard_streams() -> None:
 def main() -> None:
     """The entry point of the ``muster`` script."""
     _open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal's encoding does not have is no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

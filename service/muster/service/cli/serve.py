@@ -5,14 +5,9 @@ import sys
 from typing import Annotated
 
 import typer
-import uvloop
 from muster.service.address import Address
-from muster.service.app import Config, StartError
-from muster.service.app import serve as run_coordinator
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
-from muster.service.storage.engine import StorageError
-from muster.service.telemetry import logs
 
 DEFAULTS = Limits()
 
@@ -47,9 +42,19 @@ def serve(
     max_payload_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes that one rank may hand to a barrier.")
     ] = DEFAULTS.max_payload_bytes,
+    max_gather_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes that all ranks of a barrier may hand in.")
+    ] = DEFAULTS.max_gather_bytes,
     log_format: Annotated[str, typer.Option(envvar="MUSTER_LOG_FORMAT", help="console or json.")] = "console",
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT."""
+    # Imported here, so that the other sub-commands start without waiting for the server's libraries.
+    import uvloop
+    from muster.service.app import Config, StartError
+    from muster.service.app import serve as run_coordinator
+    from muster.service.storage.engine import StorageError
+    from muster.service.telemetry import logs
+
     if log_format not in ("console", "json"):
         fail(f'--log-format "{log_format}" is neither console nor json', Exit.USAGE)
     try:
@@ -63,6 +68,7 @@ def serve(
                 max_runs=max_runs,
                 max_sessions=max_sessions,
                 max_payload_bytes=max_payload_bytes,
+                max_gather_bytes=max_gather_bytes,
             ),
         )
     except ValueError as error:

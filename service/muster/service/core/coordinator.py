@@ -134,6 +134,7 @@ class Coordinator:
         group = run.groups[record.prefix]
         process = run.roster.find(record.rank, record.incarnation)
         if process is None:
+            unary = record.state is MemberState.IDLE
             process = Process(
                 run_id=record.run_id,
                 rank=record.rank,
@@ -142,9 +143,9 @@ class Coordinator:
                 host=record.host,
                 pid=record.pid,
                 generation=group.generation,
-                unary=record.state is MemberState.IDLE,
+                unary=unary,
                 session=None,
-                state=record.state,
+                state=MemberState.DISCONNECTED if unary else record.state,
                 since=now.monotonic,
             )
             if group.generation == run.generation:
@@ -245,15 +246,12 @@ class Coordinator:
         try:
             session = self._session(event.session)
             shape = self._check_shape(event)
-            positions = []
-            for rank in event.ranks or session.processes:
-                process = self._process(session, rank)
-                start = session.run.join(process, event.prefix, shape, now, effects)
-                positions.append((rank, start))
+            processes = [self._process(session, rank) for rank in event.ranks or session.processes]
+            positions = session.run.join(processes, event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
             return
-        effects.send(event.session, GroupJoined(event.prefix, tuple(positions)))
+        effects.send(event.session, GroupJoined(event.prefix, positions))
 
     def _arrive(self, event: Arrive, now: Instant, effects: Effects) -> None:
         for arrival in event.arrivals:
@@ -401,7 +399,7 @@ class Coordinator:
             raise _invalid("rank", rank, f"it must be from 0 to {self.limits.max_world_size - 1}")
 
     def _check_name(self, field: str, value: str) -> None:
-        size, most = len(value.encode()), self.limits.max_name_bytes
+        size, most = len(value.encode("utf-8", "replace")), self.limits.max_name_bytes
         if not value:
             raise _invalid(field, '""', "it must not be empty")
         if size > most:

@@ -41,7 +41,7 @@ class SpeakerRecord:
     start_sequence: int
     shape: Shape
     state: MemberState
-    """As it last mattered: DISCONNECTED stands for every state in which it may be, or come back."""
+    """As it last mattered: unless it is gone, IDLE for one that arrives by unary calls, else DISCONNECTED."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,28 +127,39 @@ class Group:
 
     # ------------------------------------------------------------------ membership
 
+    def check_join(self, process: Process, shape: Shape) -> None:
+        """Refuse a process that may not take part, before anything is changed."""
+        if process.rank not in shape:
+            raise Refusal(
+                Reason.NOT_A_PARTICIPANT,
+                f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
+                f"include rank {process.rank}.",
+            )
+        speaker = self.speakers.get(process.rank)
+        if speaker is None or self.generation != self._roster.generation:
+            return
+        if speaker.process is process and speaker.shape != shape:
+            raise Refusal(
+                Reason.SHAPE_CHANGED,
+                f'{process} joined group "{self.prefix}" with {_shape_text(speaker.shape)} and now '
+                f"says {_shape_text(shape)}. Use another prefix for other participants.",
+            )
+        if speaker.process.ordinal > process.ordinal:
+            raise self._superseded(process, speaker.process)
+
     def join(self, process: Process, shape: Shape, now: Instant, effects: Effects) -> int:
-        """A process takes part; the newest incarnation of a rank speaks for it.
+        """Let a process that passed :meth:`check_join` take part; the newest incarnation speaks for its rank.
 
         Returns:
             The first sequence that the process may arrive at. A rank's first process starts at the
             generation's first sequence, so that it hears what it missed (or behind a release that did
             not need it); a restarted one starts at the next undecided sequence.
         """
-        self._check_rank(process, shape)
         if self.generation != self._roster.generation:
             self.begin_life(effects)
         speaker = self.speakers.get(process.rank)
         if speaker is not None and speaker.process is process:
-            if speaker.shape != shape:
-                raise Refusal(
-                    Reason.SHAPE_CHANGED,
-                    f'{process} joined group "{self.prefix}" with {_shape_text(speaker.shape)} and now '
-                    f"says {_shape_text(shape)}. Use another prefix for other participants.",
-                )
             return speaker.start
-        if speaker is not None and speaker.process.ordinal > process.ordinal:
-            raise self._superseded(process, speaker.process)
         if self.speakers and not any(s.process.state.living for s in self.speakers.values()):
             # Everyone has left, and the process takes the group anew (design rule 8).
             self.abort(report.abandoned(str(process)), now, effects)
@@ -245,6 +256,8 @@ class Group:
         if sequence is None:
             sequence = self._next_of(speaker)
         if sequence == self.next_sequence:
+            if arrival.payload:
+                self._check_payload(process, arrival)
             if self.open is None:
                 self._open_barrier(speaker.shape, timeout, now)
             speaker.last = sequence
@@ -311,8 +324,6 @@ class Group:
         """Count one arrival at the open barrier, and decide if there is nothing left to wait for."""
         barrier = self.open
         assert barrier is not None
-        if arrival.payload:
-            self._check_payload(barrier, speaker.process, arrival)
         barrier.add(speaker.process, arrival.payload, now.monotonic)
         if arrival.failure is not None:
             process = speaker.process
@@ -517,28 +528,22 @@ class Group:
 
     # ------------------------------------------------------------------ refusing
 
-    def _check_rank(self, process: Process, shape: Shape) -> None:
-        if process.rank not in shape:
-            raise Refusal(
-                Reason.NOT_A_PARTICIPANT,
-                f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
-                f"include rank {process.rank}.",
-            )
-
-    def _check_payload(self, barrier: OpenBarrier, process: Process, arrival: Arrival) -> None:
-        limits, size = self._limits, len(arrival.payload)
+    def _check_payload(self, process: Process, arrival: Arrival) -> None:
+        """A payload that is refused opens no barrier."""
+        limits, size, barrier = self._limits, len(arrival.payload), self.open
         if size > limits.max_payload_bytes:
             raise limit_exceeded(
                 "max_payload_bytes",
                 limits.max_payload_bytes,
-                f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{barrier.sequence}',
+                f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{self.next_sequence}',
             )
-        total = barrier.payload_bytes + size
-        if process.rank not in barrier.arrivals and total > limits.max_gather_bytes:
+        counted = barrier is not None and process.rank in barrier.arrivals
+        total = size + (barrier.payload_bytes if barrier is not None else 0)
+        if not counted and total > limits.max_gather_bytes:
             raise limit_exceeded(
                 "max_gather_bytes",
                 limits.max_gather_bytes,
-                f'the payloads of "{self.prefix}" #{barrier.sequence} come to {total:,} bytes with '
+                f'the payloads of "{self.prefix}" #{self.next_sequence} come to {total:,} bytes with '
                 f"those of {process}",
             )
 
@@ -562,6 +567,9 @@ class Group:
 
     def _speaker_record(self, speaker: Speaker) -> SpeakerRecord:
         process = speaker.process
+        state = process.state
+        if not state.gone:
+            state = MemberState.IDLE if process.unary else MemberState.DISCONNECTED
         return SpeakerRecord(
             run_id=self.run_id,
             prefix=self.prefix,
@@ -572,7 +580,7 @@ class Group:
             pid=process.pid,
             start_sequence=speaker.start,
             shape=speaker.shape,
-            state=MemberState.DISCONNECTED if process.state.living else process.state,
+            state=state,
         )
 
 

@@ -19,8 +19,8 @@ class Limits:
     """Length of a vote's or an abort's reason, in UTF-8; a longer one is cut, not refused."""
     max_payload_bytes: int = 1_048_576
     """One rank's payload."""
-    max_gather_bytes: int = 16_777_216
-    """All payloads of one barrier."""
+    max_gather_bytes: int = 4_194_304
+    """All payloads of one barrier; each waiting rank is sent all of them."""
     max_timeout_seconds: float = 30 * 86_400.0
     max_unheard_decisions: int = 1_000
     """Decisions in a row that some rank may still have to hear, since none of them was a release."""

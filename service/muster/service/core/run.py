@@ -1,5 +1,7 @@
 """A run: one training job, its processes and its groups."""
 
+from collections.abc import Sequence
+
 from muster.service.core import report
 from muster.service.core.effects import Effects, Notice, RunRecord
 from muster.service.core.events import ProcessInfo, SessionId
@@ -159,8 +161,14 @@ class Run:
 
     # ------------------------------------------------------------------ groups
 
-    def join(self, process: Process, prefix: str, shape: Shape, now: Instant, effects: Effects) -> int:
-        """A process takes part in a group, which is made if there is none."""
+    def join(
+        self, processes: Sequence[Process], prefix: str, shape: Shape, now: Instant, effects: Effects
+    ) -> tuple[tuple[int, int], ...]:
+        """Processes take part in a group, which is made if there is none: all of them, or none.
+
+        Returns:
+            (rank, first sequence that it may arrive at) of each.
+        """
         group = self.groups.get(prefix)
         if group is None:
             if len(self.groups) >= self._limits.max_groups_per_run:
@@ -170,11 +178,12 @@ class Run:
                     f'run {self.run_id} has {len(self.groups)} groups and "{prefix}" would be one more',
                 )
             group = self._new_group(prefix, self.generation, 0)
-            start = group.join(process, shape, now, effects)
+        for process in processes:
+            group.check_join(process, shape)
+        if prefix not in self.groups:
             self.groups[prefix] = group
             effects.records.append(group.record)
-            return start
-        return group.join(process, shape, now, effects)
+        return tuple((process.rank, group.join(process, shape, now, effects)) for process in processes)
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Take back a group from storage."""

@@ -1,5 +1,6 @@
 """Between ``muster.v1`` messages and the core's events, messages and views."""
 
+import dataclasses
 from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
@@ -122,7 +123,10 @@ DRAIN = session_pb2.ConnectResponse(
 
 
 def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
-    """A barrier as people see it."""
+    """A barrier as people see it: without the payloads, which are for its ranks and may be large."""
+    decision = None
+    if view.decision is not None:
+        decision = decision_to_pb(dataclasses.replace(view.decision, payloads=()))
     return barrier_pb2.Barrier(
         run_id=view.run_id,
         prefix=view.prefix,
@@ -133,7 +137,7 @@ def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
         age_ms=milliseconds(view.age),
         remaining_ms=milliseconds(view.remaining),
         missing=[missing_to_pb(one) for one in view.missing],
-        decision=decision_to_pb(view.decision) if view.decision else None,
+        decision=decision,
         message=view.message,
     )
 

@@ -59,6 +59,9 @@ def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", limits.max_sessions),
+        # A whole job connects at once; by default calls beyond 1,000 that wait to be taken are cancelled.
+        ("grpc.server.max_pending_requests", limits.max_sessions),
+        ("grpc.server.max_pending_requests_hard_limit", limits.max_sessions),
         (
             "grpc.max_receive_message_length",
             limits.max_payload_bytes * RANKS_PER_MESSAGE + MESSAGE_HEADROOM,

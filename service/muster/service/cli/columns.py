@@ -1,0 +1,108 @@
+"""What tables show of runs, barriers, members and the missing."""
+
+from muster.service.cli.table import NOTHING, Column, duration, name, ranks
+from muster.service.core import report
+from muster.service.wire import missing_from_pb
+from muster.v1 import barrier_pb2, common_pb2, run_pb2
+
+
+def barrier_state(barrier: barrier_pb2.Barrier) -> str:
+    """``OPEN``, or the outcome."""
+    if not barrier.HasField("decision"):
+        return "OPEN"
+    return name(common_pb2.Outcome.DESCRIPTOR, barrier.decision.outcome, "OUTCOME_")
+
+
+def member_state(member: run_pb2.Member) -> str:
+    """How a process stands."""
+    return name(common_pb2.MemberState.DESCRIPTOR, member.state, "MEMBER_STATE_")
+
+
+def missing_sentence(barrier: barrier_pb2.Barrier) -> str:
+    """Who is missing from a barrier, with host, process and reason; empty if nobody is."""
+    return report.missing_all([missing_from_pb(one) for one in barrier.missing])
+
+
+def _missing_ranks(barrier: barrier_pb2.Barrier) -> str:
+    return ranks(one.rank for one in barrier.missing)
+
+
+def _waited(barrier: barrier_pb2.Barrier) -> str:
+    return duration(barrier.decision.wait_ms if barrier.HasField("decision") else barrier.age_ms)
+
+
+def _left(barrier: barrier_pb2.Barrier) -> str:
+    return NOTHING if barrier.HasField("decision") else duration(barrier.remaining_ms)
+
+
+def _skew(barrier: barrier_pb2.Barrier) -> str:
+    return duration(barrier.decision.skew_ms) if barrier.HasField("decision") else NOTHING
+
+
+def _last_rank(barrier: barrier_pb2.Barrier) -> str:
+    decision = barrier.decision
+    return str(decision.last_arrival_rank) if decision.HasField("last_arrival_rank") else NOTHING
+
+
+def decided_at(barrier: barrier_pb2.Barrier) -> str:
+    """When a barrier was decided, in UTC."""
+    decision = barrier.decision
+    return decision.decided_at.ToJsonString() if decision.HasField("decided_at") else NOTHING
+
+
+def _groups(member: run_pb2.Member) -> str:
+    return ",".join(f"{group.prefix}#{last_sequence(group)}" for group in member.groups) or NOTHING
+
+
+def last_sequence(spoken: run_pb2.GroupPosition | common_pb2.MissingRank) -> str:
+    """The last sequence that a process arrived at in a group."""
+    return str(spoken.last_sequence) if spoken.HasField("last_sequence") else NOTHING
+
+
+RUNS: list[Column[run_pb2.Run]] = [
+    Column(title="RUN", cell=lambda run: run.run_id),
+    Column(title="GENERATION", cell=lambda run: str(run.generation)),
+    Column(title="CONNECTED", cell=lambda run: f"{run.connected}/{run.members}"),
+    Column(title="GROUPS", cell=lambda run: str(run.groups), wide=True),
+    Column(title="OPEN", cell=lambda run: str(run.open_barriers)),
+    Column(title="DECIDED", cell=lambda run: str(run.decided_barriers)),
+]
+
+BARRIERS: list[Column[barrier_pb2.Barrier]] = [
+    Column(title="RUN", cell=lambda barrier: barrier.run_id),
+    Column(title="PREFIX", cell=lambda barrier: barrier.prefix),
+    Column(title="SEQUENCE", cell=lambda barrier: str(barrier.sequence)),
+    Column(title="STATE", cell=barrier_state, state=True),
+    Column(title="ARRIVED", cell=lambda barrier: f"{barrier.arrived}/{barrier.required}"),
+    Column(title="WAITED", cell=_waited),
+    Column(title="LEFT", cell=_left),
+    Column(title="GENERATION", cell=lambda barrier: str(barrier.generation), wide=True),
+    Column(title="SKEW", cell=_skew, wide=True),
+    Column(title="LAST", cell=_last_rank, wide=True),
+    Column(title="DECIDED", cell=decided_at, wide=True),
+    Column(title="MISSING", cell=_missing_ranks),
+    Column(title="WHO", cell=lambda barrier: missing_sentence(barrier) or NOTHING, wide=True),
+]
+
+MEMBERS: list[Column[run_pb2.Member]] = [
+    Column(title="RANK", cell=lambda member: str(member.rank)),
+    Column(title="HOST", cell=lambda member: member.host),
+    Column(title="PID", cell=lambda member: str(member.pid)),
+    Column(title="STATE", cell=member_state, state=True),
+    Column(title="SINCE", cell=lambda member: duration(member.since_ms)),
+    Column(title="GENERATION", cell=lambda member: str(member.generation), wide=True),
+    Column(title="ORDINAL", cell=lambda member: str(member.ordinal), wide=True),
+    Column(title="INCARNATION", cell=lambda member: member.incarnation, wide=True),
+    Column(title="GROUPS", cell=_groups),
+]
+
+MISSING: list[Column[common_pb2.MissingRank]] = [
+    Column(title="RANK", cell=lambda one: str(one.rank)),
+    Column(title="HOST", cell=lambda one: one.host or NOTHING),
+    Column(title="PID", cell=lambda one: str(one.pid) if one.host else NOTHING),
+    Column(
+        title="STATE", cell=lambda one: name(common_pb2.MissingState.DESCRIPTOR, one.state, "MISSING_STATE_")
+    ),
+    Column(title="GONE", cell=lambda one: duration(one.gone_ms) if one.gone_ms else NOTHING),
+    Column(title="LAST", cell=last_sequence),
+]

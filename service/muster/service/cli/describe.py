@@ -1,0 +1,239 @@
+"""``muster describe``: all there is to know of one run, barrier or member."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, TypeVar
+
+import typer
+from muster.service.cli import columns, options
+from muster.service.cli.client import connect
+from muster.service.cli.failure import Exit, fail
+from muster.service.cli.options import Output
+from muster.service.cli.table import (
+    NOTHING,
+    Column,
+    Table,
+    as_dict,
+    colorful,
+    document,
+    duration,
+    emit,
+    fields,
+    indented,
+    ranks,
+)
+from muster.service.core import report
+from muster.service.wire import missing_from_pb
+from muster.v1 import barrier_pb2, common_pb2, run_pb2
+
+Row = TypeVar("Row")
+
+app = typer.Typer(help="Show all there is to know of one run, barrier or member.", no_args_is_help=True)
+
+
+@app.command("run")
+def describe_run(
+    run: options.Run,
+    output: options.Format = Output.TABLE,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """Show a run, its members and its barriers."""
+    with connect(endpoint, timeout) as client:
+        found = client.run(run).run
+        members = client.members(run).members
+        barriers = client.barriers(run, 1).barriers
+    if output is Output.JSON:
+        emit(
+            document(
+                {
+                    "run": as_dict(found),
+                    "members": [as_dict(one) for one in members],
+                    "barriers": [as_dict(one) for one in barriers],
+                }
+            )
+        )
+    else:
+        emit(run_text(found, members, barriers, wide=output is Output.WIDE, color=colorful()))
+
+
+@app.command("barrier")
+def describe_barrier(
+    run: options.Run,
+    prefix: options.Prefix,
+    sequence: Annotated[
+        int | None,
+        typer.Argument(
+            min=0,
+            max=2**64 - 1,
+            metavar="SEQUENCE",
+            help="The barrier's number; default: the open one, or else the last one decided.",
+            show_default=False,
+        ),
+    ] = None,
+    output: options.Format = Output.TABLE,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """Show a barrier, and everyone who is missing."""
+    with connect(endpoint, timeout) as client:
+        found = client.barrier(run, prefix, sequence)
+    if output is Output.JSON:
+        emit(document(as_dict(found)))
+    else:
+        emit(barrier_text(found.barrier, wide=output is Output.WIDE, color=colorful()))
+
+
+@app.command("member")
+def describe_member(
+    run: options.Run,
+    rank: Annotated[int, typer.Argument(min=0, metavar="RANK", help="The rank.", show_default=False)],
+    output: options.Format = Output.TABLE,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """Show a rank, and what it is missing from."""
+    with connect(endpoint, timeout) as client:
+        known = client.members(run).members
+        processes = [one for one in known if one.rank == rank]
+        barriers = client.barriers(run, 1).barriers
+    missing_from = [barrier for barrier in barriers if any(one.rank == rank for one in barrier.missing)]
+    if not processes and not missing_from:
+        fail(
+            f"rank {rank} of run {run} has not said hello in this generation, and no barrier misses it; "
+            f"known are the ranks {ranks({one.rank for one in known})}\n  next: muster get members {run}",
+            Exit.FAILED,
+        )
+    if output is Output.JSON:
+        emit(
+            document(
+                {
+                    "run_id": run,
+                    "rank": rank,
+                    "members": [as_dict(one) for one in processes],
+                    "missing_from": [as_dict(one) for one in missing_from],
+                }
+            )
+        )
+    else:
+        emit(member_text(run, rank, processes, missing_from))
+
+
+# ---------------------------------------------------------------------- texts
+
+
+def run_text(
+    run: run_pb2.Run,
+    members: Iterable[run_pb2.Member],
+    barriers: Sequence[barrier_pb2.Barrier],
+    *,
+    wide: bool = False,
+    color: bool = False,
+) -> str:
+    """A run for people."""
+    hosts: dict[tuple[str, str], list[int]] = {}
+    for member in members:
+        hosts.setdefault((member.host, columns.member_state(member)), []).append(member.rank)
+    return _sections(
+        fields(
+            {
+                "Run": run.run_id,
+                "Generation": str(run.generation),
+                "Connected": f"{run.connected} of {run.members} ranks seen",
+                "Groups": str(run.groups),
+                "Barriers": f"{run.open_barriers} open, {run.decided_barriers} decided",
+            }
+        ),
+        _table("Members", HOSTS, sorted(hosts.items()), color=color),
+        _table("Barriers", columns.BARRIERS, barriers, wide=wide, color=color),
+    )
+
+
+HOSTS: list[Column[tuple[tuple[str, str], list[int]]]] = [
+    Column(title="HOST", cell=lambda row: row[0][0]),
+    Column(title="STATE", cell=lambda row: row[0][1], state=True),
+    Column(title="RANKS", cell=lambda row: ranks(set(row[1]))),
+]
+
+
+def barrier_text(barrier: barrier_pb2.Barrier, *, wide: bool = False, color: bool = False) -> str:
+    """A barrier for people."""
+    shown = {
+        "Run": barrier.run_id,
+        "Prefix": barrier.prefix,
+        "Sequence": str(barrier.sequence),
+        "Generation": str(barrier.generation),
+        "State": columns.barrier_state(barrier),
+        "Arrived": f"{barrier.arrived} of {barrier.required}",
+    }
+    if barrier.HasField("decision"):
+        decision = barrier.decision
+        shown["Decided"] = columns.decided_at(barrier)
+        shown["Waited"] = duration(decision.wait_ms)
+        if decision.HasField("last_arrival_rank"):
+            shown["Last"] = f"rank {decision.last_arrival_rank}, {duration(decision.skew_ms)} after the first"
+        if decision.payloads:
+            shown["Payloads"] = f"{sum(len(one.data) for one in decision.payloads):,} bytes"
+    else:
+        shown["Waited"] = duration(barrier.age_ms)
+        shown["Left"] = duration(barrier.remaining_ms)
+    return _sections(
+        fields(shown),
+        f"Message:\n{indented(barrier.message)}",
+        _table("Votes", VOTES, barrier.decision.failures),
+        _table("Missing", columns.MISSING, barrier.missing, wide=wide, color=color),
+    )
+
+
+VOTES: list[Column[common_pb2.Failure]] = [
+    Column(title="RANK", cell=lambda vote: str(vote.rank)),
+    Column(title="HOST", cell=lambda vote: vote.host),
+    Column(title="PID", cell=lambda vote: str(vote.pid)),
+    Column(title="REASON", cell=lambda vote: vote.reason),
+]
+
+
+def member_text(
+    run_id: str,
+    rank: int,
+    processes: Iterable[run_pb2.Member],
+    missing_from: Iterable[barrier_pb2.Barrier],
+) -> str:
+    """A rank for people."""
+    lives = [
+        fields(
+            {
+                "Process": f"{one.pid} on {one.host}",
+                "State": f"{columns.member_state(one)} for {duration(one.since_ms)}",
+                "Generation": str(one.generation),
+                "Incarnation": f"{one.incarnation} (ordinal {one.ordinal})",
+                "Groups": ", ".join(f"{group.prefix} #{columns.last_sequence(group)}" for group in one.groups)
+                or NOTHING,
+            }
+        )
+        for one in processes
+    ]
+    missed = [
+        f"{report.barrier_name(barrier.run_id, barrier.prefix, barrier.sequence)} "
+        f"({columns.barrier_state(barrier)}): {report.missing_one(missing_from_pb(one))}"
+        for barrier in missing_from
+        for one in barrier.missing
+        if one.rank == rank
+    ]
+    return _sections(
+        fields({"Run": run_id, "Rank": str(rank)}),
+        *lives,
+        "Missing from:\n" + indented("\n".join(missed)) if missed else "",
+    )
+
+
+def _table(
+    title: str, shown: Sequence[Column[Row]], rows: Sequence[Row], *, wide: bool = False, color: bool = False
+) -> str:
+    if not rows:
+        return ""
+    lines = Table(shown, wide=wide, color=color).text(rows).splitlines()
+    return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
+
+
+def _sections(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)

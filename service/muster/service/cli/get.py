@@ -1,0 +1,179 @@
+"""``muster get``: runs, barriers and members, in lists."""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Annotated, TypeVar
+
+import typer
+from google.protobuf.message import Message
+from muster.service.cli import columns, options
+from muster.service.cli.client import connect
+from muster.service.cli.options import Output
+from muster.service.cli.table import (
+    Column,
+    Table,
+    as_dict,
+    colorful,
+    document,
+    emit,
+    json_line,
+    note,
+    terminal_width,
+)
+from muster.v1 import barrier_pb2, run_pb2
+
+Row = TypeVar("Row", bound=Message)
+
+History = Annotated[
+    int,
+    typer.Option(min=1, max=1000, metavar="N", help="Decided barriers to show of each group, newest first."),
+]
+
+app = typer.Typer(help="List runs, barriers or members.", no_args_is_help=True)
+
+
+@app.command()
+def runs(
+    run: options.OptionalRun = "",
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List runs, with their ranks and barriers counted."""
+    with connect(endpoint, timeout) as client:
+        # A watch asks for the list too: its stream has no deadline, and cannot say that there is no such run.
+        found = run_pb2.RunServiceListResponse(runs=[client.run(run).run]) if run else client.runs()
+        if not found.runs:
+            note(f"no runs have said hello to {client.endpoint} yet")
+        if watch:
+            _print_each(([one] for one in client.watch_runs(run)), columns.RUNS, output)
+        else:
+            _print_all(found, found.runs, columns.RUNS, output)
+
+
+@app.command()
+def barriers(
+    run: options.OptionalRun = "",
+    history: History = 1,
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    interval: options.Interval = options.DEFAULT_INTERVAL,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List the open and the last decided barriers."""
+    with connect(endpoint, timeout) as client:
+        found = client.barriers(run, history)
+        if not found.barriers:
+            note(
+                f"no barriers {f'of run {run} ' if run else ''}have been arrived at on {client.endpoint} yet"
+            )
+        if watch:
+            looks = _looks(found, lambda: client.barriers(run, history), interval)
+            fresh = changes((look.barriers for look in looks), barrier_key, barrier_standing)
+            _print_each(fresh, columns.BARRIERS, output)
+        else:
+            _print_all(found, found.barriers, columns.BARRIERS, output)
+
+
+@app.command()
+def members(
+    run: options.Run,
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    interval: options.Interval = options.DEFAULT_INTERVAL,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List the processes of a run."""
+    with connect(endpoint, timeout) as client:
+        found = client.members(run)
+        if not found.members:
+            note(f"no members of run {run} have said hello to {client.endpoint} yet")
+        if watch:
+            looks = _looks(found, lambda: client.members(run), interval)
+            fresh = changes((look.members for look in looks), member_key, member_standing)
+            _print_each(fresh, columns.MEMBERS, output)
+        else:
+            _print_all(found, found.members, columns.MEMBERS, output)
+
+
+# ---------------------------------------------------------------------- printing
+
+
+def _print_all(response: Message, rows: Iterable[Row], shown: list[Column[Row]], output: Output) -> None:
+    if output is Output.JSON:
+        emit(document(as_dict(response)))
+    elif rows:
+        emit(_table(shown, output).text(rows))
+
+
+def _print_each(batches: Iterable[list[Row]], shown: list[Column[Row]], output: Output) -> None:
+    table = _table(shown, output)
+    for batch in batches:
+        if output is Output.JSON:
+            for row in batch:
+                emit(json_line(as_dict(row)))
+        elif batch:
+            emit(table.text(batch))
+
+
+def _table(shown: list[Column[Row]], output: Output) -> Table[Row]:
+    wide = output is Output.WIDE
+    return Table(shown, wide=wide, color=colorful(), cut_at=None if wide else terminal_width())
+
+
+# ---------------------------------------------------------------------- watching
+
+
+Look = TypeVar("Look")
+
+
+def _looks(first: Look, look: Callable[[], Look], interval: float) -> Iterator[Look]:
+    yield first
+    while True:
+        time.sleep(interval)
+        yield look()
+
+
+def changes(
+    looks: Iterable[Iterable[Row]], key: Callable[[Row], Hashable], standing: Callable[[Row], object]
+) -> Iterator[list[Row]]:
+    """Of each look the rows that are new, or stand otherwise than at the look before.
+
+    Args:
+        looks: all rows, again and again.
+        key: what makes a row the same one at the next look.
+        standing: what counts as a change; time that passes does not.
+    """
+    before: dict[Hashable, object] = {}
+    for rows in looks:
+        now = {key(row): standing(row) for row in rows}
+        yield [row for row in rows if key(row) not in before or before[key(row)] != now[key(row)]]
+        before = now
+
+
+def barrier_key(barrier: barrier_pb2.Barrier) -> Hashable:
+    """Which barrier it is."""
+    return barrier.run_id, barrier.prefix, barrier.sequence
+
+
+def barrier_standing(barrier: barrier_pb2.Barrier) -> object:
+    """A barrier without its clocks."""
+    return (
+        columns.barrier_state(barrier),
+        barrier.arrived,
+        barrier.required,
+        [(one.rank, one.host, one.pid, one.state) for one in barrier.missing],
+    )
+
+
+def member_key(member: run_pb2.Member) -> Hashable:
+    """Which process it is."""
+    return member.rank, member.incarnation
+
+
+def member_standing(member: run_pb2.Member) -> object:
+    """A member without its clock."""
+    return member.state, member.generation, [str(group) for group in member.groups]

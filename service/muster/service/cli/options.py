@@ -1,0 +1,75 @@
+"""The arguments and options that sub-commands share."""
+
+import enum
+import math
+from typing import Annotated
+
+import typer
+
+
+class Output(enum.StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no length of time.")
+    return value
+
+
+def _text(value: str | None) -> str | None:
+    """Refuse what cannot travel: bytes of the command line that are no UTF-8 arrive as lone surrogates."""
+    if value is not None and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise typer.BadParameter("it is not valid UTF-8.") from None
+    return value
+
+
+DEFAULT_ENDPOINT = "127.0.0.1:7550"
+DEFAULT_TIMEOUT = 10.0
+DEFAULT_INTERVAL = 2.0
+
+Run = Annotated[str, typer.Argument(callback=_text, metavar="RUN", help="The run's id.", show_default=False)]
+OptionalRun = Annotated[
+    str,
+    typer.Argument(
+        callback=_text, metavar="RUN", help="Only the run of this id; default: all.", show_default=False
+    ),
+]
+Prefix = Annotated[
+    str,
+    typer.Argument(
+        callback=_text, metavar="PREFIX", help="The group's prefix, such as checkpoint.", show_default=False
+    ),
+]
+Reason = Annotated[
+    str,
+    typer.Option(callback=_text, metavar="TEXT", help="Why, for the ranks that wait.", show_default=False),
+]
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        "--endpoint", "-e", envvar="MUSTER_ENDPOINT", metavar="HOST:PORT", help="The coordinator's address."
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        callback=_finite,
+        metavar="SECONDS",
+        help="How long the coordinator may take to answer.",
+    ),
+]
+Format = Annotated[Output, typer.Option("--output", "-o", help="How to print it.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on, and print what changes; Ctrl-C ends.")]
+Interval = Annotated[
+    float,
+    typer.Option(min=0.1, callback=_finite, metavar="SECONDS", help="Time from one look to the next."),
+]

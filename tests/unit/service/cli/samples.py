@@ -1,0 +1,86 @@
+"""Answers of a coordinator, as the tests of the command need them."""
+
+from muster.v1 import barrier_pb2, common_pb2, run_pb2
+
+DECIDED_AT = 1_790_000_000
+
+
+def missing(rank: int, *, host: str = "node-1", state: int = 2, gone_ms: int = 0) -> common_pb2.MissingRank:
+    return common_pb2.MissingRank(
+        rank=rank,
+        host=host,
+        pid=4000 + rank if host else 0,
+        state=common_pb2.MissingState.ValueType(state),
+        gone_ms=gone_ms,
+        last_sequence=6,
+    )
+
+
+def waiting(*absent: common_pb2.MissingRank, prefix: str = "checkpoint", **more) -> barrier_pb2.Barrier:
+    given = {"run_id": "job1", "sequence": 7, "required": 16, "age_ms": 41_000, "remaining_ms": 259_000}
+    return barrier_pb2.Barrier(
+        **{
+            **given,
+            "prefix": prefix,
+            "arrived": 16 - len(absent),
+            "missing": absent,
+            "message": f'barrier "{prefix}" #7 of run job1 has waited 41 s',
+            **more,
+        }
+    )
+
+
+def decided(
+    *absent: common_pb2.MissingRank,
+    outcome: int = common_pb2.OUTCOME_TIMED_OUT,
+    message: str = 'barrier "checkpoint" #6 of run job1 timed out after 300 s\n  arrived 15 of 16',
+    at: int = DECIDED_AT,
+    **more,
+) -> barrier_pb2.Barrier:
+    decision = common_pb2.Decision(
+        run_id="job1",
+        prefix="checkpoint",
+        sequence=6,
+        outcome=common_pb2.Outcome.ValueType(outcome),
+        message=message,
+        missing=absent,
+        arrived=16 - len(absent),
+        required=16,
+        wait_ms=300_000,
+        skew_ms=12,
+        last_arrival_rank=5,
+        **more,
+    )
+    decision.decided_at.FromSeconds(at)
+    return barrier_pb2.Barrier(
+        run_id="job1",
+        prefix="checkpoint",
+        sequence=6,
+        arrived=16 - len(absent),
+        required=16,
+        missing=absent,
+        decision=decision,
+        message=message,
+    )
+
+
+def member(rank: int, *, state: int = 1, host: str = "node-0", **more) -> run_pb2.Member:
+    return run_pb2.Member(
+        rank=rank,
+        incarnation=f"life-{rank}",
+        ordinal=rank + 1,
+        host=host,
+        pid=4000 + rank,
+        state=common_pb2.MemberState.ValueType(state),
+        since_ms=65_000,
+        groups=[
+            run_pb2.GroupPosition(prefix="checkpoint", last_sequence=6),
+            run_pb2.GroupPosition(prefix="eval"),
+        ],
+        **more,
+    )
+
+
+def run(run_id: str = "job1", **more) -> run_pb2.Run:
+    given = {"connected": 15, "members": 16, "groups": 2, "open_barriers": 1, "decided_barriers": 7}
+    return run_pb2.Run(run_id=run_id, **{**given, **more})

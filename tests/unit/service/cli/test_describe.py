@@ -1,0 +1,93 @@
+from muster.service.cli.describe import barrier_text, member_text, run_text
+from muster.v1 import common_pb2
+
+from tests.unit.service.cli import samples
+
+
+def test_an_open_barrier():
+    absent = [samples.missing(3), samples.missing(11, host="", state=1)]
+    assert barrier_text(samples.waiting(*absent)) == (
+        "Run:         job1\n"
+        "Prefix:      checkpoint\n"
+        "Sequence:    7\n"
+        "Generation:  0\n"
+        "State:       OPEN\n"
+        "Arrived:     14 of 16\n"
+        "Waited:      41s\n"
+        "Left:        4m19s\n"
+        "\n"
+        "Message:\n"
+        '  barrier "checkpoint" #7 of run job1 has waited 41 s\n'
+        "\n"
+        "Missing:\n"
+        "  RANK   HOST     PID    STATE          GONE   LAST\n"
+        "  3      node-1   4003   NOT_ARRIVED    -      6\n"
+        "  11     -        -      NEVER_JOINED   -      6"
+    )
+
+
+def test_a_decided_barrier_shows_the_coordinators_message_as_it_is():
+    text = barrier_text(samples.decided(samples.missing(11)))
+    assert "State:       TIMED_OUT\n" in text
+    assert "Decided:     2026-09-21T14:13:20Z\n" in text
+    assert "Last:        rank 5, 12ms after the first\n" in text
+    assert '  barrier "checkpoint" #6 of run job1 timed out after 300 s\n    arrived 15 of 16\n' in text
+
+
+def test_votes_are_shown_and_cannot_speak_to_the_terminal():
+    vote = common_pb2.Failure(rank=3, host="node-0", pid=7, reason="disk\x1b[2J full\nreally")
+    payload = common_pb2.Payload(rank=0, data=b"x" * 2000)
+    text = barrier_text(
+        samples.decided(
+            outcome=common_pb2.OUTCOME_ABORTED,
+            message="was\x1b[2J aborted",
+            failures=[vote],
+            payloads=[payload],
+        )
+    )
+    assert "  3      node-0   7     disk\\x1b[2J full\\nreally" in text
+    assert "  was\\x1b[2J aborted" in text
+    assert "Payloads:    2,000 bytes" in text
+
+
+def test_all_missing_of_a_large_job_are_listed():
+    text = barrier_text(samples.waiting(*map(samples.missing, range(4096)), required=4096, arrived=0))
+    assert text.count("NOT_ARRIVED") == 4096
+
+
+def test_a_run_shows_its_members_host_by_host():
+    members = [samples.member(rank, host=f"node-{rank // 8}") for rank in range(15)]
+    members.append(samples.member(15, host="node-1", state=common_pb2.MEMBER_STATE_LOST))
+    text = run_text(samples.run(), members, [samples.decided()])
+    assert "Connected:   15 of 16 ranks seen\n" in text
+    assert (
+        "Members:\n"
+        "  HOST     STATE       RANKS\n"
+        "  node-0   CONNECTED   0-7\n"
+        "  node-1   CONNECTED   8-14\n"
+        "  node-1   LOST        15\n"
+    ) in text
+    assert "Barriers:\n  RUN    PREFIX" in text
+
+
+def test_a_rank_with_two_processes_is_named_once_in_a_run():
+    text = run_text(samples.run(), [samples.member(0), samples.member(0), samples.member(1)], [])
+    assert "RANKS\n  node-0   CONNECTED   0-1" in text
+    assert "Barriers:\n" not in text
+
+
+def test_a_member_shows_its_processes_and_what_misses_it():
+    absent = samples.missing(3)
+    text = member_text("job1", 3, [samples.member(3)], [samples.waiting(absent, samples.missing(4))])
+    assert "Process:      4003 on node-0\nState:        CONNECTED for 65s\n" in text
+    assert "Groups:       checkpoint #6, eval #-\n" in text
+    assert text.endswith(
+        "Missing from:\n"
+        '  barrier "checkpoint" #7 of run job1 (OPEN): rank 3 (node-1, pid 4003, connected, still at #6)'
+    )
+
+
+def test_a_rank_that_never_joined_is_shown_by_what_misses_it():
+    absent = samples.missing(3, host="", state=common_pb2.MISSING_STATE_NEVER_JOINED)
+    text = member_text("job1", 3, [], [samples.waiting(absent)])
+    assert text.endswith("rank 3 (never joined)")

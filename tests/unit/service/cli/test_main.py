@@ -1,0 +1,50 @@
+import subprocess
+import sys
+
+import pytest
+from muster.service.cli.failure import Exit
+from muster.service.cli.main import app
+from typer.testing import CliRunner
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_top_refuses_a_stdout_that_is_no_terminal():
+    result = invoke("top")
+    assert result.exit_code == Exit.USAGE
+    assert "stdout is none" in result.stderr
+    assert "muster get barriers --watch" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "runs", "--output=yaml"),
+        ("get", "runs", "--timeout=nan"),
+        ("get", "barriers", "--timeout=inf"),
+        ("get", "barriers", "--history=0"),
+        ("get", "members"),
+        ("get", "members", "job1", "--interval=0"),
+        ("get", "members", "job\udcff"),
+        ("describe", "member", "job1", "-1"),
+        ("describe", "barrier", "job1", "checkpoint", str(2**64)),
+        ("abort", "job1"),
+        ("abort", "job1", "checkpoint", "--sequence=-1"),
+        ("abort", "job1", "checkpoint", "--reason=\udcff"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert "Error: " in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_client_commands_do_not_load_the_server():
+    heavy = ["aiohttp", "uvloop", "structlog", "sqlite3", "prometheus_client", "torch", "rich.live"]
+    program = f"import sys, muster.service.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

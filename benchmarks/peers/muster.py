@@ -16,8 +16,8 @@ from benchmarks.peers.base import BARRIER_TIMEOUT_S, LoadSpec, RankTimes, RoundT
 
 RUN_ID = "benchmark"
 PREFIX = "checkpoint"
-# Without this the channels of one process to one address would share a connection.
-CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+# As the SDK sets them. Without the first one, the channels of one process would share a connection.
+CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
 
 T = TypeVar("T")
 

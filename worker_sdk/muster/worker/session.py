@@ -38,6 +38,8 @@ GOODBYE_TIMEOUT = 2.0
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
+    # Probing for bandwidth sends a ping for each small message.
+    ("grpc.http2.bdp_probe", 0),
     # gRPC's name is misleading: it is the time that one attempt to connect may take.
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_receive_message_length", -1),

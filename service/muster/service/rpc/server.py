@@ -58,6 +58,8 @@ def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
     third = max(1_000, int(session_ttl * 1000 / 3))
     return [
         ("grpc.so_reuseport", 0),
+        # Probing for bandwidth sends a ping for each small message: a sixth of the cost of an arrival.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", limits.max_sessions),
         # A whole job connects at once; by default calls beyond 1,000 that wait to be taken are cancelled.
         ("grpc.server.max_pending_requests", limits.max_sessions),

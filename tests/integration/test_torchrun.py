@@ -24,9 +24,7 @@ print("rank", barrier.rank, "passed", barrier.sequence, "barriers", flush=True)
 
 
 @pytest.mark.timeout(120)
-def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(
-    coordinator: Coordinator, tmp_path: Path
-):
+def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(coordinator: Coordinator, tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

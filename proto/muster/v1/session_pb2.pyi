@@ -421,6 +421,7 @@ class Refusal(google.protobuf.message.Message):
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     ERROR_INFO_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
     prefix: builtins.str
     """The group that the request named, if it named one."""
     sequence: builtins.int
@@ -429,6 +430,8 @@ class Refusal(google.protobuf.message.Message):
     """The canonical status code (google.rpc.Code)."""
     message: builtins.str
     """What was refused, why, and what to do next."""
+    rank: builtins.int
+    """The rank whose arrival was refused, if the request was an Arrive."""
     @property
     def error_info(self) -> google.protobuf.any_pb2.Any:
         """A google.rpc.ErrorInfo with the stable reason."""
@@ -441,9 +444,13 @@ class Refusal(google.protobuf.message.Message):
         code: builtins.int = ...,
         message: builtins.str = ...,
         error_info: google.protobuf.any_pb2.Any | None = ...,
+        rank: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_sequence", b"_sequence", "error_info", b"error_info", "sequence", b"sequence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_sequence", b"_sequence", "code", b"code", "error_info", b"error_info", "message", b"message", "prefix", b"prefix", "sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "_sequence", b"_sequence", "error_info", b"error_info", "rank", b"rank", "sequence", b"sequence"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "_sequence", b"_sequence", "code", b"code", "error_info", b"error_info", "message", b"message", "prefix", b"prefix", "rank", b"rank", "sequence", b"sequence"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_sequence", b"_sequence"]) -> typing.Literal["sequence"] | None: ...
 
 global___Refusal = Refusal

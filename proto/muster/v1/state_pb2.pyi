@@ -101,7 +101,9 @@ class SpeakerRecord(google.protobuf.message.Message):
     world_size: builtins.int
     """The number of ranks of the job, as it knows it."""
     state: muster.v1.common_pb2.MemberState.ValueType
-    """How it stood when that last mattered; DISCONNECTED stands for every state but LOST, LEFT and IDLE."""
+    """How it stood when that last mattered: LOST or LEFT if it was gone; else IDLE for one that arrives by
+    unary calls, and DISCONNECTED for any other.
+    """
     @property
     def participants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The ranks that the group's barriers cover; empty means all."""

@@ -26,6 +26,7 @@ from muster.service.core.events import (
     Goodbye,
     Hello,
     JoinGroup,
+    ProcessInfo,
     SessionId,
     Tick,
 )
@@ -39,7 +40,6 @@ from muster.service.core.timers import Timers
 
 EPOCH_SHIFT = 32
 """Ordinals are ``epoch << EPOCH_SHIFT | count``, so that a restarted coordinator never gives one again."""
-MAX_ORDINAL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,7 @@ class Coordinator:
             known = run.roster.find(info.rank, info.incarnation)
             if known is not None:
                 self._end_old_session(known, effects)
-            ordinal = info.ordinal or self._last_ordinal + 1
-            self._last_ordinal = max(self._last_ordinal, ordinal)
+            ordinal = self._ordinal(info)
             process = run.enter(info, ordinal, event.session, event.unary, now, effects)
             processes[info.rank] = process
         self.sessions[event.session] = Session(event.session, run, processes)
@@ -183,6 +182,16 @@ class Coordinator:
             event.session,
             Welcome(self.epoch, self.session_ttl, self.limits.max_payload_bytes, ordinals),
         )
+
+    def _ordinal(self, info: ProcessInfo) -> int:
+        """What an earlier Welcome gave to the process; a new one at its first hello.
+
+        One of a later epoch was given by a coordinator whose state this one does not have: order anew.
+        """
+        known = info.ordinal > 0 and info.ordinal >> EPOCH_SHIFT <= self.epoch
+        ordinal = info.ordinal if known else self._last_ordinal + 1
+        self._last_ordinal = max(self._last_ordinal, ordinal)
+        return ordinal
 
     def _new_run(self, run_id: str, generation: int) -> Run:
         return Run(run_id, self.limits, self._timers, generation)
@@ -262,13 +271,13 @@ class Coordinator:
                 if group is None:
                     raise Refusal(
                         Reason.NOT_JOINED,
-                        f'{process} arrived at group "{report.printable(event.prefix)}" of run '
+                        f'{process} arrived at group "{report.shown(event.prefix)}" of run '
                         f"{session.run.run_id} without having joined it. Send JoinGroup first.",
                     )
                 self._check_timeout(event.timeout)
                 group.arrive(process, event.sequence, event.timeout, arrival, now, effects)
             except Refusal as refusal:
-                effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
+                effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
 
     def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:
         try:
@@ -301,7 +310,7 @@ class Coordinator:
         if run is None:
             raise Refusal(
                 Reason.RUN_NOT_FOUND,
-                f'no run "{report.printable(run_id)}" has said hello to this coordinator. '
+                f'no run "{report.shown(run_id)}" has said hello to this coordinator. '
                 "List the runs with: muster get runs",
             )
         return run
@@ -318,7 +327,7 @@ class Coordinator:
             known = ", ".join(f'"{name}"' for name in sorted(run.groups)[:10]) or "none yet"
             raise Refusal(
                 Reason.BARRIER_NOT_FOUND,
-                f'run {run_id} has no group "{report.printable(prefix)}"; it has {known}.',
+                f'run {run_id} has no group "{report.shown(prefix)}"; it has {known}.',
             )
         return group
 
@@ -369,8 +378,6 @@ class Coordinator:
             self._check_name("host", info.host)
             if info.pid < 0:
                 raise _invalid("pid", info.pid, "a process id is not negative")
-            if info.ordinal >= MAX_ORDINAL:
-                raise _invalid("ordinal", info.ordinal, "no coordinator gives such an ordinal")
 
         if event.run_id in self.runs:
             for info in event.processes:

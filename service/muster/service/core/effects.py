@@ -103,6 +103,8 @@ class Refused:
     refusal: Refusal
     prefix: str = ""
     sequence: int | None = None
+    rank: int | None = None
+    """Which arrival of the request, since one request may speak for several ranks."""
     final: bool = False
     """The session is over; nothing more is said on it."""
 

@@ -236,7 +236,8 @@ class Group:
         self.open.withdraw(old.process.rank)
         if old.process.session is not None:
             refusal = self._superseded(old.process, newer)
-            effects.send(old.process.session, Refused(refusal, self.prefix, self.open.sequence))
+            rank, sequence = old.process.rank, self.open.sequence
+            effects.send(old.process.session, Refused(refusal, self.prefix, sequence, rank))
 
     # ------------------------------------------------------------------ arriving
 
@@ -283,7 +284,14 @@ class Group:
         return speaker.last if waits else speaker.last + 1
 
     def _decided(self, speaker: Speaker, sequence: int) -> Message:
-        if sequence < speaker.start:
+        """The decision of a sequence that is over.
+
+        A failure may be told to anyone. A release from before the process joined may not: its own
+        incarnation had not arrived at it (design rule 12).
+        """
+        decision = self.decisions.get(sequence)
+        failed = decision is not None and decision.outcome is not Outcome.RELEASED
+        if sequence < speaker.start and not failed:
             raise Refusal(
                 Reason.SEQUENCE_BEHIND,
                 f'{speaker.process} arrived at #{sequence} of group "{self.prefix}", which was decided '
@@ -291,7 +299,6 @@ class Group:
                 "coordinator's answer to JoinGroup.",
                 start_sequence=speaker.start,
             )
-        decision = self.decisions.get(sequence)
         if decision is None:
             raise Refusal(
                 Reason.SEQUENCE_FORGOTTEN,

@@ -11,10 +11,18 @@ from muster.service.core.model import Failure, MissingRank, MissingState, Outcom
 MOST_NAMED_SINGLY = 16
 """Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
 
+MOST_NAME_SHOWN = 80
+"""Characters of an unknown name that an error repeats."""
+
 
 def printable(text: str) -> str:
     """The text with control characters (terminal escapes among them) made visible; newlines stay."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def shown(name: str) -> str:
+    """A name that someone sent, fit to stand in a sentence: printable and not too long."""
+    return printable(name if len(name) <= MOST_NAME_SHOWN else f"{name[:MOST_NAME_SHOWN]}…")
 
 
 def seconds(value: float) -> str:

@@ -110,6 +110,8 @@ def encode_session_message(message: Message) -> bytes:
             refusal.prefix = message.prefix
             if message.sequence is not None:
                 refusal.sequence = message.sequence
+            if message.rank is not None:
+                refusal.rank = message.rank
             refusal.code = errors.code(message.refusal)
             refusal.message = message.refusal.message
             refusal.error_info.CopyFrom(errors.error_info(message.refusal))

@@ -25,6 +25,8 @@ class Session:
         self._max_unsent = max_unsent
         self._outbox: deque[bytes] = deque()
         self._wake: asyncio.Future[None] | None = None
+        self._patience = asyncio.timeout(None)
+        """Ends a write that does not end, since the peer does not read."""
         self._closed = False
         self._status: Refusal | None = None
         self.id = driver.connect(self)
@@ -58,6 +60,8 @@ class Session:
                     "again and read what comes.",
                 )
             )
+            if self._patience.when() is None:
+                self._patience.reschedule(0)
             return
         self._outbox.append(data)
         self._wake_writer()
@@ -74,22 +78,28 @@ class Session:
             hello_timeout: seconds that the peer has for its first message.
         """
         reader = asyncio.create_task(self._read(context, hello_timeout))
-        loop = asyncio.get_running_loop()
-        outbox = self._outbox
         try:
-            while True:
-                while outbox:
-                    await context.write(outbox.popleft())
-                if self._closed:
-                    break
-                self._wake = loop.create_future()
-                await self._wake
+            async with self._patience:
+                await self._write(context)
+        except TimeoutError:
+            pass  # The status says why.
         finally:
             reader.cancel()
             self._driver.disconnect(self.id)
             self._driver.submit(Disconnected(self.id))
         if self._status is not None:
             await context.abort_with_status(errors.grpc_status(self._status))
+
+    async def _write(self, context: Any) -> None:
+        loop = asyncio.get_running_loop()
+        outbox = self._outbox
+        while True:
+            while outbox:
+                await context.write(outbox.popleft())
+            if self._closed:
+                break
+            self._wake = loop.create_future()
+            await self._wake
 
     async def _read(self, context: Any, hello_timeout: float) -> None:
         driver = self._driver

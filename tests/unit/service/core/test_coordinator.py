@@ -1,0 +1,301 @@
+"""Sessions, and what comes in badly: it is refused, and nothing else is disturbed by it."""
+
+import math
+
+import pytest
+from muster.service.core.coordinator import EPOCH_SHIFT, Coordinator
+from muster.service.core.effects import Effects, Refused, Welcome
+from muster.service.core.events import (
+    Arrival,
+    Arrive,
+    Disconnected,
+    Goodbye,
+    Hello,
+    JoinGroup,
+    ProcessInfo,
+    Tick,
+)
+from muster.service.core.limits import Limits
+from muster.service.core.model import Instant, MemberState, Outcome
+from muster.service.core.refusal import Reason
+
+from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
+
+LONG = "x" * 10_240
+INFO = ProcessInfo(1, "p-new", "node-9", 99)
+
+
+@pytest.fixture
+def world():
+    """Three ranks that have joined; rank 0 waits. At the end its barrier still completes."""
+    world = World(3, limits=Limits(max_world_size=1024))
+    zero, one, two = world.ranks()
+    zero.arrive()
+    yield world
+    one.arrive()
+    two.arrive()
+    assert [client.outcomes for client in (zero, one, two)] == [[Outcome.RELEASED]] * 3
+    world.assert_good()
+
+
+def assert_refused(world, event, reason, *words):
+    refused = world.refused(event)
+    assert refused.refusal.reason is reason
+    for word in words:
+        assert word in refused.refusal.message
+    assert world.last.records == []
+    assert len(world.last.deliveries) == 1
+    return refused
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        ({"rank": -1}, ["rank = -1", "from 0 to 1023"]),
+        ({"rank": 1024}, ["rank = 1024", "from 0 to 1023"]),
+        ({"incarnation": ""}, ["incarnation", "must not be empty"]),
+        ({"incarnation": LONG}, ["incarnation", "10,240 bytes", "256"]),
+        ({"incarnation": "a\x1b[31m"}, ["incarnation", "\\x1b", "control characters"]),
+        ({"host": ""}, ["host", "must not be empty"]),
+        ({"host": LONG}, ["host", "10,240 bytes"]),
+        ({"host": "node\n"}, ["host", "control characters"]),
+        ({"host": "\ud800"}, ["host", "control characters"]),
+        ({"pid": -5}, ["pid = -5", "not negative"]),
+    ],
+)
+def test_a_bad_process_in_a_hello_is_refused(world, info, words):
+    event = Hello(world.new_session(), RUN, 0, (INFO._replace(**info),))
+    refused = assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
+    assert refused.final
+    assert refused.refusal.metadata == {"field": next(iter(info))}
+
+
+@pytest.mark.parametrize(
+    ("run_id", "words"),
+    [
+        ("", ["run_id", "must not be empty"]),
+        (LONG, ["run_id", "10,240 bytes"]),
+        ("ä" * 129, ["run_id", "258 bytes"]),
+        ("job\x00", ["run_id", "\\x00", "control characters"]),
+    ],
+)
+def test_a_bad_run_id_is_refused(world, run_id, words):
+    event = Hello(world.new_session(), run_id, 0, (INFO,))
+    assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
+    assert list(world.coordinator.runs) == [RUN]
+
+
+def test_a_hello_for_nobody_is_refused(world):
+    event = Hello(world.new_session(), RUN, 0, ())
+    assert_refused(world, event, Reason.INVALID_ARGUMENT, "names at least one process")
+
+
+def test_a_hello_with_duplicate_ranks_is_refused(world):
+    event = Hello(world.new_session(), RUN, 0, (INFO, INFO._replace(incarnation="other")))
+    assert_refused(world, event, Reason.INVALID_ARGUMENT, "processes = 1", "only once")
+
+
+def test_a_bad_hello_of_a_new_generation_does_not_end_the_old(world):
+    event = Hello(world.new_session(), RUN, 7, (INFO._replace(pid=-1),))
+    assert_refused(world, event, Reason.INVALID_ARGUMENT)
+    assert world.coordinator.runs[RUN].generation == 0
+
+
+def test_a_second_hello_on_one_session_is_refused(world):
+    event = Hello(world.clients[1].session, RUN, 0, (INFO,))
+    refused = world.refused(event)
+    assert refused.refusal.reason is Reason.HELLO_REPEATED
+    world.clients[1].connect()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("", ["prefix", "must not be empty"]),
+        (LONG, ["prefix", "10,240 bytes"]),
+        ("ckpt\x07", ["prefix", "\\x07", "control characters"]),
+    ],
+)
+def test_a_bad_prefix_is_refused(world, prefix, words):
+    event = JoinGroup(world.clients[1].session, prefix, 3)
+    assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "participants", "words"),
+    [
+        (0, (), ["world_size = 0", "from 1 to 1024"]),
+        (-1, (), ["world_size = -1"]),
+        (1025, (), ["world_size = 1025"]),
+        (3, (0, 1, 1), ["participants = [0, 1, 1]", "only once"]),
+        (3, (0, 1, 3), ["participants = [3]", "from 0 to 2"]),
+        (3, (-1, 1), ["participants = [-1]"]),
+    ],
+)
+def test_a_bad_shape_is_refused(world, world_size, participants, words):
+    event = JoinGroup(world.clients[1].session, "eval", world_size, participants)
+    assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
+    assert list(world.coordinator.runs[RUN].groups) == [CKPT]
+
+
+def test_a_rank_outside_of_the_world_cannot_join(world):
+    event = JoinGroup(world.clients[2].session, "eval", 2)
+    assert_refused(world, event, Reason.NOT_A_PARTICIPANT, "world size 2 does not include rank 2")
+    assert list(world.coordinator.runs[RUN].groups) == [CKPT]
+
+
+def test_a_session_cannot_join_for_a_rank_that_it_did_not_say_hello_for(world):
+    event = JoinGroup(world.clients[1].session, CKPT, 3, ranks=(0,))
+    assert_refused(world, event, Reason.RANK_NOT_IN_SESSION, "rank 0 is not one of", "said hello for: 1")
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan, math.inf, -math.inf, 31 * 86_400.0])
+def test_a_bad_timeout_is_refused(world, timeout):
+    event = Arrive(world.clients[1].session, CKPT, 0, timeout, (Arrival(1),))
+    words = f"timeout = {timeout:g} s", "above 0 and at most"
+    assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
+
+
+def test_an_arrival_without_a_hello_is_refused(world):
+    event = Arrive(world.new_session(), CKPT, 0, TIMEOUT, (Arrival(1),))
+    assert_refused(world, event, Reason.HELLO_REQUIRED, "first message", "Hello")
+    assert_refused(world, JoinGroup(world.new_session(), CKPT, 3), Reason.HELLO_REQUIRED)
+
+
+def test_an_arrival_at_a_group_that_nobody_joined_is_refused(world):
+    event = Arrive(world.clients[1].session, "eval\x07", 0, TIMEOUT, (Arrival(1),))
+    assert_refused(world, event, Reason.NOT_JOINED, '"eval\\x07"', "Send JoinGroup first")
+
+
+def test_an_arrival_at_a_group_that_its_process_did_not_join_is_refused(world):
+    mute = world.start(1)
+    event = Arrive(mute.session, CKPT, 0, TIMEOUT, (Arrival(1),))
+    # Its rank speaks through an older process, so it is no question of who is newer.
+    assert world.refused(event).refusal.reason is Reason.NOT_JOINED
+
+
+def test_an_arrival_for_a_rank_of_another_session_is_refused(world):
+    event = Arrive(world.clients[1].session, CKPT, 0, TIMEOUT, (Arrival(2),))
+    assert_refused(world, event, Reason.RANK_NOT_IN_SESSION, "rank 2")
+
+
+def test_an_arrival_ahead_of_the_sequence_is_refused_and_says_what_to_do(world):
+    event = Arrive(world.clients[1].session, CKPT, 1, TIMEOUT, (Arrival(1),))
+    refused = assert_refused(world, event, Reason.SEQUENCE_AHEAD, "#1", "#0", "start the run as a new")
+    assert refused.refusal.metadata == {"next_sequence": "0"}
+    assert (refused.prefix, refused.sequence, refused.final) == (CKPT, 1, False)
+
+
+def test_an_arrival_behind_its_start_is_refused_and_says_where_it_starts():
+    world = World(2)
+    for client in world.ranks():
+        client.arrive()
+    restarted = world.start(1)
+    restarted.join()
+    event = Arrive(restarted.session, CKPT, 0, TIMEOUT, (Arrival(1),))
+    refused = assert_refused(world, event, Reason.SEQUENCE_BEHIND, "it starts at #1", "JoinGroup")
+    assert refused.refusal.metadata == {"start_sequence": "1"}
+
+
+def test_something_that_is_no_event_is_a_fault_of_the_program():
+    with pytest.raises(TypeError, match="not an event"):
+        Coordinator().step("hello", Instant(0.0, 0.0), Effects())
+
+
+# ---------------------------------------------------------------------- sessions
+
+
+def test_a_welcome_tells_the_ordinals_in_the_order_of_the_hello():
+    world = World(2)
+    infos = (ProcessInfo(1, "b", "h", 1), ProcessInfo(0, "a", "h", 2))
+    (welcome,) = world.ask(Hello(world.new_session(), RUN, 0, infos))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.epoch, welcome.session_ttl) == (1, TTL)
+    assert welcome.max_payload_bytes == 1_048_576
+    first, second = welcome.ordinals
+    assert first < second
+
+
+def test_an_incarnation_keeps_its_ordinal_when_it_connects_again():
+    world = World(2)
+    zero = world.start(0)
+    ordinal = zero.ordinal
+    world.start(0)
+    zero.reconnect()
+    assert zero.ordinal == ordinal
+
+
+def test_ordinals_rise_over_restarts_of_the_coordinator():
+    world = World(2)
+    older = world.start(0)
+    world.crash()
+    newer = world.start(0)
+    assert newer.ordinal > older.ordinal
+    older.connect()
+    assert older.ordinal < newer.ordinal
+
+
+def test_a_process_that_connects_again_before_its_old_stream_broke_ends_that_one():
+    world = World(2)
+    zero, one = world.ranks()
+    zero.arrive()
+    old = zero.session
+    zero.stream_breaks()
+    zero.connect()
+    one.arrive()
+    assert zero.outcomes == [Outcome.RELEASED]
+    refused = world.refused(Arrive(old, CKPT, 1, TIMEOUT, (Arrival(0),)))
+    assert refused.refusal.reason is Reason.SESSION_REPLACED
+    world.do(Disconnected(old))
+    world.wait(2 * TTL)
+    assert world.coordinator.runs[RUN].roster.newest(0).state is MemberState.CONNECTED
+
+
+def test_the_old_stream_is_told_that_it_was_replaced():
+    world = World(2)
+    zero = world.start(0)
+    world.do(Hello(world.new_session(), RUN, 0, (zero.info,)))
+    assert zero.reason is Reason.SESSION_REPLACED
+    assert "has opened another session" in zero.refusals[-1].refusal.message
+
+
+def test_the_end_of_an_unknown_session_means_nothing():
+    world = World(2)
+    world.do(Disconnected(77), Goodbye(78), Tick())
+    assert world.last == Effects()
+
+
+def test_after_a_goodbye_the_session_is_over():
+    world = World(2)
+    zero, _ = world.ranks()
+    session = zero.session
+    zero.goodbye()
+    refused = world.refused(Arrive(session, CKPT, 0, TIMEOUT, (Arrival(0),)))
+    assert refused.refusal.reason is Reason.HELLO_REQUIRED
+
+
+def test_a_batch_of_steps_shares_its_effects_and_a_refusal_in_it_disturbs_no_other_step():
+    world = World(2)
+    zero, one = world.ranks()
+    world.streams.clear()  # nobody listens: it is the effects that are looked at
+    effects = world.do(
+        Arrive(zero.session, CKPT, 0, TIMEOUT, (Arrival(0),)),
+        Arrive(zero.session, CKPT, 0, -1, (Arrival(0),)),
+        Arrive(one.session, CKPT, 0, TIMEOUT, (Arrival(1),)),
+        Arrive(one.session, CKPT, 0, TIMEOUT, (Arrival(1),)),
+    )
+    first, second, third = (message for _, message in effects.deliveries)
+    assert isinstance(first, Refused)
+    assert second is third is effects.decisions[0]
+    assert effects.records == effects.decisions
+
+
+def test_an_ordinal_of_a_later_epoch_is_ordered_anew(world):
+    """A coordinator whose state this one does not have gave it; nobody may use up the ordinals."""
+    session = world.new_session()
+    (delivery,) = world.do(Hello(session, RUN, 0, (INFO._replace(ordinal=99 << EPOCH_SHIFT),))).deliveries
+    (ordinal,) = delivery.message.ordinals
+    assert ordinal >> EPOCH_SHIFT == 1

@@ -1,0 +1,171 @@
+"""Rule 15: limits, not luck. Past a bound the answer names the limit, and what is there goes on."""
+
+from contextlib import contextmanager
+
+import pytest
+from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
+from muster.service.core.limits import Limits
+from muster.service.core.model import Outcome
+from muster.service.core.refusal import Reason
+
+from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
+
+
+@contextmanager
+def a_barrier_that_goes_on(**limits):
+    """Two ranks under these limits; whatever is refused in between, their barrier completes."""
+    world = World(2, limits=Limits(**limits))
+    zero, one = world.ranks()
+    yield world
+    zero.arrive()
+    assert one.arrive().outcome is Outcome.RELEASED
+    world.assert_good()
+
+
+def assert_limited(refused, limit, value, *words):
+    assert refused.refusal.reason is Reason.LIMIT_EXCEEDED
+    assert refused.refusal.metadata == {"limit": limit, "value": str(value)}
+    for word in (*words, f"the limit {limit} is {value:,}", f"raise {limit} on the coordinator"):
+        assert word in refused.refusal.message
+
+
+def a_hello(world, run=RUN, rank=0):
+    return Hello(world.new_session(), run, 0, (ProcessInfo(rank, f"p{world.count()}", "node-9", 1),))
+
+
+def test_limits_not_luck_too_many_runs():
+    with a_barrier_that_goes_on(max_runs=1) as world:
+        assert_limited(world.refused(a_hello(world, "job2")), "max_runs", 1, "1 runs are known")
+        assert list(world.coordinator.runs) == [RUN]
+
+
+def test_limits_not_luck_too_many_sessions():
+    with a_barrier_that_goes_on(max_sessions=2) as world:
+        assert_limited(world.refused(a_hello(world)), "max_sessions", 2, "2 sessions are open")
+        world.clients[0].reconnect()
+
+
+def test_limits_not_luck_too_many_groups():
+    with a_barrier_that_goes_on(max_groups_per_run=2) as world:
+        zero = world.clients[0]
+        zero.join("second")
+        refused = world.refused(JoinGroup(zero.session, "third", 2))
+        assert_limited(refused, "max_groups_per_run", 2, '"third" would be one more')
+        assert zero.join("second") == 0
+
+
+def test_limits_not_luck_too_many_living_processes_for_one_rank():
+    with a_barrier_that_goes_on(max_processes_per_rank=2) as world:
+        world.start(0)
+        refused = world.refused(a_hello(world))
+        assert_limited(refused, "max_processes_per_rank", 2, "speak for rank 0")
+        assert refused.final
+        world.clients[0].reconnect()
+
+
+def test_limits_not_luck_the_dead_make_room_for_the_restarted():
+    world = World(2, limits=Limits(max_processes_per_rank=2))
+    for _ in range(10):
+        world.start(0).die()
+        world.wait(TTL)
+    assert world.start(0).refusals == []
+    assert len(world.coordinator.runs[RUN].roster.of_rank(0)) <= 2
+
+
+def test_limits_not_luck_a_new_generation_has_room_whatever_the_old_one_had():
+    world = World(2, limits=Limits(max_processes_per_rank=1))
+    world.start(0)
+    assert world.start(0, generation=1).refusals == []
+
+
+def test_limits_not_luck_a_payload_too_large():
+    with a_barrier_that_goes_on(max_payload_bytes=1_000) as world:
+        event = Arrive(world.clients[0].session, CKPT, 0, TIMEOUT, (Arrival(0, b"x" * 1_001),))
+        assert_limited(world.refused(event), "max_payload_bytes", 1_000, "1,001 bytes", '"checkpoint" #0')
+
+
+def test_limits_not_luck_a_refused_payload_opens_no_barrier_and_sets_no_deadline():
+    with a_barrier_that_goes_on(max_payload_bytes=10) as world:
+        event = Arrive(world.clients[0].session, CKPT, 0, 0.5, (Arrival(0, b"x" * 11),))
+        world.refused(event)
+        assert world.group().open is None
+        assert world.group().speakers[0].last is None
+        assert world.coordinator.next_deadline() is None
+
+
+def test_limits_not_luck_all_payloads_together_too_large():
+    world = World(3, limits=Limits(max_gather_bytes=25))
+    zero, one, two = world.ranks()
+    zero.arrive(payload=b"x" * 10)
+    one.arrive(payload=b"x" * 10)
+    event = Arrive(two.session, CKPT, 0, TIMEOUT, (Arrival(2, b"x" * 10),))
+    assert_limited(world.refused(event), "max_gather_bytes", 25, "come to 30 bytes")
+    zero.arrive_again()
+    two.arrive(payload=b"x" * 5)
+    assert zero.outcomes == [Outcome.RELEASED]
+    world.assert_good()
+
+
+def test_limits_not_luck_too_many_decisions_in_a_row_that_someone_must_still_hear():
+    world = World(2, limits=Limits(max_unheard_decisions=3))
+    zero = world.start(0)
+    failed = [zero.arrive(failure="no") for _ in range(3)]
+    event = Arrive(zero.session, CKPT, 3, TIMEOUT, (Arrival(0),))
+    assert_limited(world.refused(event), "max_unheard_decisions", 3, "3 decisions in a row without a release")
+    assert world.group().open is None
+    late = world.start(1)
+    assert [late.arrive() for _ in failed] == failed
+
+
+def test_limits_not_luck_a_new_generation_may_go_on_after_too_many_failures():
+    world = World(2, limits=Limits(max_unheard_decisions=2))
+    zero = world.start(0)
+    for _ in range(2):
+        zero.arrive(failure="no")
+    new = [world.start(rank, generation=1) for rank in range(2)]
+    for client in new:
+        client.arrive()
+    assert new[0].last.sequence == 2
+    assert new[0].outcomes == [Outcome.RELEASED]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_limits_not_luck_the_history_of_a_group_is_bounded_in_memory_and_on_disk(restart):
+    world = World(2, limits=Limits(decision_history=5))
+    zero, one = world.ranks()
+    for _ in range(30):
+        zero.arrive()
+        one.arrive()
+        if restart:
+            world.crash()
+            zero.connect()
+            one.connect()
+    decisions = world.group().decisions
+    assert list(decisions) == list(range(30))[-len(decisions) :]
+    assert len(decisions) <= 6
+    assert len(world.disk.kept) == len(decisions) + 4, "a run, a group and two speakers beside them"
+    refused = world.refused(Arrive(zero.session, CKPT, 2, TIMEOUT, (Arrival(0),)))
+    assert refused.refusal.reason is Reason.SEQUENCE_FORGOTTEN
+    world.assert_good()
+
+
+def test_limits_not_luck_without_any_history_the_next_sequence_is_still_known():
+    world = World(2, limits=Limits(decision_history=0))
+    zero, one = world.ranks()
+    for sequence in range(5):
+        zero.arrive()
+        assert one.arrive().sequence == sequence
+        world.crash()
+        zero.connect()
+        one.connect()
+    assert len(world.group().decisions) <= 2
+    world.assert_good()
+
+
+def test_limits_not_luck_what_someone_must_still_hear_is_kept_beyond_the_history():
+    world = World(2, limits=Limits(decision_history=2))
+    zero = world.start(0)
+    failed = [zero.arrive(failure="no") for _ in range(20)]
+    late = world.start(1)
+    assert [late.arrive() for _ in failed] == failed
+    world.assert_good()

@@ -1,0 +1,44 @@
+"""Rule 16: every refusal has a stable reason, and says what, why and what to do next."""
+
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+
+
+def test_the_reasons_are_stable():
+    assert [reason.name for reason in Reason] == [
+        "INVALID_ARGUMENT",
+        "HELLO_REQUIRED",
+        "HELLO_REPEATED",
+        "PROTOCOL_VERSION",
+        "NOT_JOINED",
+        "NOT_A_PARTICIPANT",
+        "RANK_NOT_IN_SESSION",
+        "STALE_GENERATION",
+        "SUPERSEDED",
+        "SHAPE_CHANGED",
+        "SEQUENCE_AHEAD",
+        "SEQUENCE_BEHIND",
+        "SEQUENCE_FORGOTTEN",
+        "LIMIT_EXCEEDED",
+        "RUN_NOT_FOUND",
+        "BARRIER_NOT_FOUND",
+        "NO_OPEN_BARRIER",
+        "SESSION_REPLACED",
+        "COORDINATOR_DRAINING",
+        "SLOW_CONSUMER",
+    ]
+
+
+def test_a_refusal_carries_its_details_as_text_for_programs():
+    refusal = Refusal(Reason.SEQUENCE_AHEAD, "too far", next_sequence=7)
+    assert str(refusal) == refusal.message == "too far"
+    assert refusal.metadata == {"next_sequence": "7"}
+
+
+def test_a_limit_says_what_was_given_which_limit_it_is_and_what_to_do_next():
+    refusal = limit_exceeded("max_runs", 1_000, "1,000 runs are known already")
+    assert refusal.reason is Reason.LIMIT_EXCEEDED
+    assert refusal.message == (
+        "1,000 runs are known already; the limit max_runs is 1,000. "
+        "Lower the demand, or raise max_runs on the coordinator."
+    )
+    assert refusal.metadata == {"limit": "max_runs", "value": "1000"}

@@ -154,6 +154,7 @@ def show(*arguments: str) -> None:
 def wait_for_arrivals(endpoint: str, arrived: int, run_id: str) -> None:
     """Wait until so many ranks are at the open barrier."""
     import grpc
+
     from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
     with grpc.insecure_channel(endpoint) as channel:

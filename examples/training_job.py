@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from muster.worker.barriers import BarrierConfig
 from torch import nn
 from torch.distributed.checkpoint._experimental.builder import make_sync_checkpointer
 from torch.distributed.checkpoint._experimental.checkpoint_writer import WriterHook
 from torch.distributed.checkpoint._experimental.config import CheckpointerConfig
 from torch.distributed.checkpoint._experimental.types import RankInfo
+
+from muster.worker.barriers import BarrierConfig
 
 TEXT = Path(__file__).resolve().parent.parent / "LICENSE"
 CONTEXT = 48

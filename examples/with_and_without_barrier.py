@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from muster.worker.barriers import Barrier, BarrierConfig, create_barrier_from_config
 from torch.multiprocessing.spawn import ProcessException, spawn
+
+from muster.worker.barriers import Barrier, BarrierConfig, create_barrier_from_config
 
 KINDS = ("none", "dist_barrier", "tcp_store", "grpc")
 TIMEOUT_SECS = 60

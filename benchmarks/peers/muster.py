@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import grpc.aio
 import uvloop
-from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, LoadSpec, RankTimes, RoundTimes
+from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
 
 RUN_ID = "benchmark"
 PREFIX = "checkpoint"

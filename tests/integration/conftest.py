@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import muster.worker
-
 from tests.support.coordinator import Coordinator
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
 
+from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
 from tests.support.coordinator import MUSTER, Coordinator, free_port
 
 TIMEOUT = 60.0

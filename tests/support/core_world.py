@@ -48,7 +48,6 @@ from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant, Outcome, Shape
 from muster.service.core.refusal import Reason
-
 from tests.support import history
 
 RUN = "job1"

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+
 from muster.service.address import Address
 from muster.service.clock import SystemClock
 from muster.service.core.limits import Limits

@@ -1,12 +1,15 @@
 """Between the core's words and the messages of ``muster.v1``, for the network and for storage."""
 
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from muster.service.core.model import Decision, Failure, MissingRank, MissingState, Outcome
 from muster.v1 import common_pb2 as pb
 
 
 def decision_to_pb(decision: Decision) -> pb.Decision:
     """A decision as a message."""
+    # Rounded, not cut: so it stays the same however often it is stored and read.
+    seconds, micros = divmod(round(decision.decided_at * 1_000_000), 1_000_000)
     return pb.Decision(
         run_id=decision.run_id,
         prefix=decision.prefix,
@@ -21,9 +24,7 @@ def decision_to_pb(decision: Decision) -> pb.Decision:
         failures=[
             pb.Failure(rank=f.rank, host=f.host, pid=f.pid, reason=f.reason) for f in decision.failures
         ],
-        decided_at=Timestamp(
-            seconds=int(decision.decided_at), nanos=int(decision.decided_at % 1 * 1_000_000) * 1000
-        ),
+        decided_at=Timestamp(seconds=seconds, nanos=micros * 1000),
         wait_ms=milliseconds(decision.wait),
         skew_ms=milliseconds(decision.skew),
         last_arrival_rank=decision.last_arrival_rank,

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
+
 from muster.worker import barriers
 from muster.worker import fallback_barriers as fallback
 

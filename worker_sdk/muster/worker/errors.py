@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from muster.worker.decision import Decision, MissingRank, Outcome
 from torch.distributed import DistStoreError
+
+from muster.worker.decision import Decision, MissingRank, Outcome
 
 
 class MusterError(DistStoreError):

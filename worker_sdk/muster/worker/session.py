@@ -17,6 +17,7 @@ from importlib.metadata import version
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
+
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker.decision import Decision, Outcome, decision_from_pb

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+
 from muster.service.cli import options
 from muster.service.cli.client import CallError, Client, connect
 from muster.service.cli.failure import Exit, fail

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
+
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.core import report

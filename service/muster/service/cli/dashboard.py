@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from muster.service.cli.columns import barrier_state, missing_sentence
 from muster.service.cli.table import COLORS, duration
 from muster.service.core import report
 from muster.v1 import barrier_pb2, run_pb2
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 BAR_CELLS = 16
 NAME_CELLS = 24

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import typer
+
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.failure import Exit, fail

@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from google.protobuf.message import Message
+
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.options import Output

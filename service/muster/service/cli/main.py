@@ -5,6 +5,7 @@ import os
 import sys
 
 import typer
+
 from muster.service.cli import describe, get
 from muster.service.cli.abort import abort
 from muster.service.cli.serve import serve

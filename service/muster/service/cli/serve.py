@@ -5,6 +5,7 @@ import sys
 from typing import Annotated
 
 import typer
+
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
@@ -50,6 +51,7 @@ def serve(
     """Run a coordinator until SIGTERM or SIGINT."""
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
     import uvloop
+
     from muster.service.app import Config, StartError
     from muster.service.app import serve as run_coordinator
     from muster.service.storage.engine import StorageError

@@ -12,9 +12,10 @@ import typer
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from rich.cells import cell_len, set_cell_size
+
 from muster.service.cli.failure import Exit
 from muster.service.core import report
-from rich.cells import cell_len, set_cell_size
 
 Row = TypeVar("Row")
 

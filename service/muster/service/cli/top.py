@@ -35,9 +35,10 @@ def top(
             Exit.USAGE,
         )
     # Imported here, so that the other sub-commands start without waiting for it.
-    from muster.service.cli.dashboard import render
     from rich.console import Console
     from rich.live import Live
+
+    from muster.service.cli.dashboard import render
 
     console = Console()
     with connect(endpoint, timeout) as client:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
+
 from muster.service.core import events, views
 from muster.service.core.effects import GroupJoined, Message, Progress, Refused, Welcome
 from muster.service.core.model import Decision

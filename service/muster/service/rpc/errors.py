@@ -7,6 +7,7 @@ from google.protobuf.any_pb2 import Any
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
+
 from muster.service.core.refusal import Reason, Refusal
 
 DOMAIN = "muster"

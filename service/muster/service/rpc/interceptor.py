@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
+
 from muster.service.core.refusal import Refusal
 from muster.service.rpc import errors
 
@@ -105,7 +106,9 @@ def _code_name(context: Any, error: BaseException | None) -> str:
     if isinstance(number, grpc.StatusCode):
         number = number.value[0]
     if not number and error is not None:
-        return "Canceled"
+        # A call that its client gave up is cancelled, or breaks under a write; what else is raised is a fault.
+        given_up = not isinstance(error, Exception) or isinstance(error, grpc.aio.InternalError)
+        return "Canceled" if given_up else "Unknown"
     for code in grpc.StatusCode:
         if code.value[0] == (number or 0):
             return CODE_NAMES[code]

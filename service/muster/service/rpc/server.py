@@ -7,6 +7,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
+
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer

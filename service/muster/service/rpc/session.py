@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any
 
 import grpc
+
 from muster.service.core.effects import Refused
 from muster.service.core.events import Disconnected, Goodbye
 from muster.service.core.refusal import Reason, Refusal

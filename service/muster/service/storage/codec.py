@@ -6,6 +6,7 @@ Names hold no control characters, so NUL parts the fields of a key.
 from collections.abc import Iterable, Iterator
 
 from google.protobuf.message import DecodeError
+
 from muster.service.core.effects import (
     ForgetDecision,
     ForgetSpeaker,
@@ -60,12 +61,15 @@ def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
     """
     for key, value in rows:
         try:
-            yield _decode(key, value)
+            record = _decode(key, value)
+            if encode(record)[0] != key:
+                raise ValueError(f"its value belongs to {encode(record)[0]!r}")
         except (DecodeError, ValueError, UnicodeDecodeError) as error:
             raise StorageError(
                 f"the stored row {key!r} cannot be understood: {error}. It was damaged, or written by "
                 "a newer Muster; restore a backup or run that version."
             ) from error
+        yield record
 
 
 def _decode(key: bytes, value: bytes) -> Kept:

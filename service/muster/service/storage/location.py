@@ -17,8 +17,9 @@ def engine_for(location: str) -> Engine:
     """
     if location == "memory:":
         return MemoryEngine()
-    if location.startswith(SQLITE_SCHEME) and len(location) > len(SQLITE_SCHEME):
-        return SqliteEngine(Path(location.removeprefix(SQLITE_SCHEME)))
+    path = Path(location.removeprefix(SQLITE_SCHEME))
+    if location.startswith(SQLITE_SCHEME) and path.name:
+        return SqliteEngine(path)
     raise StorageError(
         f'--state "{location}" names no storage. Use memory: or sqlite:///muster.db '
         "(sqlite:////var/lib/muster.db for an absolute path)."

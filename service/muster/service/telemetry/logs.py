@@ -8,6 +8,7 @@ import threading
 from typing import Any, Literal
 
 import structlog
+
 from muster.service.core.effects import Notice
 from muster.service.core.model import Decision, Outcome
 

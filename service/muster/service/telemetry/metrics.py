@@ -3,11 +3,6 @@
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
 
-from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Notice
-from muster.service.core.model import Decision, MemberState
-from muster.service.telemetry.labels import BoundedLabel
-from muster.service.version import VERSION
 from prometheus_client import (
     GC_COLLECTOR,
     PLATFORM_COLLECTOR,
@@ -20,6 +15,12 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import Notice
+from muster.service.core.model import Decision, MemberState
+from muster.service.telemetry.labels import BoundedLabel
+from muster.service.version import VERSION
 
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5)

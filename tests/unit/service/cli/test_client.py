@@ -1,10 +1,11 @@
 import grpc
 import pytest
+from typer import Exit as Ended
+
 from muster.service.cli.client import connect, explain
 from muster.service.cli.failure import Exit
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
-from typer import Exit as Ended
 
 
 class Call(grpc.RpcError):

@@ -1,10 +1,10 @@
 import io
 
 import pytest
-from muster.service.cli.dashboard import Snapshot, render
-from muster.v1 import common_pb2
 from rich.console import Console
 
+from muster.service.cli.dashboard import Snapshot, render
+from muster.v1 import common_pb2
 from tests.unit.service.cli import samples
 
 

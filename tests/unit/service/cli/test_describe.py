@@ -1,6 +1,5 @@
 from muster.service.cli.describe import barrier_text, member_text, run_text
 from muster.v1 import common_pb2
-
 from tests.unit.service.cli import samples
 
 

@@ -1,6 +1,5 @@
 from muster.service.cli.get import barrier_key, barrier_standing, changes, member_key, member_standing
 from muster.v1 import common_pb2
-
 from tests.unit.service.cli import samples
 
 

@@ -2,9 +2,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from typer.testing import CliRunner
 
 
 def invoke(*arguments: str):

@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from rich.cells import cell_len
+
 from muster.service.cli import columns
 from muster.service.cli.table import (
     Column,
@@ -14,8 +16,6 @@ from muster.service.cli.table import (
     ranks,
 )
 from muster.v1 import common_pb2, run_pb2
-from rich.cells import cell_len
-
 from tests.unit.service.cli import samples
 
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from muster.service.core.coordinator import EPOCH_SHIFT, Coordinator
 from muster.service.core.effects import Effects, Refused, Welcome
 from muster.service.core.events import (
@@ -18,7 +19,6 @@ from muster.service.core.events import (
 from muster.service.core.limits import Limits
 from muster.service.core.model import Instant, MemberState, Outcome
 from muster.service.core.refusal import Reason
-
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
 
 LONG = "x" * 10_240

@@ -1,11 +1,11 @@
 """The barrier rules of design.md §3 (1 to 12), one heading for each."""
 
 import pytest
+
 from muster.service.core.events import Abort, Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import MissingState, Outcome
 from muster.service.core.refusal import Reason
-
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
 
 

@@ -3,11 +3,11 @@
 from contextlib import contextmanager
 
 import pytest
+
 from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import Outcome
 from muster.service.core.refusal import Reason
-
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
 
 

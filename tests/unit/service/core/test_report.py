@@ -1,4 +1,5 @@
 import pytest
+
 from muster.service.core import report
 from muster.service.core.model import Failure, MissingRank, MissingState, Outcome
 

@@ -4,7 +4,6 @@ from muster.service.core.effects import GroupRecord, SpeakerRecord
 from muster.service.core.events import Arrival, Arrive
 from muster.service.core.model import MemberState, MissingState, Outcome
 from muster.service.core.refusal import Reason
-
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
 
 

@@ -1,4 +1,5 @@
 import pytest
+
 from muster.service.core.model import MemberState
 from muster.service.core.process import Process
 from muster.service.core.roster import Roster

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from muster.service.core.effects import Refused
 from muster.service.core.refusal import Reason
-
 from tests.support.core_world import RUN, Client, Crash, World
 
 PREFIXES = ("checkpoint", "checkpoint", "eval")

@@ -1,8 +1,8 @@
 import pytest
+
 from muster.service.core import views
 from muster.service.core.model import MemberState, Outcome
 from muster.service.core.refusal import Reason, Refusal
-
 from tests.support.core_world import CKPT, RUN, TTL, World
 
 

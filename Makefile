@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := service worker_sdk tests examples benchmarks
+SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint types stubs check-stubs unit bench bench-venv format clean
@@ -51,10 +51,10 @@ bench-venv: .venv/.bench-installed
 bench: bench-venv ## Measure beside the peers (about ten minutes), and write docs/benchmarks/.
 	$(BIN)/python -m benchmarks.barrier
 
-format: venv ## Format the code.
+format: venv ## Format the code and the protos.
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	cd proto && ../$(BIN)/buf format --write
 
 clean: ## Remove what the targets made.
-	rm -rf .venv .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

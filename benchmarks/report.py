@@ -38,8 +38,8 @@ FIGURES = [
 INTRODUCTION = """\
 # Barriers beside the peers
 
-What a barrier costs the coordinator, and how long the ranks wait for it, for Muster and for the two
-barriers that training jobs use most: the one over torch's TCPStore and the one of JAX's coordination
+What a barrier costs the coordinator, and how long the ranks wait for it, for Muster and for two
+barriers that training jobs use: the one over torch's TCPStore and the one of JAX's coordination
 service. All were measured in one run, in turn, on one machine. Take the ratios with you and leave the
 milliseconds here.
 

@@ -4,12 +4,13 @@
 import io
 from pathlib import Path
 
+from rich.console import Console
+
 from muster.service.cli.dashboard import Snapshot, render
 from muster.service.core import report
 from muster.service.core.model import Decision, Failure, MissingRank, MissingState, Outcome
 from muster.service.wire import decision_to_pb, missing_to_pb
 from muster.v1 import barrier_pb2, run_pb2
-from rich.console import Console
 
 IMAGE = Path(__file__).parent.parent / "docs" / "images" / "top.svg"
 WIDTH, HEIGHT = 130, 14

@@ -9,7 +9,6 @@
 
 import multiprocessing as mp
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -85,7 +84,7 @@ class Rank:
         except EOFError:
             kind, text = "died", ""
         if kind == "says":
-            say(f"   rank {self.rank} {text}" if "resumes" in text else f"   {text}")
+            say(f"   {text}")
         else:
             self.heard.append((kind, text))
 
@@ -153,6 +152,7 @@ def show(*arguments: str) -> None:
 
 def wait_for_arrivals(endpoint: str, arrived: int, run_id: str) -> None:
     """Wait until so many ranks are at the open barrier."""
+    # Imported here, so that muster.worker comes first: it turns gRPC's fork handlers off.
     import grpc
 
     from muster.v1 import barrier_pb2, barrier_pb2_grpc
@@ -176,7 +176,7 @@ def kill_a_rank(job: Job) -> None:
     follow(ranks, ranks[victim], until="holds")
     headline(f"rank {victim} (pid {ranks[victim].process.pid}) is killed before the barrier of step 60")
     killed = time.monotonic()
-    os.kill(ranks[victim].process.pid or 0, signal.SIGKILL)
+    ranks[victim].process.kill()
     others = [rank for rank in ranks if rank.rank != victim]
     told = [follow(ranks, rank, until="failed") for rank in others]
     say(f"   rank 0 was told: {_indent(told[0])}")

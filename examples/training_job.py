@@ -135,7 +135,7 @@ def train(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         if rank == 0:
-            report(f"resumes from {path.name}, the last checkpoint that was committed")
+            report(f"rank {rank} resumes from {path.name}, the last checkpoint that was committed")
     loss = 0.0
     for step in range(start + 1, job.steps + 1):
         loss = _step(model, optimizer, data, job, rank, step)

@@ -142,12 +142,15 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
 
 
 def _warn_if_open(config: Config) -> None:
-    for flag, address in (("--listen", config.listen), ("--http", config.http)):
+    for flag, address, use in (
+        ("--listen", config.listen, "release, abort and read barriers"),
+        ("--http", config.http, "read the metrics"),
+    ):
         if not _is_loopback(address.host):
             structlog.get_logger().warning(
                 "open.port",
                 reason=f"{flag} {address} is reachable from other machines, without TLS or tokens: "
-                "whoever reaches it can release, abort and read barriers. Keep it in a trusted network.",
+                f"whoever reaches it can {use}. Keep it in a trusted network.",
             )
 
 

@@ -39,13 +39,22 @@ def serve(
         float, typer.Option(min=0.0, help="Seconds that calls in flight get on SIGTERM.")
     ] = 5.0,
     max_runs: Annotated[int, typer.Option(min=1, help="Runs known at once.")] = DEFAULTS.max_runs,
+    max_groups_per_run: Annotated[
+        int, typer.Option(min=1, help="Groups (prefixes) of one run.")
+    ] = DEFAULTS.max_groups_per_run,
     max_sessions: Annotated[int, typer.Option(min=1, help="Sessions open at once.")] = DEFAULTS.max_sessions,
+    max_processes_per_rank: Annotated[
+        int, typer.Option(min=1, help="Living processes that speak for one rank.")
+    ] = DEFAULTS.max_processes_per_rank,
     max_payload_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes that one rank may hand to a barrier.")
     ] = DEFAULTS.max_payload_bytes,
     max_gather_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes that all ranks of a barrier may hand in.")
     ] = DEFAULTS.max_gather_bytes,
+    max_unheard_decisions: Annotated[
+        int, typer.Option(min=1, help="Decisions of a group in a row without a release.")
+    ] = DEFAULTS.max_unheard_decisions,
     log_format: Annotated[str, typer.Option(envvar="MUSTER_LOG_FORMAT", help="console or json.")] = "console",
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT."""
@@ -68,9 +77,12 @@ def serve(
             drain_grace=drain_grace,
             limits=Limits(
                 max_runs=max_runs,
+                max_groups_per_run=max_groups_per_run,
                 max_sessions=max_sessions,
+                max_processes_per_rank=max_processes_per_rank,
                 max_payload_bytes=max_payload_bytes,
                 max_gather_bytes=max_gather_bytes,
+                max_unheard_decisions=max_unheard_decisions,
             ),
         )
     except ValueError as error:

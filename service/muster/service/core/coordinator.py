@@ -207,7 +207,7 @@ class Coordinator:
             return
         for process in self._still_its(session):
             process.leave(now.monotonic)
-            session.run.gone(process, effects)
+            session.run.gone(process, effects, event.reason)
         session.run.check(now, effects)
 
     def _disconnected(self, event: Disconnected, now: Instant) -> None:
@@ -346,7 +346,7 @@ class Coordinator:
             raise Refusal(
                 Reason.RANK_NOT_IN_SESSION,
                 f"rank {rank} is not one of those that this session said hello for: "
-                f"{report.ranges(session.processes)}.",
+                f"{report.ranges(session.processes)}. Name every rank in the Hello.",
             )
         if process.generation != session.run.generation:
             raise session.run.stale(process.generation)

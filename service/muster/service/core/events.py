@@ -69,6 +69,7 @@ class Goodbye:
 
     session: SessionId
     reason: str = ""
+    """For the log."""
 
 
 @dataclass(frozen=True, slots=True)

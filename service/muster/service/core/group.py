@@ -8,7 +8,7 @@ The rules of design.md §3 that are kept here, each in the method named:
 - the dead are not waited for (6): ``check``
 - a vote is an abort (7), disagreement is an error for all (8): ``_count``
 - the first arrival's timeout (9): ``_open_barrier``, ``on_time``
-- subsets and payloads (10): ``Shape`` and ``_count``
+- subsets and payloads (10): ``check_join``, ``_check_payload``
 - the newest incarnation speaks (11), and is told where it stands (12): ``join``
 """
 
@@ -133,7 +133,7 @@ class Group:
             raise Refusal(
                 Reason.NOT_A_PARTICIPANT,
                 f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
-                f"include rank {process.rank}.",
+                f"include rank {process.rank}. Mend the rank, the world size or the participants.",
             )
         speaker = self.speakers.get(process.rank)
         if speaker is None or self.generation != self._roster.generation:
@@ -483,7 +483,7 @@ class Group:
     def _forget_heard(self, start: int, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
 
-        A payload is dropped at once, for it may be large.
+        One with payloads is forgotten at once, for they may be large.
         """
         for heard in range(start, sequence):
             if self.decisions[heard].payloads and heard != self.next_sequence - 1:

@@ -37,18 +37,18 @@ class Refusal(Exception):
         metadata: details for programs, such as the limit's name and value.
     """
 
-    def __init__(self, reason: Reason, message: str, **metadata: str | int) -> None:
+    def __init__(self, reason: Reason, message: str, **metadata: str | float) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
 
-def limit_exceeded(limit: str, value: int | float, given: str) -> Refusal:
+def limit_exceeded(limit: str, value: float, given: str) -> Refusal:
     """The refusal for going past a bound of :class:`~muster.service.core.limits.Limits`."""
     return Refusal(
         Reason.LIMIT_EXCEEDED,
         f"{given}; the limit {limit} is {value:,}. Lower the demand, or raise {limit} on the coordinator.",
         limit=limit,
-        value=str(value),
+        value=value,
     )

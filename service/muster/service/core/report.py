@@ -12,7 +12,7 @@ MOST_NAMED_SINGLY = 16
 """Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
 
 MOST_NAME_SHOWN = 80
-"""Characters of an unknown name that an error repeats."""
+"""Characters that are repeated of a name or a reason that someone sent."""
 
 
 def printable(text: str) -> str:
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A name that someone sent, fit to stand in a sentence: printable and not too long."""
+    """A name or a reason that someone sent, fit to stand in a sentence: printable and not too long."""
     return printable(name if len(name) <= MOST_NAME_SHOWN else f"{name[:MOST_NAME_SHOWN]}…")
 
 

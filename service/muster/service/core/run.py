@@ -139,11 +139,12 @@ class Run:
         """Whether the process still belongs to the run's newest generation and life."""
         return self.roster.find(process.rank, process.incarnation) is process
 
-    def gone(self, process: Process, effects: Effects) -> None:
+    def gone(self, process: Process, effects: Effects, reason: str = "") -> None:
         """A process left or was lost. The caller checks the barriers when all the dead are known."""
         self._standing_changed(process, effects)
         verb = "left" if process.state is MemberState.LEFT else "was lost"
-        effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}"))
+        why = f": {report.shown(reason)}" if reason else ""
+        effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
 
     def check(self, now: Instant, effects: Effects) -> None:
         """Fail every barrier that needs a rank that is gone."""

@@ -53,13 +53,7 @@ def code(refusal: Refusal) -> int:
 def error_info(refusal: Refusal) -> Any:
     """The refusal's ErrorInfo, packed."""
     packed = Any()
-    packed.Pack(
-        ErrorInfo(
-            reason=refusal.reason.name,
-            domain=DOMAIN,
-            metadata={key: str(value) for key, value in refusal.metadata.items()},
-        )
-    )
+    packed.Pack(ErrorInfo(reason=refusal.reason.name, domain=DOMAIN, metadata=refusal.metadata))
     return packed
 
 

@@ -106,7 +106,7 @@ def _code_name(context: Any, error: BaseException | None) -> str:
     if isinstance(number, grpc.StatusCode):
         number = number.value[0]
     if not number and error is not None:
-        # A call that its client gave up is cancelled, or breaks under a write; what else is raised is a fault.
+        # A call that its client gave up is cancelled, or breaks under a write; all else is a fault.
         given_up = not isinstance(error, Exception) or isinstance(error, grpc.aio.InternalError)
         return "Canceled" if given_up else "Unknown"
     for code in grpc.StatusCode:
@@ -116,12 +116,8 @@ def _code_name(context: Any, error: BaseException | None) -> str:
 
 
 CODE_NAMES: dict[grpc.StatusCode, str] = {
+    **{code: code.name.title().replace("_", "") for code in grpc.StatusCode},
     grpc.StatusCode.OK: "OK",
     grpc.StatusCode.CANCELLED: "Canceled",
-    **{
-        code: "".join(word.capitalize() for word in code.name.split("_"))
-        for code in grpc.StatusCode
-        if code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
-    },
 }
 """The names that go-grpc-middleware's metrics use, such as ``DeadlineExceeded``."""

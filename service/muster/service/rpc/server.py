@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import grpc
+from grpc_health.v1 import health as health_v1
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
 
 from muster.service.core.limits import Limits
@@ -33,7 +32,7 @@ class RpcServer:
     """The assembled server and those of its parts that the drain needs."""
 
     server: grpc.aio.Server
-    health: HealthServicer
+    health: health_v1.aio.HealthServicer
     sessions: SessionServicer
     barriers: BarrierServicer
 
@@ -97,10 +96,10 @@ async def build_server(
     server.add_generic_rpc_handlers((sessions.handler(),))
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
-    checks = HealthServicer()
+    checks = health_v1.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in SERVICES]
     for name in ("", *names):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection([*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server)
+    reflection.enable_server_reflection([*names, health_v1.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return RpcServer(server, checks, sessions, barriers)

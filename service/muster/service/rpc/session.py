@@ -120,7 +120,8 @@ class Session:
             self.end(
                 Refusal(
                     Reason.HELLO_REQUIRED,
-                    f"no Hello came within {hello_timeout:g} s of opening the session.",
+                    f"no Hello came within {hello_timeout:g} s of opening the session. Open another, "
+                    "and say it first.",
                 )
             )
         except Refusal as refusal:

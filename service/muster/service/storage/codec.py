@@ -62,8 +62,9 @@ def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
     for key, value in rows:
         try:
             record = _decode(key, value)
-            if encode(record)[0] != key:
-                raise ValueError(f"its value belongs to {encode(record)[0]!r}")
+            owner, _ = encode(record)
+            if owner != key:
+                raise ValueError(f"its value belongs to {owner!r}")
         except (DecodeError, ValueError, UnicodeDecodeError) as error:
             raise StorageError(
                 f"the stored row {key!r} cannot be understood: {error}. It was damaged, or written by "

@@ -32,8 +32,8 @@ class SqliteEngine:
 
     def open(self) -> int:
         """See :class:`~muster.service.storage.engine.Engine`."""
-        self._take_lock()
         try:
+            self._take_lock()
             with self._explained("open"):
                 return self._open()
         except StorageError:
@@ -79,7 +79,6 @@ class SqliteEngine:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.close()
             raise StorageError(
                 f"{self.path} is in use by another coordinator (it holds {path}). Stop that one, or "
                 "give --state another path."
@@ -95,7 +94,8 @@ class SqliteEngine:
         assert self._db is not None
         with self._explained("read"):
             rows = self._db.execute("SELECT key, value FROM state WHERE key != ?", (EPOCH_KEY,))
-            yield from rows
+            # All at once, so that a reader who stops halfway leaves no transaction open.
+            yield from rows.fetchall()
 
     def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
         """See :class:`~muster.service.storage.engine.Engine`."""

@@ -1,0 +1,271 @@
+"""What every storage engine must do; the driver relies on nothing else."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import (
+    ForgetDecision,
+    ForgetSpeaker,
+    GroupRecord,
+    RunRecord,
+    SpeakerRecord,
+)
+from muster.service.core.model import Decision, Instant, MemberState, Shape
+from muster.service.rpc.codec import encode_session_message
+from muster.service.storage import codec
+from muster.service.storage.engine import Engine, StorageError
+from muster.service.storage.memory import MemoryEngine
+from muster.service.storage.sqlite import SqliteEngine
+from tests.support import records
+
+SPEAKER = SpeakerRecord(
+    run_id="job1",
+    prefix="checkpoint",
+    rank=3,
+    incarnation="c0ffee",
+    ordinal=(1 << 32) + 5,
+    host="node-0",
+    pid=4121,
+    start_sequence=6,
+    shape=Shape(16, (0, 3, 5)),
+    state=MemberState.DISCONNECTED,
+)
+ALL_KINDS = [RunRecord("job1", 3), GroupRecord("job1", "checkpoint", 3, 6), SPEAKER, records.decision()]
+
+
+class Place:
+    """Somewhere to keep state; at most one engine holds it at a time."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self.make = make
+        self.engine = make()
+
+    def reopen(self) -> int:
+        """Let go, and take hold again as a restarted coordinator would. Returns the epoch."""
+        self.engine.close()
+        self.engine = self.make()
+        return self.engine.open()
+
+    @property
+    def data(self) -> dict[bytes, bytes]:
+        rows = list(self.engine.scan())
+        assert len(rows) == len(dict(rows)), "a key comes twice"
+        assert all(type(key) is bytes and type(value) is bytes for key, value in rows)
+        return dict(rows)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "memory":
+        engine = MemoryEngine()
+        place = Place(lambda: engine)
+    else:
+        place = Place(lambda: SqliteEngine(tmp_path / "muster.db"))
+    assert place.engine.open() == 1
+    yield place
+    place.engine.close()
+
+
+# ---------------------------------------------------------------------- opening and closing
+
+
+def test_the_epoch_rises_with_every_opening(place: Place):
+    assert [place.reopen() for _ in range(3)] == [2, 3, 4]
+
+
+def test_what_was_committed_is_there_after_reopening(place: Place):
+    place.engine.commit({b"a": b"1", b"b": b"2"})
+    place.engine.commit({b"a": None, b"c": b"3"})
+    place.reopen()
+    assert place.data == {b"b": b"2", b"c": b"3"}
+
+
+def test_closing_twice_does_no_harm(place: Place):
+    place.engine.commit({b"a": b"1"})
+    place.engine.close()
+    place.engine.close()
+    assert place.reopen() == 2
+    assert place.data == {b"a": b"1"}
+
+
+def test_an_engine_that_was_never_opened_can_be_closed(place: Place):
+    place.engine.close()
+    place.make().close()
+    assert place.reopen() == 2
+
+
+# ---------------------------------------------------------------------- reading and writing
+
+
+def test_a_new_place_is_empty_and_the_epoch_is_not_among_its_data(place: Place):
+    assert place.data == {}
+    place.reopen()
+    assert place.data == {}
+
+
+def test_a_key_is_put_overwritten_and_deleted(place: Place):
+    place.engine.commit({b"a": b"1"})
+    assert place.data == {b"a": b"1"}
+    place.engine.commit({b"a": b"2"})
+    assert place.data == {b"a": b"2"}
+    place.engine.commit({b"a": None})
+    assert place.data == {}
+
+
+def test_one_commit_puts_overwrites_and_deletes(place: Place):
+    place.engine.commit({b"a": b"1", b"b": b"2", b"c": b"3"})
+    place.engine.commit({b"a": None, b"b": b"22", b"d": b"4", b"never there": None})
+    assert place.data == {b"b": b"22", b"c": b"3", b"d": b"4"}
+
+
+def test_an_empty_commit_changes_nothing(place: Place):
+    place.engine.commit({b"a": b"1"})
+    place.engine.commit({})
+    assert place.data == {b"a": b"1"}
+
+
+def test_an_empty_value_is_not_a_deletion(place: Place):
+    place.engine.commit({b"a": b""})
+    place.reopen()
+    assert place.data == {b"a": b""}
+
+
+def test_keys_and_values_are_any_bytes(place: Place):
+    writes = {b"": b"\0", b"\0": b"", b"a\0b": b"\xff\0\xfe", b"a\0c": b"x", b"\xff" * 300: bytes(range(256))}
+    place.engine.commit(writes)
+    place.engine.commit({b"a\0b": None})
+    del writes[b"a\0b"]
+    place.reopen()
+    assert place.data == writes
+
+
+def test_a_value_of_16_mib_comes_back(place: Place):
+    large = bytes(range(256)) * (16 << 12)
+    place.engine.commit({b"large": large, b"small": b"1"})
+    place.reopen()
+    assert place.data == {b"large": large, b"small": b"1"}
+
+
+def test_a_commit_from_another_thread_is_seen(place: Place):
+    """The driver opens and scans on its loop, and commits on a thread."""
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(place.engine.commit, {b"a": b"1"}).result()
+    assert place.data == {b"a": b"1"}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    commits=st.lists(
+        st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=5), max_size=6), max_size=6
+    )
+)
+def test_it_is_a_map(place: Place, commits: list[dict[bytes, bytes | None]]):
+    model: dict[bytes, bytes | None] = {}
+    place.engine.commit(dict.fromkeys(place.data))
+    for writes in commits:
+        place.engine.commit(writes)
+        model |= writes
+    assert place.data == {key: value for key, value in model.items() if value is not None}
+
+
+# ---------------------------------------------------------------------- records
+
+
+def keep(place: Place, *some) -> list:
+    """Commit records, restart, and read what is there."""
+    place.engine.commit(codec.encode_all(some))
+    place.reopen()
+    return list(codec.decode_all(place.engine.scan()))
+
+
+def by_key(some) -> dict:
+    return {codec.encode(record)[0]: record for record in some}
+
+
+def test_every_kind_of_record_comes_back_whole(place: Place):
+    assert by_key(keep(place, *ALL_KINDS)) == by_key(ALL_KINDS)
+
+
+def test_all_of_the_world_is_not_a_list_of_participants(place: Place):
+    whole = replace(SPEAKER, shape=Shape(16))
+    assert keep(place, whole) == [whole]
+
+
+def test_a_forgotten_record_is_gone_and_no_other(place: Place):
+    others = [
+        records.decision(sequence=8),
+        records.decision(prefix="eval"),
+        replace(SPEAKER, rank=30),
+    ]
+    keep(place, *ALL_KINDS, *others)
+    forgotten = [ForgetDecision("job1", "checkpoint", 7), ForgetSpeaker("job1", "checkpoint", 3)]
+    assert by_key(keep(place, *forgotten)) == by_key([*ALL_KINDS[:2], *others])
+
+
+def test_the_last_record_for_a_key_wins_within_a_batch(place: Place):
+    again = ForgetDecision("job1", "checkpoint", 7)
+    assert keep(place, records.decision(), again) == []
+    assert keep(place, again, records.decision()) == [records.decision()]
+    assert keep(place, RunRecord("a", 1), RunRecord("a", 2), again) == [RunRecord("a", 2)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some=st.lists(records.kept, max_size=5))
+def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list):
+    place.engine.commit(dict.fromkeys(place.data))
+    found = by_key(keep(place, *some))
+    assert found.keys() == by_key(some).keys()
+    for key, record in by_key(some).items():
+        if type(record) is Decision:
+            # Durations and dates are kept as finely as they are told: what a late rank hears is the same.
+            assert encode_session_message(found[key]) == encode_session_message(record)
+        else:
+            assert found[key] == record
+        assert codec.encode(found[key]) == codec.encode(record)
+
+
+def test_a_coordinator_takes_them_back(place: Place):
+    core = Coordinator(epoch=2)
+    core.restore(keep(place, *ALL_KINDS), Instant(0.0, 0.0))
+    assert core.run("job1").groups["checkpoint"].decisions == {7: records.decision()}
+
+
+RUN_KEY, RUN_VALUE = codec.encode(ALL_KINDS[0])
+DECISION_KEY, DECISION_VALUE = codec.encode(records.decision())
+SPEAKER_KEY, SPEAKER_VALUE = codec.encode(SPEAKER)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        pytest.param(DECISION_KEY, DECISION_VALUE[:-1], "pars", id="cut off"),
+        pytest.param(DECISION_KEY, b"\xff" * 20, "pars", id="garbage"),
+        pytest.param(
+            DECISION_KEY, DECISION_VALUE + b"\x28\x63", "99 is not a valid Outcome", id="new outcome"
+        ),
+        pytest.param(DECISION_KEY, b"", "0 is not a valid Outcome", id="emptied decision"),
+        pytest.param(
+            SPEAKER_KEY, SPEAKER_VALUE + b"\x58\x63", "99 is not a valid MemberState", id="new state"
+        ),
+        pytest.param(RUN_KEY, b"", "belongs to b'run", id="emptied run"),
+        pytest.param(RUN_KEY + b"2", RUN_VALUE, "belongs to b'run", id="wrong key"),
+        pytest.param(b"lease\0job1", b"", "no record is called b'lease'", id="new kind"),
+        pytest.param(b"", b"", "no record is called b''", id="no kind"),
+    ],
+)
+def test_a_damaged_row_is_named(place: Place, key: bytes, value: bytes, why: str):
+    place.engine.commit(codec.encode_all(ALL_KINDS))
+    place.engine.commit({key: value})
+    with pytest.raises(StorageError) as caught:
+        list(codec.decode_all(place.engine.scan()))
+    message = str(caught.value)
+    assert f"the stored row {key!r} cannot be understood" in message
+    assert why in message
+    assert "restore a backup or run that version" in message

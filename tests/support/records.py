@@ -1,0 +1,94 @@
+"""Hypothesis makes records of every kind that the core may ask to keep."""
+
+from hypothesis import strategies as st
+
+from muster.service.core.effects import GroupRecord, RunRecord, SpeakerRecord
+from muster.service.core.model import (
+    Decision,
+    Failure,
+    MemberState,
+    MissingRank,
+    MissingState,
+    Outcome,
+    Shape,
+)
+
+names = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=12)
+texts = st.text(st.characters(codec="utf-8"), max_size=30)
+ranks = st.integers(0, 65_535)
+numbers = st.integers(0, 2**63)
+pids = st.integers(0, 2**31 - 1)
+seconds = st.floats(0, 1e7)
+
+runs = st.builds(RunRecord, names, numbers)
+groups = st.builds(GroupRecord, names, names, numbers, numbers)
+shapes = st.integers(1, 65_536).flatmap(
+    lambda size: st.builds(
+        Shape,
+        st.just(size),
+        st.sets(st.integers(0, size - 1), max_size=10).map(lambda some: tuple(sorted(some))),
+    )
+)
+speakers = st.builds(
+    SpeakerRecord,
+    run_id=names,
+    prefix=names,
+    rank=ranks,
+    incarnation=names,
+    ordinal=st.integers(0, 2**62),
+    host=names,
+    pid=pids,
+    start_sequence=numbers,
+    shape=shapes,
+    state=st.sampled_from(MemberState),
+)
+missing_ranks = st.builds(
+    MissingRank,
+    rank=ranks,
+    state=st.sampled_from(MissingState),
+    host=texts,
+    pid=pids,
+    gone_for=seconds,
+    last_sequence=st.none() | numbers,
+)
+decisions = st.builds(
+    Decision,
+    run_id=names,
+    prefix=names,
+    sequence=numbers,
+    generation=numbers,
+    outcome=st.sampled_from(Outcome),
+    message=texts,
+    missing=st.lists(missing_ranks, max_size=3).map(tuple),
+    arrived=ranks,
+    required=ranks,
+    payloads=st.lists(st.tuples(ranks, st.binary(max_size=20)), max_size=3).map(tuple),
+    failures=st.lists(st.builds(Failure, ranks, texts, pids, texts), max_size=3).map(tuple),
+    decided_at=st.floats(0, 4e9),
+    wait=seconds,
+    skew=seconds,
+    last_arrival_rank=st.none() | ranks,
+)
+kept = runs | groups | speakers | decisions
+
+
+def decision(**changed: object) -> Decision:
+    """A decision with every field set, but for what is changed."""
+    fields: dict[str, object] = {
+        "run_id": "job1",
+        "prefix": "checkpoint",
+        "sequence": 7,
+        "generation": 3,
+        "outcome": Outcome.TIMED_OUT,
+        "message": 'barrier "checkpoint" #7 of run job1 timed out',
+        "missing": (MissingRank(3, MissingState.CONNECTION_LOST, "node-0", 4121, 41.5, 6),),
+        "arrived": 14,
+        "required": 16,
+        "payloads": ((0, b"\0\xff"), (2, b"two")),
+        "failures": (Failure(1, "node-1", 77, "disk full"),),
+        "decided_at": 1_700_000_000.123457,
+        "wait": 12.5,
+        "skew": 0.25,
+        "last_arrival_rank": 0,
+    }
+    return Decision(**(fields | changed))  # type: ignore[arg-type]

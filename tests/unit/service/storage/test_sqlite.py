@@ -1,0 +1,264 @@
+"""What only the SQLite engine does: its file, its lock, and a disk that fails."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.service.storage.engine import StorageError
+from muster.service.storage.sqlite import APPLICATION_ID, SCHEMA_VERSION, SqliteEngine
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "muster.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[SqliteEngine]:
+    """Opened for the first time, with one row."""
+    engine = SqliteEngine(path)
+    assert engine.open() == 1
+    engine.commit({b"a": b"1"})
+    yield engine
+    engine.close()
+
+
+def refused(path: Path) -> str:
+    """Why the file cannot be opened. Whoever is refused holds nothing."""
+    engine = SqliteEngine(path)
+    with pytest.raises(StorageError) as caught:
+        engine.open()
+    assert (engine._db, engine._lock) == (None, None)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def rows(path: Path) -> tuple[int, dict[bytes, bytes]]:
+    """What a coordinator that starts now would find: its epoch, and the data."""
+    engine = SqliteEngine(path)
+    try:
+        return engine.open(), dict(engine.scan())
+    finally:
+        engine.close()
+
+
+def settle(path: Path) -> bytes:
+    """The file's bytes, once no write-ahead log is left beside it."""
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    return path.read_bytes()
+
+
+# ---------------------------------------------------------------------- whose file it is
+
+
+def test_the_file_says_that_it_is_musters(engine: SqliteEngine, path: Path):
+    with sqlite3.connect(path) as other:
+        assert other.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert other.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.close()
+
+
+def test_a_commit_is_synced_before_it_returns(engine: SqliteEngine):
+    assert engine._db is not None
+    assert engine._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
+
+
+def test_a_second_coordinator_is_kept_out_until_the_first_lets_go(engine: SqliteEngine, path: Path):
+    assert "in use by another coordinator" in refused(path)
+    engine.commit({b"b": b"2"})
+    engine.close()
+    assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
+
+
+def test_an_empty_file_is_taken(path: Path):
+    path.touch()
+    assert rows(path) == (1, {})
+
+
+def test_a_newer_schema_is_refused_and_left_alone(engine: SqliteEngine, path: Path):
+    engine.close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    before = settle(path)
+    message = refused(path)
+    assert f"newer Muster (schema {SCHEMA_VERSION + 1}, this one knows {SCHEMA_VERSION})" in message
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("table", ["state (key BLOB PRIMARY KEY, value BLOB)", "users (name TEXT)"])
+def test_another_programs_database_is_refused_and_left_alone(path: Path, table: str):
+    with sqlite3.connect(path) as db:
+        db.execute(f"CREATE TABLE {table}")
+    db.close()
+    before = path.read_bytes()
+    assert "database of another program. Give --state another path." in refused(path)
+    assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def test_a_file_that_is_no_database_is_explained_and_left_alone(path: Path):
+    path.write_bytes(b"loss=0.25\n" * 1000)
+    message = refused(path)
+    assert "file is not a database" in message
+    assert "restore it from a backup, or move it away" in message
+    assert path.read_bytes() == b"loss=0.25\n" * 1000
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut off"])
+def test_a_damaged_database_is_explained_and_left_alone(engine: SqliteEngine, path: Path, damage: str):
+    engine.commit({b"%d" % number: os.urandom(3000) for number in range(100)})
+    engine.close()
+    whole = settle(path)
+    half = len(whole) // 2
+    damaged = (
+        whole[:half] + b"\xa5" * 20_000 + whole[half + 20_000 :] if damage == "overwritten" else whole[:half]
+    )
+    path.write_bytes(damaged)
+    assert "The file is damaged or not a database" in refused(path)
+    assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    assert len(rows(path)[1]) == 101
+
+
+# ---------------------------------------------------------------------- places that cannot be written
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
+    message = refused(tmp_path / "nowhere" / "muster.db")
+    assert f"cannot write {tmp_path}/nowhere/muster.db.lock: No such file or directory" in message
+    assert "a folder that exists" in message
+
+
+def test_a_folder_in_place_of_the_file_is_explained(path: Path):
+    path.mkdir()
+    assert "unable to open database file" in refused(path)
+
+
+def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert "Not a directory" in refused(tmp_path / "file" / "muster.db")
+
+
+def run_child(script: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+OPEN_UNPRIVILEGED = """
+import os, sys
+from pathlib import Path
+from muster.service.storage.engine import StorageError
+from muster.service.storage.sqlite import SqliteEngine
+os.chdir(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may write anywhere
+try:
+    SqliteEngine(Path("muster.db")).open()
+except StorageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, known: bool):
+    if known:
+        rows(tmp_path / "muster.db")
+    tmp_path.chmod(0o555)
+    with run_child(OPEN_UNPRIVILEGED, tmp_path) as child:
+        said, _ = child.communicate(timeout=60)
+    tmp_path.chmod(0o755)
+    assert "cannot write muster.db.lock: Permission denied" in said
+    assert "that this user may write" in said
+
+
+# ---------------------------------------------------------------------- a full disk
+
+
+def test_a_commit_that_does_not_fit_is_not_done_at_all(engine: SqliteEngine, path: Path):
+    assert engine._db is not None
+    (pages,) = engine._db.execute("PRAGMA page_count").fetchone()
+    engine._db.execute(f"PRAGMA max_page_count = {pages + 10}")
+    with pytest.raises(StorageError) as caught:
+        engine.commit({b"a": None, b"b": b"2", **{b"%d" % n: b"x" * 1000 for n in range(1000)}})
+    assert f"cannot write {path}: database or disk is full" in str(caught.value)
+    assert "free space" in str(caught.value)
+    assert dict(engine.scan()) == {b"a": b"1"}
+    engine.commit({b"b": b"2"})
+    engine.close()
+    assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from muster.service.storage.engine import StorageError
+from muster.service.storage.sqlite import SqliteEngine
+engine = SqliteEngine(Path(sys.argv[1]))
+engine.open()
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+number = 0
+try:
+    while True:
+        engine.commit({b"a%d" % number: b"x" * 1000, b"b%d" % number: b"x" * 1000})
+        number += 1
+except StorageError as error:
+    print(number, error, flush=True)
+"""
+
+
+def test_a_disk_that_takes_no_more_loses_nothing_that_was_acknowledged(path: Path):
+    with run_child(FILL, path) as child:
+        number, _, why = child.communicate(timeout=60)[0].partition(" ")
+    assert why.startswith(f"cannot write {path}: ")
+    assert "Check the disk's free space" in why
+    assert int(number) > 0
+    assert_pairs(rows(path)[1], at_least=int(number))
+
+
+# ---------------------------------------------------------------------- kill -9
+
+COMMIT_FOR_EVER = """
+import sys
+from pathlib import Path
+from muster.service.storage.sqlite import SqliteEngine
+engine = SqliteEngine(Path(sys.argv[1]))
+print(engine.open(), flush=True)
+number = len(dict(engine.scan())) // 2
+while True:
+    engine.commit({b"a%d" % number: b"x" * 1000, b"b%d" % number: b"x" * 1000})
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_kill_9_amid_commits_loses_nothing_that_was_acknowledged(path: Path):
+    """Lives of different lengths on one file; each ends while it commits."""
+    for life, commits in enumerate((1, 40, 7), start=1):
+        with run_child(COMMIT_FOR_EVER, path) as child:
+            assert child.stdout is not None
+            assert int(child.stdout.readline()) == 2 * life - 1
+            acknowledged = [int(child.stdout.readline()) for _ in range(commits)]
+            child.kill()
+            acknowledged += [int(line) for line in child.stdout]
+        epoch, found = rows(path)
+        assert epoch == 2 * life
+        assert_pairs(found, at_least=acknowledged[-1] + 1)
+
+
+def assert_pairs(found: dict[bytes, bytes], *, at_least: int) -> None:
+    """Commits are there from the first on without a gap, and each is there as a whole."""
+    commits = len(found) // 2
+    assert set(found) == {b"%b%d" % (letter, n) for letter in (b"a", b"b") for n in range(commits)}
+    assert set(found.values()) <= {b"x" * 1000}
+    assert commits >= at_least

@@ -1,0 +1,611 @@
+"""Durable before told (design rule 2), and the driver's numbered rules, on an engine that is held at will."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from muster.service.clock import SystemClock
+from muster.service.core import views
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import GroupJoined, Message, Notice, Progress, Welcome
+from muster.service.core.events import Arrival, Arrive, Disconnected, Hello, JoinGroup, ProcessInfo
+from muster.service.core.limits import Limits
+from muster.service.core.model import Decision, Outcome
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.driver import Driver, Outgoing
+from muster.service.rpc.codec import encode_session_message
+from muster.service.storage.engine import Engine, StorageError
+from muster.service.storage.memory import MemoryEngine
+from tests.support.virtual_time import START, LoopClock, in_virtual_time
+
+CKPT = "checkpoint"
+TTL = 10.0
+PATIENCE = 30.0
+"""Seconds until a test that hangs gives up."""
+
+pytestmark = pytest.mark.timeout(PATIENCE)
+
+
+# ---------------------------------------------------------------------- the world around the driver
+
+
+@dataclass
+class Commit:
+    """One call of an engine's commit, which ends when the test says so."""
+
+    writes: dict[bytes, bytes | None]
+    error: Exception | None = None
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def kinds(self) -> list[str]:
+        return sorted(key.split(b"\0")[0].decode() for key in self.writes)
+
+    def end(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.may_end.set()
+
+
+class HeldEngine(MemoryEngine):
+    """An engine whose commits each wait for the test."""
+
+    blocking = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: asyncio.Queue[Commit] = asyncio.Queue()
+        self.free = False
+        """Let every commit through."""
+        self.closed = 0
+        self._loop = asyncio.get_running_loop()
+
+    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
+        commit = Commit(dict(writes))
+        self._loop.call_soon_threadsafe(self.begun.put_nowait, commit)
+        assert self.free or commit.may_end.wait(PATIENCE)
+        if commit.error is not None:
+            raise commit.error
+        super().commit(writes)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class CountingEngine(MemoryEngine):
+    """Remembers its commits, and fails at the one that it is told."""
+
+    def __init__(self, fail_at: int = 0) -> None:
+        super().__init__()
+        self.commits: list[Commit] = []
+        self._fail_at = fail_at
+
+    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
+        self.commits.append(Commit(dict(writes)))
+        if len(self.commits) == self._fail_at:
+            raise StorageError("the disk is full")
+        super().commit(writes)
+
+
+class Recorder:
+    """The driver's observer."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+        self.notices: list[Notice] = []
+        self.commits: list[int] = []
+
+    def decided(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+
+    def noticed(self, notice: Notice) -> None:
+        self.notices.append(notice)
+
+    def committed(self, seconds: float, writes: int) -> None:
+        assert seconds >= 0
+        self.commits.append(writes)
+
+
+class Rank:
+    """A process of the run "job", and what it has been told."""
+
+    def __init__(self, driver: Driver, rank: int, world_size: int = 2, ordinal: int = 0) -> None:
+        self.driver = driver
+        self.rank = rank
+        self.world_size = world_size
+        self.ordinal = ordinal
+        self.told: list[Message] = []
+        self.data: list[bytes] = []
+        self._changed = asyncio.Event()
+        self.id = driver.connect(self)
+
+    def deliver(self, outgoing: Outgoing) -> None:
+        self.told.append(outgoing.message)
+        self.data.append(outgoing.data)
+        self._changed.set()
+
+    def hello(self) -> "Rank":
+        info = ProcessInfo(self.rank, f"life-{self.rank}", "node", 100 + self.rank, self.ordinal)
+        self.driver.submit(Hello(self.id, "job", 0, (info,)))
+        self.driver.submit(JoinGroup(self.id, CKPT, self.world_size))
+        return self
+
+    def arrive(self, sequence: int = 0, timeout: float = 300.0, failure: str | None = None) -> "Rank":
+        arrival = Arrival(self.rank, failure=failure)
+        self.driver.submit(Arrive(self.id, CKPT, sequence, timeout, (arrival,)))
+        return self
+
+    @property
+    def heard(self) -> list[type]:
+        return [type(message) for message in self.told]
+
+    async def hears(self, kind: type) -> Message:
+        """Wait until it has been told such a message; the newest."""
+        while not (found := [message for message in self.told if type(message) is kind]):
+            self._changed.clear()
+            await self._changed.wait()
+        return found[-1]
+
+
+@asynccontextmanager
+async def driving(
+    engine: Engine,
+    observer: Recorder | None = None,
+    encode: Callable[[Message], bytes] = encode_session_message,
+    clock: object = None,
+) -> AsyncIterator[Driver]:
+    driver = Driver(
+        engine,
+        clock=clock or SystemClock(),
+        observer=observer or Recorder(),
+        encode=encode,
+        session_ttl=TTL,
+        limits=Limits(),
+    )
+    try:
+        yield driver
+    finally:
+        if isinstance(engine, HeldEngine):
+            engine.free = True
+            while not engine.begun.empty():
+                engine.begun.get_nowait().end()
+        await driver.close()
+
+
+async def settle() -> None:
+    """Let the loop do all that it can do without waiting for a commit."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def runs(driver: Driver) -> list[str]:
+    return await driver.query(lambda core, _: list(core.runs))
+
+
+# ---------------------------------------------------------------------- 1 and 2: batches
+
+
+async def test_events_are_taken_in_the_order_in_which_they_came():
+    async with driving(CountingEngine()) as driver:
+        rank = Rank(driver, 0, world_size=1)
+        rank.arrive(0).hello().arrive(0).arrive(1)
+        await settle()
+        assert [type(message).__name__ for message in rank.told] == [
+            "Refused",
+            "Welcome",
+            "GroupJoined",
+            "Decision",
+            "Decision",
+        ]
+        assert [m.sequence for m in rank.told if isinstance(m, Decision)] == [0, 1]
+
+
+async def test_events_of_one_loop_tick_are_one_commit():
+    engine, observer = CountingEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        ranks = [Rank(driver, number, world_size=50).hello().arrive() for number in range(50)]
+        assert engine.commits == [], "nothing is done before the loop comes round"
+        await settle()
+        assert all(rank.heard == [Welcome, GroupJoined, Decision] for rank in ranks)
+        (commit,) = engine.commits
+        assert commit.kinds == ["decision", "group", "run"] + ["speaker"] * 50
+        assert observer.commits == [53]
+
+
+async def test_events_of_different_ticks_are_different_commits():
+    engine = CountingEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0, world_size=1).hello()
+        for sequence in range(3):
+            rank.arrive(sequence)
+            await settle()
+        assert [commit.kinds for commit in engine.commits] == [
+            ["decision", "group", "run", "speaker"],
+            ["decision"],
+            ["decision"],
+        ]
+
+
+async def test_a_batch_without_records_needs_no_commit():
+    engine = CountingEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0).arrive()
+        assert await runs(driver) == []
+        assert len(rank.told) == 1
+        assert engine.commits == []
+
+
+# ---------------------------------------------------------------------- 3: durable before told
+
+
+async def test_nothing_is_told_before_the_commit_returns():
+    engine, observer = HeldEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        changed = driver.watch()
+        ranks = [Rank(driver, number).hello().arrive() for number in range(2)]
+        commit = await engine.begun.get()
+        assert commit.kinds == ["decision", "group", "run", "speaker", "speaker"]
+        await settle()
+        assert [rank.told for rank in ranks] == [[], []]
+        assert observer.decisions == []
+        assert observer.commits == []
+        assert not changed.is_set()
+        commit.end()
+        for rank in ranks:
+            decision = await rank.hears(Decision)
+            assert decision.outcome is Outcome.RELEASED
+        assert observer.decisions == [decision]
+        assert observer.commits == [5]
+        assert changed.is_set()
+
+
+async def test_a_querys_answer_waits_until_what_it_shows_is_durable():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        Rank(driver, 0).hello()
+        answer = asyncio.create_task(runs(driver))
+        commit = await engine.begun.get()
+        await settle()
+        assert not answer.done()
+        commit.end()
+        assert await answer == ["job"]
+
+
+async def test_a_query_asked_during_a_commit_waits_for_it_and_sees_what_came_before():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        Rank(driver, 0).hello()
+        commit = await engine.begun.get()
+        answer = asyncio.create_task(runs(driver))
+        await settle()
+        assert not answer.done()
+        commit.end()
+        assert await answer == ["job"]
+
+
+async def test_a_query_looks_in_its_place_among_the_events():
+    async with driving(MemoryEngine()) as driver:
+        before = asyncio.create_task(runs(driver))
+        await asyncio.sleep(0)
+        Rank(driver, 0).hello()
+        assert await runs(driver) == ["job"]
+        assert await before == []
+
+
+async def test_a_querys_refusal_is_raised():
+    async with driving(MemoryEngine()) as driver:
+        with pytest.raises(Refusal) as caught:
+            await driver.query(lambda core, _: core.run("nope"))
+        assert caught.value.reason is Reason.RUN_NOT_FOUND
+
+
+async def test_a_fault_in_a_query_stops_the_driver():
+    def broken(core: Coordinator, _: object) -> None:
+        raise KeyError("bug")
+
+    async with driving(MemoryEngine()) as driver:
+        asked = asyncio.create_task(driver.query(broken))
+        await settle()
+        assert isinstance(driver.failed.exception(), KeyError)
+        asked.cancel()
+
+
+async def test_an_asker_that_has_gone_disturbs_nobody():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0).hello()
+        gone, refused = (
+            asyncio.create_task(runs(driver)),
+            asyncio.create_task(
+                driver.query(lambda core, now: views.barrier(core, "job", "nope", None, now))
+            ),
+        )
+        commit = await engine.begun.get()
+        gone.cancel()
+        refused.cancel()
+        await settle()
+        commit.end()
+        await rank.hears(GroupJoined)
+        assert await runs(driver) == ["job"]
+        assert not driver.failed.done()
+
+
+async def test_a_session_that_has_disconnected_is_told_nothing():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        gone, there = (Rank(driver, number).hello().arrive() for number in range(2))
+        commit = await engine.begun.get()
+        driver.disconnect(gone.id)
+        driver.submit(Disconnected(gone.id))
+        commit.end()
+        await there.hears(Decision)
+        assert gone.told == []
+
+
+async def test_a_watcher_is_told_until_it_stops_watching():
+    async with driving(MemoryEngine()) as driver:
+        watching, stopped = driver.watch(), driver.watch()
+        driver.unwatch(stopped)
+        Rank(driver, 0).hello()
+        await asyncio.wait_for(watching.wait(), PATIENCE)
+        assert not stopped.is_set()
+
+
+async def test_a_decision_is_encoded_once_for_all_who_wait():
+    encoded: list[Message] = []
+
+    def encode(message: Message) -> bytes:
+        encoded.append(message)
+        return encode_session_message(message)
+
+    async with driving(MemoryEngine(), encode=encode) as driver:
+        ranks = [Rank(driver, number, world_size=100).hello().arrive() for number in range(100)]
+        await settle()
+        (decision,) = (message for message in encoded if isinstance(message, Decision))
+        assert all(rank.told[-1] is decision for rank in ranks)
+        assert all(rank.data[-1] is ranks[0].data[-1] for rank in ranks)
+
+
+async def test_what_nobody_hears_is_not_encoded():
+    def encode(message: Message) -> bytes:
+        raise AssertionError("nobody asked for it")
+
+    async with driving(MemoryEngine(), encode=encode) as driver:
+        driver.disconnect(Rank(driver, 0, world_size=1).hello().arrive().id)
+        assert await runs(driver) == ["job"]
+
+
+# ---------------------------------------------------------------------- 4: the next batch gathers
+
+
+async def test_the_next_batch_gathers_during_a_commit_and_is_committed_after_it():
+    engine, observer = HeldEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        rank = Rank(driver, 0, world_size=1).hello().arrive(0)
+        first = await engine.begun.get()
+        for sequence in (1, 2, 3):
+            rank.arrive(sequence)
+            await settle()
+        assert engine.begun.empty(), "one commit at a time"
+        first.end()
+        second = await engine.begun.get()
+        assert second.kinds == ["decision"] * 3, "group commit: what gathered goes together"
+        await settle()
+        assert rank.heard == [Welcome, GroupJoined, Decision], "the first batch, and no more"
+        second.end()
+        await runs(driver)
+        assert [m.sequence for m in rank.told[2:]] == [0, 1, 2, 3]
+        assert observer.commits == [4, 3]
+
+
+async def test_a_message_without_a_record_does_not_overtake_one_that_waits():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0, world_size=1).hello().arrive(0)
+        commit = await engine.begun.get()
+        rank.arrive(99)
+        await settle()
+        assert rank.told == []
+        commit.end()
+        await rank.hears(Decision)
+        await settle()
+        assert [type(message).__name__ for message in rank.told[2:]] == ["Decision", "Refused"]
+
+
+# ---------------------------------------------------------------------- 5: a failing commit
+
+
+async def test_when_a_commit_fails_nothing_is_told_and_the_driver_stops():
+    engine, observer = HeldEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        ranks = [Rank(driver, number).hello().arrive() for number in range(2)]
+        commit = await engine.begun.get()
+        gathered = asyncio.create_task(runs(driver))
+        await settle()
+        commit.end(StorageError("the disk is full"))
+        with pytest.raises(StorageError, match="the disk is full"):
+            await driver.failed
+        later = asyncio.create_task(runs(driver))
+        ranks[0].arrive(1)
+        await settle()
+        assert [rank.told for rank in ranks] == [[], []]
+        assert (observer.decisions, observer.notices, observer.commits) == ([], [], [])
+        assert engine.begun.empty()
+        assert not gathered.done()
+        assert not later.done()
+        gathered.cancel()
+        later.cancel()
+
+
+async def test_an_engine_that_does_not_block_fails_alike():
+    engine = CountingEngine(fail_at=2)
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0, world_size=1).hello()
+        await rank.hears(GroupJoined)
+        rank.arrive(0).arrive(1)
+        with pytest.raises(StorageError):
+            await driver.failed
+        rank.arrive(2)
+        await settle()
+        assert rank.heard == [Welcome, GroupJoined]
+        assert len(engine.commits) == 2
+
+
+async def test_what_was_not_committed_has_not_happened_after_a_restart():
+    engine = CountingEngine(fail_at=2)
+    async with driving(engine) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        await one.hears(GroupJoined)
+        zero.arrive(failure="out of memory")
+        with pytest.raises(StorageError):
+            await driver.failed
+    async with driving(engine) as driver:
+        zero, one = (Rank(driver, number).hello().arrive() for number in range(2))
+        decision = await one.hears(Decision)
+        assert (decision.sequence, decision.outcome) == (0, Outcome.RELEASED)
+
+
+async def test_a_fault_while_delivering_stops_the_driver():
+    def encode(message: Message) -> bytes:
+        raise ZeroDivisionError
+
+    for engine in (MemoryEngine(), HeldEngine()):
+        async with driving(engine, encode=encode) as driver:
+            Rank(driver, 0).hello()
+            if isinstance(engine, HeldEngine):
+                (await engine.begun.get()).end()
+            with pytest.raises(ZeroDivisionError):
+                await driver.failed
+
+
+async def test_a_state_that_cannot_be_read_is_an_error_at_the_start():
+    engine = MemoryEngine()
+    engine.commit({b"lease\0job": b""})
+    with pytest.raises(StorageError, match="no record is called b'lease'"):
+        async with driving(engine):
+            raise AssertionError("it started")
+
+
+# ---------------------------------------------------------------------- after a restart
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome"), [(None, Outcome.RELEASED), ("the disk is full", Outcome.ABORTED)]
+)
+async def test_a_rank_that_had_not_heard_gets_the_same_decision_after_a_restart(failure, outcome):
+    """The commit returned, and the coordinator died before it told rank 1 (and rank 0, for all it knows)."""
+    engine = MemoryEngine()
+    async with driving(engine) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        await one.hears(GroupJoined)
+        driver.disconnect(one.id)
+        one.arrive()
+        zero.arrive(failure=failure)
+        first = await zero.hears(Decision)
+        assert first.outcome is outcome
+        assert Decision not in one.heard
+        ordinals = [rank.told[0].ordinals[0] for rank in (zero, one)]
+    async with driving(engine) as driver:
+        assert driver.coordinator.epoch == 2
+        back = [Rank(driver, number, ordinal=ordinals[number]).hello().arrive() for number in (1, 0)]
+        for rank in back:
+            await rank.hears(Decision)
+            assert rank.told[1] == GroupJoined(CKPT, ((rank.rank, 0),))
+            assert rank.data[-1] == zero.data[-1], "to the last byte"
+        for rank in back:
+            rank.told.clear()
+            rank.arrive(1)
+        assert (await back[0].hears(Decision)).sequence == 1
+
+
+# ---------------------------------------------------------------------- time
+
+
+@in_virtual_time
+async def test_a_barrier_is_decided_at_its_deadline_and_told_of_at_half():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        rank = Rank(driver, 0).hello().arrive(timeout=300.0)
+        progress = await rank.hears(Progress)
+        assert asyncio.get_running_loop().time() == START + 150
+        assert progress.arrived == 1
+        decision = await rank.hears(Decision)
+        assert asyncio.get_running_loop().time() == START + 300
+        assert (decision.outcome, decision.wait) == (Outcome.TIMED_OUT, 300.0)
+
+
+@in_virtual_time
+async def test_an_earlier_deadline_moves_the_timer_forward():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        zero.arrive(timeout=300.0)
+        await settle()
+        driver.disconnect(one.id)
+        driver.submit(Disconnected(one.id))
+        decision = await zero.hears(Decision)
+        assert asyncio.get_running_loop().time() == START + TTL
+        assert decision.outcome is Outcome.MEMBER_LOST
+
+
+@in_virtual_time
+async def test_a_deadline_that_has_become_void_disturbs_nobody():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        zero, one = (Rank(driver, number).hello().arrive(timeout=20.0) for number in range(2))
+        await one.hears(Decision)
+        zero.told.clear()
+        zero.arrive(1, timeout=300.0)
+        assert (await zero.hears(Decision)).outcome is Outcome.TIMED_OUT
+        assert asyncio.get_running_loop().time() == START + 300
+        assert zero.heard == [Progress, Decision]
+
+
+@in_virtual_time
+async def test_those_who_do_not_come_back_after_a_restart_are_given_up_after_the_ttl():
+    engine = MemoryEngine()
+    async with driving(engine, clock=LoopClock()) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        await one.hears(GroupJoined)
+    async with driving(engine, clock=LoopClock()) as driver:
+        zero = Rank(driver, 0, ordinal=zero.told[0].ordinals[0]).hello().arrive()
+        decision = await zero.hears(Decision)
+        assert asyncio.get_running_loop().time() == START + TTL
+        assert decision.outcome is Outcome.MEMBER_LOST
+        assert [one.rank for one in decision.missing] == [1]
+
+
+# ---------------------------------------------------------------------- the end
+
+
+async def test_close_waits_for_the_commit_in_flight_and_lets_go_of_the_storage():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0).hello()
+        commit = await engine.begun.get()
+        closing = asyncio.create_task(driver.close())
+        await settle()
+        assert not closing.done()
+        assert engine.closed == 0
+        commit.end()
+        await closing
+        assert engine.closed == 1
+        assert rank.heard == [Welcome, GroupJoined]
+        assert driver.failed.cancelled()
+
+
+@in_virtual_time
+async def test_no_timer_outlives_the_driver():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        rank = Rank(driver, 0).hello().arrive(timeout=5.0)
+        await rank.hears(GroupJoined)
+    await asyncio.sleep(60)
+    assert Decision not in rank.heard
+
+
+async def test_sessions_have_different_ids():
+    async with driving(MemoryEngine()) as driver:
+        first = driver.connect(object())
+        driver.disconnect(first)
+        driver.disconnect(first)
+        assert driver.connect(object()) != first

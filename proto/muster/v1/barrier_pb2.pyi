@@ -188,7 +188,7 @@ class Barrier(google.protobuf.message.Message):
     arrived: builtins.int
     """How many ranks have arrived."""
     required: builtins.int
-    """How many are required; 0 while nobody has said."""
+    """How many are required."""
     age_ms: builtins.int
     """Time since the first arrival, in milliseconds; only while it is open."""
     remaining_ms: builtins.int
@@ -283,7 +283,7 @@ class BarrierServiceListRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """The training job; empty means all."""
     history: builtins.int
-    """How many decided barriers to show of each group, newest first; 0 means 1."""
+    """How many decided barriers to show of each group, newest first; 0 means 1, and 1,000 is the most."""
     def __init__(
         self,
         *,

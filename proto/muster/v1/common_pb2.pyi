@@ -33,7 +33,9 @@ class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     OUTCOME_TIMED_OUT: _Outcome.ValueType  # 2
     """The first arrival's timeout ran out on the coordinator's clock."""
     OUTCOME_ABORTED: _Outcome.ValueType  # 3
-    """A rank voted to fail, an operator aborted it, or a newer generation superseded it."""
+    """A rank voted to fail, an operator aborted it, a newer generation superseded it, or everyone had left
+    and a newcomer took the group anew.
+    """
     OUTCOME_MEMBER_LOST: _Outcome.ValueType  # 4
     """A rank that the barrier still needed left, or lost its session for longer than the TTL."""
     OUTCOME_MISMATCHED: _Outcome.ValueType  # 5
@@ -49,7 +51,9 @@ OUTCOME_RELEASED: Outcome.ValueType  # 1
 OUTCOME_TIMED_OUT: Outcome.ValueType  # 2
 """The first arrival's timeout ran out on the coordinator's clock."""
 OUTCOME_ABORTED: Outcome.ValueType  # 3
-"""A rank voted to fail, an operator aborted it, or a newer generation superseded it."""
+"""A rank voted to fail, an operator aborted it, a newer generation superseded it, or everyone had left
+and a newcomer took the group anew.
+"""
 OUTCOME_MEMBER_LOST: Outcome.ValueType  # 4
 """A rank that the barrier still needed left, or lost its session for longer than the TTL."""
 OUTCOME_MISMATCHED: Outcome.ValueType  # 5

@@ -67,7 +67,7 @@ class BarrierTimeoutError(BarrierError):
 
 
 class BarrierAbortedError(BarrierError):
-    """A rank voted to fail, an operator aborted the barrier, or a newer generation superseded it."""
+    """A rank voted to fail, an operator aborted it, or others took the group over: the message says which."""
 
 
 class MemberLostError(BarrierError):

@@ -1,7 +1,6 @@
 """``muster serve``: run a coordinator."""
 
 import asyncio
-import sys
 from typing import Annotated
 
 import typer
@@ -93,4 +92,3 @@ def serve(
             runner.run(run_coordinator(config))
     except (StartError, StorageError) as error:
         fail(str(error), Exit.FAILED)
-    sys.stderr.flush()

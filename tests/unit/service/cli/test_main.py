@@ -1,3 +1,5 @@
+import inspect
+import re
 import subprocess
 import sys
 
@@ -6,6 +8,7 @@ from typer.testing import CliRunner
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
+from muster.service.core import coordinator, group, run
 
 
 def invoke(*arguments: str):
@@ -42,6 +45,14 @@ def test_what_makes_no_sense_is_a_usage_error(arguments):
     assert result.exit_code == Exit.USAGE
     assert "Error: " in result.stderr
     assert result.stdout == ""
+
+
+def test_every_limit_that_a_refusal_says_to_raise_is_an_option_of_serve():
+    source = "".join(inspect.getsource(module) for module in (coordinator, group, run))
+    limits = set(re.findall(r'limit_exceeded\(\s*"(\w+)"', source))
+    assert limits >= {"max_runs", "max_groups_per_run", "max_unheard_decisions"}
+    shown = invoke("serve", "--help").stdout
+    assert [name for name in limits if f"--{name.replace('_', '-')} " not in shown] == []
 
 
 def test_the_client_commands_do_not_load_the_server():

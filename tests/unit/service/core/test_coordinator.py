@@ -277,6 +277,15 @@ def test_after_a_goodbye_the_session_is_over():
     assert refused.refusal.reason is Reason.HELLO_REQUIRED
 
 
+def test_the_reason_of_a_goodbye_is_told_to_the_operator_and_cannot_steer_a_terminal():
+    world = World(2)
+    zero, _ = world.ranks()
+    effects = world.do(Goodbye(zero.session, "node\x1b[2J is drained"))
+    assert [notice.message.partition("left: ")[2] for notice in effects.notices] == [
+        "node\\x1b[2J is drained"
+    ]
+
+
 def test_a_batch_of_steps_shares_its_effects_and_a_refusal_in_it_disturbs_no_other_step():
     world = World(2)
     zero, one = world.ranks()

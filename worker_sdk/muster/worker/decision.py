@@ -81,8 +81,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
 
 def missing_from_pb(message: pb.MissingRank) -> MissingRank:
     """A missing rank from its message."""
-    name = pb.MissingState.Name(message.state).removeprefix("MISSING_STATE_")
-    state = MissingState(name)
+    state = _missing_state(message.state)
     seen = state is not MissingState.NEVER_JOINED
     return MissingRank(
         rank=message.rank,
@@ -95,4 +94,16 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
 
 
 def _outcome(value: "pb.Outcome.ValueType") -> Outcome:
-    return Outcome(pb.Outcome.Name(value).removeprefix("OUTCOME_"))
+    """The outcome; UNKNOWN, which is no release, for one that only a newer coordinator knows."""
+    try:
+        return Outcome(pb.Outcome.Name(value).removeprefix("OUTCOME_"))
+    except ValueError:
+        return Outcome.UNKNOWN
+
+
+def _missing_state(value: "pb.MissingState.ValueType") -> MissingState:
+    """The state; what is common to all, for one that only a newer coordinator knows."""
+    try:
+        return MissingState(pb.MissingState.Name(value).removeprefix("MISSING_STATE_"))
+    except ValueError:
+        return MissingState.NOT_ARRIVED

@@ -96,6 +96,6 @@ _BY_OUTCOME: dict[Outcome, type[BarrierError]] = {
 
 def error_for(decision: Decision) -> BarrierError:
     """The exception for a decision other than a release."""
-    return _BY_OUTCOME[decision.outcome](
+    return _BY_OUTCOME.get(decision.outcome, BarrierError)(
         decision.message, decision.prefix, decision.sequence, decision.outcome, decision.missing
     )

@@ -150,8 +150,8 @@ class Session:
                 self._send(self._join_request(prefix, group))
             elif group.shape != shape:
                 raise RefusedError(
-                    f'this process has joined group "{prefix}" with {group.shape} already, and cannot '
-                    f"join it with {shape} as well. Use another prefix.",
+                    f'this process has joined group "{prefix}" with {_described(group.shape)} already, and '
+                    f"cannot join it with {_described(shape)} as well. Use another prefix.",
                     "SHAPE_CHANGED",
                 )
             while group.position is None:
@@ -440,3 +440,8 @@ def _explain(error: grpc.RpcError) -> str:
     code = getattr(error, "code", None)
     details = getattr(error, "details", None)
     return f"{code().name}: {details()}" if code and details else repr(error)
+
+
+def _described(shape: Shape) -> str:
+    covers = f" and participants {list(shape.participants)}" if shape.participants else ""
+    return f"world size {shape.world_size}{covers}"

@@ -1,0 +1,214 @@
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.service.core import events, views
+from muster.service.core.effects import GroupJoined, Progress, Refused, Welcome
+from muster.service.core.model import MemberState, MissingRank, MissingState
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.rpc import codec
+from muster.service.version import VERSION
+from muster.service.wire import decision_from_pb
+from muster.v1 import common_pb2, session_pb2
+from tests.support import records
+
+SESSION = 5
+MISSING = MissingRank(3, MissingState.CONNECTION_LOST, "node-0", 4121, 41.5, 6)
+MISSING_PB = common_pb2.MissingRank(
+    rank=3,
+    host="node-0",
+    pid=4121,
+    state=common_pb2.MISSING_STATE_CONNECTION_LOST,
+    gone_ms=41_500,
+    last_sequence=6,
+)
+
+
+def parse(**message: object) -> events.Event:
+    data = session_pb2.ConnectRequest(**message).SerializeToString()  # type: ignore[arg-type]
+    return codec.parse_session_message(SESSION, data)
+
+
+def refusal_of(data: bytes) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        codec.parse_session_message(SESSION, data)
+    return caught.value
+
+
+def encode(message: object) -> session_pb2.ConnectResponse:
+    return session_pb2.ConnectResponse.FromString(codec.encode_session_message(message))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- in
+
+
+class TestParse:
+    def test_a_hello(self):
+        said = session_pb2.Hello(
+            run_id="job1",
+            generation=4,
+            processes=[
+                session_pb2.Process(rank=3, incarnation="a", host="node-0", pid=4121, ordinal=1 << 40),
+                session_pb2.Process(rank=4, incarnation="b", host="node-0", pid=4122),
+            ],
+            sdk_version="9.9",
+            protocol_version=codec.PROTOCOL_VERSION,
+        )
+        infos = (
+            events.ProcessInfo(3, "a", "node-0", 4121, 1 << 40),
+            events.ProcessInfo(4, "b", "node-0", 4122),
+        )
+        assert parse(hello=said) == events.Hello(SESSION, "job1", 4, infos)
+
+    @pytest.mark.parametrize("version", [0, codec.PROTOCOL_VERSION + 1])
+    def test_a_hello_of_another_protocol_is_refused(self, version: int):
+        hello = session_pb2.Hello(run_id="job1", protocol_version=version)
+        refusal = refusal_of(session_pb2.ConnectRequest(hello=hello).SerializeToString())
+        assert refusal.reason is Reason.PROTOCOL_VERSION
+        assert f"protocol_version = {version}" in refusal.message
+        assert refusal.metadata == {"supported": "1"}
+
+    def test_a_join(self):
+        said = session_pb2.JoinGroup(prefix="ckpt", world_size=16, participants=[0, 3], ranks=[3])
+        assert parse(join_group=said) == events.JoinGroup(SESSION, "ckpt", 16, (0, 3), (3,))
+        bare = session_pb2.JoinGroup(prefix="ckpt", world_size=16)
+        assert parse(join_group=bare) == events.JoinGroup(SESSION, "ckpt", 16)
+
+    def test_an_arrival_with_a_payload_one_with_a_vote_and_one_bare(self):
+        arrivals = [
+            session_pb2.Arrival(rank=0, payload=b"\0\xff"),
+            session_pb2.Arrival(rank=1, failure="disk full"),
+            session_pb2.Arrival(rank=2),
+        ]
+        said = session_pb2.Arrive(prefix="ckpt", sequence=7, timeout_ms=1_500, arrivals=arrivals)
+        assert parse(arrive=said) == events.Arrive(
+            SESSION,
+            "ckpt",
+            7,
+            1.5,
+            (events.Arrival(0, b"\0\xff"), events.Arrival(1, b"", "disk full"), events.Arrival(2)),
+        )
+
+    def test_a_vote_without_a_reason_is_still_a_vote(self):
+        said = session_pb2.Arrive(arrivals=[session_pb2.Arrival(rank=1, failure="")])
+        assert parse(arrive=said).arrivals[0].failure == ""
+
+    def test_a_sequence_that_is_not_set_is_the_first(self):
+        assert parse(arrive=session_pb2.Arrive(prefix="ckpt")).sequence == 0
+
+    def test_a_goodbye(self):
+        assert parse(goodbye=session_pb2.Goodbye(reason="done")) == events.Goodbye(SESSION, "done")
+
+    @pytest.mark.parametrize("data", [b"", b"\x7a\x00"], ids=["empty", "a field of the future"])
+    def test_a_message_that_says_nothing_known_is_refused(self, data: bytes):
+        refusal = refusal_of(data)
+        assert refusal.reason is Reason.INVALID_ARGUMENT
+        assert f"(it is version {VERSION})" in refusal.message
+
+    @pytest.mark.parametrize(
+        "data",
+        [b"\xff\xfe", b"\x0a\x10short", b"\x0a\x04\x0a\x02\xff\xfe"],
+        ids=["tag", "cut off", "not UTF-8"],
+    )
+    def test_bytes_that_are_no_message_are_refused_and_counted(self, data: bytes):
+        refusal = refusal_of(data)
+        assert refusal.reason is Reason.INVALID_ARGUMENT
+        assert f"{len(data)} bytes that are not a muster.v1.ConnectRequest" in refusal.message
+
+    @given(st.binary(max_size=60))
+    def test_any_bytes_are_an_event_or_a_refusal(self, data: bytes):
+        assert_event_or_refusal(data)
+
+    @given(kind=st.sampled_from([b"\x0a", b"\x12", b"\x1a", b"\x22"]), body=st.binary(max_size=60))
+    def test_a_message_with_any_body_is_an_event_or_a_refusal(self, kind: bytes, body: bytes):
+        assert_event_or_refusal(kind + bytes([len(body)]) + body)
+
+
+def assert_event_or_refusal(data: bytes) -> None:
+    try:
+        event = codec.parse_session_message(SESSION, data)
+    except Refusal:
+        return
+    assert isinstance(event, events.Hello | events.JoinGroup | events.Arrive | events.Goodbye)
+
+
+# ---------------------------------------------------------------------- out
+
+
+class TestEncode:
+    def test_a_decision(self):
+        decision = records.decision()
+        told = encode(decision).decision
+        assert decision_from_pb(told) == decision
+        assert told.outcome == common_pb2.OUTCOME_TIMED_OUT
+        assert list(told.missing) == [MISSING_PB]
+
+    def test_a_decision_without_an_arrival_has_no_straggler(self):
+        assert not encode(records.decision(last_arrival_rank=None)).decision.HasField("last_arrival_rank")
+        assert encode(records.decision(last_arrival_rank=0)).decision.HasField("last_arrival_rank")
+
+    def test_a_welcome(self):
+        assert encode(Welcome(3, 2.5, 1 << 20, (7, 1 << 40))).welcome == session_pb2.Welcome(
+            coordinator_version=VERSION,
+            epoch=3,
+            session_ttl_ms=2_500,
+            max_payload_bytes=1 << 20,
+            ordinals=[7, 1 << 40],
+        )
+
+    def test_a_joined_group(self):
+        positions = [session_pb2.Position(rank=0, sequence=0), session_pb2.Position(rank=3, sequence=7)]
+        assert encode(GroupJoined("ckpt", ((0, 0), (3, 7)))).group_joined == session_pb2.GroupJoined(
+            prefix="ckpt", positions=positions
+        )
+
+    def test_progress(self):
+        told = encode(Progress("ckpt", 7, 14, 16, (MISSING,), "14 of 16"))
+        assert told.progress == session_pb2.Progress(
+            prefix="ckpt", sequence=7, arrived=14, required=16, missing=[MISSING_PB], message="14 of 16"
+        )
+
+    def test_a_rank_that_was_never_seen_has_no_last_sequence(self):
+        message = Progress("ckpt", 7, 0, 1, (MissingRank(3, MissingState.NEVER_JOINED),), "")
+        assert not encode(message).progress.missing[0].HasField("last_sequence")
+
+    def test_a_refusal_of_an_arrival(self):
+        refusal = Refusal(Reason.SEQUENCE_AHEAD, "#9 is ahead.", next_sequence=7)
+        told = encode(Refused(refusal, "ckpt", 9, 3)).refusal
+        assert (told.prefix, told.sequence, told.rank) == ("ckpt", 9, 3)
+        assert (told.code, told.message) == (11, "#9 is ahead.")
+        info = ErrorInfo()
+        assert told.error_info.Unpack(info)
+        assert (info.reason, dict(info.metadata)) == ("SEQUENCE_AHEAD", {"next_sequence": "7"})
+
+    def test_a_refusal_of_the_session_names_no_group(self):
+        told = encode(Refused(Refusal(Reason.HELLO_REPEATED, "again."), final=True)).refusal
+        assert (told.prefix, told.HasField("sequence"), told.HasField("rank")) == ("", False, False)
+
+    def test_a_drain_says_when_to_come_back(self):
+        assert session_pb2.ConnectResponse.FromString(codec.DRAIN).drain.retry_after_ms == 500
+
+
+# ---------------------------------------------------------------------- for people
+
+
+def test_members_are_shown_with_their_groups():
+    view = views.MemberView(
+        rank=3,
+        incarnation="a",
+        ordinal=9,
+        host="node-0",
+        pid=4121,
+        state=MemberState.DISCONNECTED,
+        since=1.25,
+        generation=2,
+        groups=(("ckpt", 6), ("eval", None)),
+    )
+    (shown,) = codec.members_to_pb([view])
+    assert (shown.rank, shown.pid, shown.since_ms, shown.generation) == (3, 4121, 1_250, 2)
+    assert shown.state == common_pb2.MEMBER_STATE_DISCONNECTED
+    assert [(g.prefix, g.HasField("last_sequence")) for g in shown.groups] == [
+        ("ckpt", True),
+        ("eval", False),
+    ]

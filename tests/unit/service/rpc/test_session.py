@@ -1,0 +1,306 @@
+"""One session on a stream that the test holds both ends of."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from muster.service.core.effects import Refused
+from muster.service.core.events import Disconnected, Event, Goodbye, Hello
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.driver import Outgoing
+from muster.service.rpc import codec, errors
+from muster.service.rpc.session import Session, SessionServicer
+from muster.v1 import session_pb2
+from tests.support.virtual_time import START, in_virtual_time
+
+HELLO = session_pb2.ConnectRequest(hello=session_pb2.Hello(run_id="job", protocol_version=1))
+GOODBYE = session_pb2.ConnectRequest(goodbye=session_pb2.Goodbye(reason="done"))
+ID = 7
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class FakeDriver:
+    """Remembers what it was handed, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event | str] = []
+        self._changed = asyncio.Event()
+
+    def connect(self, sink: Session) -> int:
+        return ID
+
+    def disconnect(self, session: int) -> None:
+        assert session == ID
+        self.events.append("disconnect")
+
+    def submit(self, event: Event) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    async def hears(self, count: int) -> None:
+        while len(self.events) < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Ended(Exception):
+    """What gRPC raises in a handler that aborts."""
+
+
+class FakeContext:
+    """A peer: what it says is put in, what it reads comes out. It may stop reading."""
+
+    def __init__(self) -> None:
+        self._said: asyncio.Queue[Any] = asyncio.Queue()
+        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.status: grpc.Status | None = None
+
+    def says(self, message: Any) -> None:
+        self._said.put_nowait(
+            message.SerializeToString() if hasattr(message, "SerializeToString") else message
+        )
+
+    async def read(self) -> Any:
+        return await self._said.get()
+
+    async def write(self, data: bytes) -> None:
+        await self.reads.wait()
+        self.heard.put_nowait(data)
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        self.status = status
+        raise Ended
+
+
+class Stream:
+    """A session that is being served."""
+
+    def __init__(self, max_unsent: int = 3) -> None:
+        self.driver = FakeDriver()
+        self.context = FakeContext()
+        self.session = Session(self.driver, max_unsent)  # type: ignore[arg-type]
+        self.serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.serving = asyncio.create_task(self.session.serve(self.context, hello_timeout=10.0))
+
+    def deliver(self, message: Any = None, data: bytes = b"x") -> None:
+        self.session.deliver(Outgoing(message, lambda _: data))
+
+    async def ends(self) -> grpc.Status | None:
+        """Wait for the end of the stream; its status, None for OK."""
+        assert self.serving is not None
+        try:
+            await self.serving
+        except Ended:
+            assert self.context.status is not None
+        assert self.driver.events[-2:] == ["disconnect", Disconnected(ID)], "the driver knows"
+        return self.context.status
+
+
+@asynccontextmanager
+async def stream(max_unsent: int = 3, *, hello: bool = True) -> AsyncIterator[Stream]:
+    opened = Stream(max_unsent)
+    opened.start()
+    if hello:
+        opened.context.says(HELLO)
+        await opened.driver.hears(1)
+    yield opened
+    assert opened.serving is not None
+    opened.serving.cancel()
+    await asyncio.wait({opened.serving})
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_in_goes_to_the_driver_in_order():
+    async with stream() as one:
+        one.context.says(GOODBYE)
+        await one.ends()
+        assert one.driver.events == [
+            Hello(ID, "job", 0, ()),
+            Goodbye(ID, "done"),
+            "disconnect",
+            Disconnected(ID),
+        ]
+
+
+async def test_what_is_delivered_goes_out_in_order():
+    async with stream() as one:
+        for data in (b"a", b"b", b"c"):
+            one.deliver(data=data)
+        assert [await one.context.heard.get() for _ in range(3)] == [b"a", b"b", b"c"]
+        one.deliver(data=b"d")
+        assert await one.context.heard.get() == b"d"
+
+
+async def test_a_goodbye_ends_the_stream_with_ok_once_all_is_sent():
+    async with stream() as one:
+        one.context.reads.clear()
+        one.deliver(data=b"last")
+        one.context.says(GOODBYE)
+        await one.driver.hears(2)
+        await settle()
+        assert not one.serving.done()
+        one.context.reads.set()
+        assert await one.ends() is None
+        assert one.context.heard.get_nowait() == b"last"
+
+
+async def test_a_half_closed_stream_lives_on():
+    async with stream() as one:
+        one.context.says(grpc.aio.EOF)
+        await settle()
+        one.deliver(data=b"decided")
+        assert await one.context.heard.get() == b"decided"
+        assert not one.serving.done()
+        assert one.driver.events == [Hello(ID, "job", 0, ())]
+
+
+async def test_a_stream_that_is_closed_before_it_said_anything_is_refused():
+    async with stream(hello=False) as one:
+        one.context.says(grpc.aio.EOF)
+        assert_refused(await one.ends(), Reason.HELLO_REQUIRED)
+
+
+@in_virtual_time
+async def test_a_peer_that_says_no_hello_is_refused_after_the_timeout():
+    async with stream(hello=False) as one:
+        status = await one.ends()
+        assert asyncio.get_running_loop().time() == START + 10
+        assert_refused(status, Reason.HELLO_REQUIRED)
+        assert "no Hello came within 10 s" in status.details
+
+
+@in_virtual_time
+async def test_the_timeout_is_for_the_first_message_alone():
+    async with stream() as one:
+        await asyncio.sleep(3600)
+        assert not one.serving.done()
+
+
+async def test_garbage_ends_the_stream():
+    async with stream() as one:
+        one.context.says(b"\xff\xfe")
+        assert_refused(await one.ends(), Reason.INVALID_ARGUMENT)
+
+
+async def test_a_final_refusal_is_sent_and_is_the_status():
+    refusal = Refusal(Reason.STALE_GENERATION, "a newer one runs.")
+    async with stream() as one:
+        one.deliver(Refused(refusal, final=True), b"refused")
+        assert_refused(await one.ends(), Reason.STALE_GENERATION)
+        assert one.context.heard.get_nowait() == b"refused"
+
+
+async def test_another_refusal_ends_nothing():
+    async with stream() as one:
+        one.deliver(Refused(Refusal(Reason.NOT_JOINED, "join first."), "ckpt"), b"refused")
+        assert await one.context.heard.get() == b"refused"
+        assert not one.serving.done()
+
+
+async def test_a_peer_that_does_not_read_is_cut_off():
+    async with stream(max_unsent=3) as one:
+        one.context.reads.clear()
+        for _ in range(1 + 3):  # one on its way, three that wait
+            one.deliver()
+            await settle()
+        assert not one.serving.done()
+        one.deliver()
+        assert_refused(await one.ends(), Reason.SLOW_CONSUMER)
+        assert one.context.heard.empty()
+
+
+async def test_it_is_cut_off_once_however_much_more_is_delivered():
+    async with stream(max_unsent=3) as one:
+        one.context.reads.clear()
+        for _ in range(20):
+            one.deliver()
+        one.session.drain()
+        assert_refused(await one.ends(), Reason.SLOW_CONSUMER)
+        one.session.drain()
+
+
+async def test_a_peer_that_reads_is_not_cut_off_by_a_burst_within_its_bound():
+    async with stream(max_unsent=3) as one:
+        for _ in range(5):
+            for _ in range(3):
+                one.deliver()
+            await settle()
+        assert one.context.heard.qsize() == 15
+        assert not one.serving.done()
+
+
+async def test_a_drain_asks_to_connect_again_and_ends_the_stream():
+    async with stream() as one:
+        one.deliver(data=b"decided")
+        one.session.drain()
+        assert_refused(await one.ends(), Reason.COORDINATOR_DRAINING)
+        assert [one.context.heard.get_nowait() for _ in range(2)] == [b"decided", codec.DRAIN]
+
+
+async def test_a_call_that_breaks_is_a_disconnection():
+    async with stream() as one:
+        one.serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one.ends()
+        assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
+
+
+async def test_a_write_that_fails_is_a_disconnection():
+    async def broken(data: bytes) -> None:
+        raise grpc.aio.InternalError("the stream is gone")
+
+    async with stream() as one:
+        one.context.write = broken
+        one.deliver()
+        with pytest.raises(grpc.aio.InternalError):
+            await one.ends()
+        assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
+
+
+# ---------------------------------------------------------------------- the servicer
+
+
+async def test_the_servicer_knows_its_sessions_and_drains_them_all():
+    driver = FakeDriver()
+    servicer = SessionServicer(driver)  # type: ignore[arg-type]
+    contexts = [FakeContext() for _ in range(3)]
+    calls = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
+    await settle()
+    assert len(servicer.sessions) == 3
+    servicer.drain()
+    await asyncio.wait(calls)
+    assert servicer.sessions == set()
+    for call, context in zip(calls, contexts, strict=True):
+        assert isinstance(call.exception(), Ended)
+        assert_refused(context.status, Reason.COORDINATOR_DRAINING)
+
+
+async def test_a_draining_servicer_takes_no_more():
+    servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
+    servicer.drain()
+    context = FakeContext()
+    with pytest.raises(Ended):
+        await servicer.connect(None, context)
+    assert_refused(context.status, Reason.COORDINATOR_DRAINING)
+    assert servicer.sessions == set()
+
+
+def assert_refused(status: grpc.Status | None, reason: Reason) -> None:
+    """The status is that of a refusal for this reason."""
+    assert status is not None
+    assert status.code is errors.CODES[reason]
+    ((_, data),) = status.trailing_metadata
+    assert reason.name.encode() in data

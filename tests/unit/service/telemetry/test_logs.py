@@ -1,0 +1,191 @@
+"""Logs neither stall nor crash the coordinator, whatever becomes of those who read them."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from muster.service.telemetry import logs
+from muster.service.telemetry.logs import MAX_WAITING_LINES, LineWriter
+
+
+class HeldStderr(io.StringIO):
+    """A stderr whose reader reads when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing = threading.Event()
+        self.may_write = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.writing.set()
+        assert self.may_write.wait(30)
+        return super().write(text)
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldStderr]:
+    held = HeldStderr()
+    monkeypatch.setattr(sys, "stderr", held)
+    monkeypatch.setattr(logs, "MAX_WAITING_LINES", 5)
+    yield held
+    held.may_write.set()
+
+
+def finish(writer: LineWriter) -> None:
+    writer.close()
+    assert not writer._thread.is_alive()
+
+
+def test_lines_come_out_in_order(stderr: HeldStderr):
+    stderr.may_write.set()
+    writer = LineWriter()
+    for level in ("debug", "info", "warning", "error", "critical"):
+        getattr(writer, level)(level)
+    finish(writer)
+    assert stderr.getvalue().split() == ["debug", "info", "warning", "error", "critical"]
+
+
+def test_a_writer_whose_lines_nobody_reads_does_not_block_and_says_later_what_was_lost(stderr: HeldStderr):
+    writer = LineWriter()
+    writer.msg("first")
+    assert stderr.writing.wait(30)
+    for number in range(20):
+        writer.msg(f"line {number}")
+    stderr.may_write.set()
+    finish(writer)
+    assert stderr.getvalue().splitlines() == [
+        "first",
+        "(15 log lines were dropped: nobody read them)",
+        *(f"line {number}" for number in range(5)),
+    ]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "I/O error"), ValueError("closed file")])
+def test_a_stderr_that_fails_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    class Failing(io.StringIO):
+        failing = True
+
+        def write(self, text: str) -> int:
+            if self.failing:
+                Failing.failing = False
+                raise error
+            return super().write(text)
+
+    failing = Failing()
+    monkeypatch.setattr(sys, "stderr", failing)
+    writer = LineWriter()
+    writer.msg("lost")
+    writer.msg("said")
+    finish(writer)
+    assert failing.getvalue() == "said\n"
+
+
+# ---------------------------------------------------------------------- whole processes
+
+
+def run(script: str, *arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 60} | more
+    return subprocess.run(command, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+LOG_MORE_THAN_A_PIPE_HOLDS = """
+import sys
+import structlog
+from muster.service.telemetry.logs import configure
+configure(sys.argv[1])
+log = structlog.get_logger()
+for number in range(int(sys.argv[2])):
+    log.warning("event", number=number, reason="x" * 200)
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_pipe_that_nobody_drains_stops_nothing(log_format: str):
+    read, write = os.pipe()
+    try:
+        done = run(LOG_MORE_THAN_A_PIPE_HOLDS, log_format, str(MAX_WAITING_LINES + 2_000), stderr=write)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+def test_a_pipe_whose_reader_is_gone_stops_nothing():
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = run(LOG_MORE_THAN_A_PIPE_HOLDS, "json", "100", stderr=write)
+    finally:
+        os.close(write)
+    assert done.stdout == "alive\n"
+    assert done.returncode in (0, 120), "120: Python itself could not flush stderr at the end"
+
+
+LOG_ALL = """
+import logging, sys
+import structlog
+from muster.service.core.effects import Notice
+from muster.service.core.model import Outcome
+from muster.service.telemetry.logs import EventLog, configure
+from tests.support import records
+
+configure(sys.argv[1])
+log = EventLog()
+log.decided(records.decision(outcome=Outcome.RELEASED, message="released"))
+log.decided(records.decision(message="timed out\\n  missing: rank 3\\n  next: look"))
+log.noticed(Notice("run.superseded", "job1", "generation 2 began"))
+log.committed(0.5, 3)
+logging.getLogger("grpc").warning("a %s", "warning")
+logging.getLogger("grpc").info("not shown")
+logging.getLogger("grpc").warning("%d", "not a number")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("asyncio").exception("a fault")
+"""
+
+
+def test_json_logs_are_one_object_a_line():
+    done = run(LOG_ALL, "json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert all(line.pop("timestamp").endswith("Z") for line in lines)
+    fault = lines.pop()
+    assert "ZeroDivisionError" in fault.pop("exception")
+    assert fault == {"event": "asyncio", "level": "error", "reason": "a fault"}
+    barrier = {"event": "barrier.decided", "run": "job1", "prefix": "checkpoint", "sequence": 7}
+    assert lines == [
+        barrier | {"outcome": "RELEASED", "level": "info", "reason": "released"},
+        barrier
+        | {
+            "outcome": "TIMED_OUT",
+            "level": "warning",
+            "reason": "timed out | missing: rank 3 | next: look",
+        },
+        {"event": "run.superseded", "level": "info", "run": "job1", "reason": "generation 2 began"},
+        {"event": "grpc", "level": "warning", "reason": "a warning"},
+    ]
+
+
+def test_console_logs_are_one_line_each_and_without_colours_in_a_file():
+    done = run(LOG_ALL, "console")
+    assert done.returncode == 0, done.stderr
+    first, second, *_ = done.stderr.splitlines()
+    assert "[info     ] barrier.decided" in first
+    assert "[warning  ] barrier.decided" in second
+    assert "timed out | missing: rank 3 | next: look" in second
+    assert "\x1b" not in done.stderr
+
+
+def test_a_librarys_bad_log_call_does_no_harm():
+    done = run(LOG_ALL, "json")
+    assert "TypeError: %d format" in done.stderr
+    assert done.returncode == 0

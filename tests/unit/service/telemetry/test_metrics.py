@@ -1,0 +1,249 @@
+"""What /metrics shows."""
+
+import pytest
+from prometheus_client import generate_latest
+
+from muster.service.core.effects import Notice
+from muster.service.core.events import Hello, ProcessInfo
+from muster.service.core.model import Outcome
+from muster.service.rpc.server import METHODS
+from muster.service.telemetry.labels import OVERFLOW
+from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, StateCollector
+from muster.service.telemetry.observers import Observers
+from muster.service.version import VERSION
+from tests.support import records
+from tests.support.core_world import CKPT, RUN, TTL, World
+
+FAMILIES = {
+    "muster_barriers_open": "gauge",
+    "muster_barrier_decisions_total": "counter",
+    "muster_barrier_wait_seconds": "histogram",
+    "muster_barrier_skew_seconds": "histogram",
+    "muster_barrier_last_arrival_rank": "gauge",
+    "muster_barrier_missing_ranks": "gauge",
+    "muster_members": "gauge",
+    "muster_sessions": "gauge",
+    "muster_storage_commit_seconds": "histogram",
+    "muster_storage_errors_total": "counter",
+    "grpc_server_started_total": "counter",
+    "grpc_server_handled_total": "counter",
+    "grpc_server_handling_seconds": "histogram",
+    "muster_build_info": "gauge",
+    "process_resident_memory_bytes": "gauge",
+    "python_gc_collections_total": "counter",
+}
+"""Design §7, as far as barriers, members, sessions, storage, RPCs and the process go."""
+JOB = {"run": RUN, "prefix": CKPT}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def world() -> World:
+    return World(3)
+
+
+def watch(metrics: Metrics, world: World) -> None:
+    metrics.registry.register(StateCollector(world.coordinator, metrics))
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def exposed(metrics: Metrics) -> list[str]:
+    return generate_latest(metrics.registry).decode().splitlines()
+
+
+def series(metrics: Metrics, name: str) -> list[str]:
+    return [line for line in exposed(metrics) if line.startswith((f"{name}{{", f"{name} "))]
+
+
+# ---------------------------------------------------------------------- before anything happens
+
+
+def test_every_family_has_its_help_and_type_from_the_start(metrics: Metrics, world: World):
+    watch(metrics, world)
+    lines = exposed(metrics)
+    for name, kind in FAMILIES.items():
+        assert f"# TYPE {name} {kind}" in lines
+        (text,) = (line for line in lines if line.startswith(f"# HELP {name} "))
+        assert len(text.removeprefix(f"# HELP {name} ")) > 5
+
+
+def test_every_family_of_ours_is_known_to_this_test(metrics: Metrics, world: World):
+    watch(metrics, world)
+    shown = {line.split()[2] for line in exposed(metrics) if line.startswith("# TYPE")}
+    ours = {name for name in shown if name.startswith(("muster_", "grpc_")) and not name.endswith("_created")}
+    assert ours <= set(FAMILIES)
+
+
+def test_every_method_is_shown_at_zero_before_any_call(metrics: Metrics):
+    for method in METHODS:
+        metrics.expect("unary", method)
+    assert METHODS
+    for method in METHODS:
+        _, service, name = method.split("/")
+        labels = {"grpc_type": "unary", "grpc_service": service, "grpc_method": name}
+        assert value(metrics, "grpc_server_started_total", **labels) == 0
+        assert value(metrics, "grpc_server_handled_total", **labels, grpc_code="OK") == 0
+        assert value(metrics, "grpc_server_handling_seconds_count", **labels) == 0
+
+
+def test_what_has_no_labels_is_shown_at_zero(metrics: Metrics):
+    assert value(metrics, "muster_storage_errors_total") == 0
+    assert value(metrics, "muster_storage_commit_seconds_count") == 0
+    assert value(metrics, "muster_build_info", version=VERSION) == 1
+
+
+def test_two_coordinators_in_one_process_do_not_share_their_metrics(metrics: Metrics):
+    metrics.storage_errors.inc()
+    assert value(Metrics(), "muster_storage_errors_total") == 0
+
+
+# ---------------------------------------------------------------------- events
+
+
+def test_a_decision_is_counted_by_outcome_and_timed(metrics: Metrics):
+    metrics.decided(records.decision(run_id=RUN, wait=12.5, skew=0.25, last_arrival_rank=5))
+    metrics.decided(records.decision(run_id=RUN, outcome=Outcome.RELEASED, wait=0.5, last_arrival_rank=2))
+    for outcome, count in (("TIMED_OUT", 1), ("RELEASED", 1), ("ABORTED", None)):
+        assert value(metrics, "muster_barrier_decisions_total", **JOB, outcome=outcome) == count
+    assert value(metrics, "muster_barrier_wait_seconds_sum", **JOB) == 13
+    assert value(metrics, "muster_barrier_wait_seconds_bucket", **JOB, le="0.5") == 1
+    assert value(metrics, "muster_barrier_skew_seconds_count", **JOB) == 2
+    assert value(metrics, "muster_barrier_last_arrival_rank", **JOB) == 2
+
+
+def test_a_barrier_without_arrivals_leaves_the_straggler_as_it_was(metrics: Metrics):
+    metrics.decided(records.decision(run_id=RUN, last_arrival_rank=5))
+    metrics.decided(records.decision(run_id=RUN, last_arrival_rank=None))
+    assert value(metrics, "muster_barrier_last_arrival_rank", **JOB) == 5
+
+
+def test_a_prefix_with_the_step_in_it_makes_no_new_series_every_step(metrics: Metrics):
+    metrics.decided(records.decision(prefix="step-12000"))
+    before = len(exposed(metrics))
+    for step in range(12_001, 12_100):
+        metrics.decided(records.decision(prefix=f"step-{step}"))
+    assert len(exposed(metrics)) == before
+    count = value(metrics, "muster_barrier_decisions_total", run="job1", prefix="step-N", outcome="TIMED_OUT")
+    assert count == 100
+
+
+def test_runs_and_prefixes_beyond_the_bound_are_counted_as_others(metrics: Metrics):
+    letters = [f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(MOST_RUNS + 7)]
+    for name in letters:
+        metrics.decided(records.decision(run_id=name))
+    for name in letters[: MOST_PREFIXES + 3]:
+        metrics.decided(records.decision(run_id=letters[0], prefix=name))
+    # One prefix, checkpoint, was there already.
+    assert len(series(metrics, "muster_barrier_decisions_total")) == MOST_RUNS + 1 + MOST_PREFIXES - 1 + 1
+    labels = {"prefix": CKPT, "outcome": "TIMED_OUT"}
+    assert value(metrics, "muster_barrier_decisions_total", run=OVERFLOW, **labels) == 7
+    labels = {"run": letters[0], "outcome": "TIMED_OUT"}
+    assert value(metrics, "muster_barrier_decisions_total", prefix=OVERFLOW, **labels) == 4
+
+
+def test_a_commit_is_timed(metrics: Metrics):
+    metrics.committed(0.002, writes=9)
+    metrics.noticed(Notice("event", RUN, "is logged, not counted"))
+    assert value(metrics, "muster_storage_commit_seconds_sum") == 0.002
+    assert value(metrics, "muster_storage_commit_seconds_bucket", le="0.0025") == 1
+
+
+def test_a_call_is_counted_and_timed(metrics: Metrics):
+    labels = {"grpc_type": "unary", "grpc_service": "muster.v1.RunService", "grpc_method": "Get"}
+    metrics.started("unary", "/muster.v1.RunService/Get")
+    assert value(metrics, "grpc_server_started_total", **labels) == 1
+    assert value(metrics, "grpc_server_handled_total", **labels, grpc_code="NotFound") is None
+    metrics.handled("unary", "/muster.v1.RunService/Get", "NotFound", 0.003)
+    assert value(metrics, "grpc_server_handled_total", **labels, grpc_code="NotFound") == 1
+    assert value(metrics, "grpc_server_handling_seconds_sum", **labels) == 0.003
+
+
+def test_all_observers_are_told_alike():
+    class Observer:
+        def __init__(self) -> None:
+            self.told: list[object] = []
+
+        def decided(self, decision: object) -> None:
+            self.told.append(decision)
+
+        def noticed(self, notice: object) -> None:
+            self.told.append(notice)
+
+        def committed(self, seconds: float, writes: int) -> None:
+            self.told.append((seconds, writes))
+
+    several = Observer(), Observer()
+    every = Observers(*several)
+    every.decided(records.decision())
+    every.noticed(Notice("event", RUN, "text"))
+    every.committed(0.5, 3)
+    assert [one.told for one in several] == [
+        [records.decision(), Notice("event", RUN, "text"), (0.5, 3)],
+    ] * 2
+
+
+# ---------------------------------------------------------------------- the state
+
+
+def members(metrics: Metrics, run: str = RUN) -> dict[str, float | None]:
+    states = ("connected", "disconnected", "lost", "left", "idle")
+    return {state: value(metrics, "muster_members", run=run, state=state) for state in states}
+
+
+def test_the_state_is_counted_when_it_is_scraped(metrics: Metrics, world: World):
+    watch(metrics, world)
+    assert value(metrics, "muster_sessions", run=RUN) is None
+    zero, one, two = world.ranks()
+    assert value(metrics, "muster_sessions", run=RUN) == 3
+    assert members(metrics) == {"connected": 3, "disconnected": 0, "lost": 0, "left": 0, "idle": 0}
+    assert value(metrics, "muster_barriers_open", **JOB) == 0
+    assert value(metrics, "muster_barrier_missing_ranks", **JOB) == 0
+
+    zero.arrive()
+    assert value(metrics, "muster_barriers_open", **JOB) == 1
+    assert value(metrics, "muster_barrier_missing_ranks", **JOB) == 2
+
+    one.lose_connection()
+    assert value(metrics, "muster_sessions", run=RUN) == 2
+    assert members(metrics) == {"connected": 2, "disconnected": 1, "lost": 0, "left": 0, "idle": 0}
+
+    world.advance(TTL)
+    assert members(metrics) == {"connected": 2, "disconnected": 0, "lost": 1, "left": 0, "idle": 0}
+    assert value(metrics, "muster_barriers_open", **JOB) == 0
+    assert value(metrics, "muster_barrier_missing_ranks", **JOB) == 0
+
+    two.goodbye()
+    assert members(metrics) == {"connected": 1, "disconnected": 0, "lost": 1, "left": 1, "idle": 0}
+    assert value(metrics, "muster_sessions", run=RUN) == 1
+
+
+def test_a_rank_is_counted_once_by_its_newest_process(metrics: Metrics, world: World):
+    watch(metrics, world)
+    zero, *_ = world.ranks()
+    zero.die()
+    world.start(0)
+    assert members(metrics) == {"connected": 3, "disconnected": 0, "lost": 0, "left": 0, "idle": 0}
+
+
+def test_the_groups_and_runs_behind_one_label_are_added_up(metrics: Metrics):
+    world = World(2)
+    watch(metrics, world)
+    zero, _ = world.ranks()
+    for step in (1, 2, 3):
+        zero.arrive(f"step-{step}")
+    assert value(metrics, "muster_barriers_open", run=RUN, prefix="step-N") == 3
+    assert value(metrics, "muster_barrier_missing_ranks", run=RUN, prefix="step-N") == 3
+    world.watching = False
+    for number in range(MOST_RUNS + 4):
+        info = (ProcessInfo(0, "life", "node", 1),)
+        world.do(Hello(world.new_session(), f"more-{number}", 0, info))
+    assert value(metrics, "muster_sessions", run=OVERFLOW) == 5
+    assert members(metrics, OVERFLOW)["connected"] == 5
+    assert len(series(metrics, "muster_sessions")) == MOST_RUNS + 1

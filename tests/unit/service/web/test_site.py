@@ -1,0 +1,79 @@
+"""The HTTP port, over a real socket."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from muster.service.web.site import build_site
+
+
+class Readiness:
+    def __init__(self) -> None:
+        self.why_not: str | None = None
+
+    def __call__(self) -> str | None:
+        return self.why_not
+
+
+@pytest.fixture
+def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.fixture
+async def client(readiness: Readiness) -> AsyncIterator[TestClient]:
+    registry = CollectorRegistry()
+    Counter("muster_things", "Things.", registry=registry).inc(3)
+    async with TestClient(TestServer(build_site(registry, readiness))) as client:
+        yield client
+
+
+async def test_metrics_are_in_the_text_format_that_prometheus_reads(client: TestClient):
+    answer = await client.get("/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    (things, *_) = text_string_to_metric_families(await answer.text())
+    assert (things.name, things.type, things.documentation) == ("muster_things", "counter", "Things.")
+    assert things.samples[0].value == 3
+
+
+async def test_metrics_are_in_openmetrics_for_those_who_ask(client: TestClient):
+    answer = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert (await answer.text()).endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "text/html;q=0.9", "nonsense;;;=", "x" * 4000])
+async def test_any_accept_header_is_answered(client: TestClient, accept: str):
+    answer = await client.get("/metrics", headers={"Accept": accept})
+    assert answer.status == 200
+
+
+async def test_it_is_alive_and_ready(client: TestClient):
+    for path in ("/healthz", "/readyz"):
+        answer = await client.get(path)
+        assert (answer.status, await answer.text()) == (200, "ok\n")
+
+
+async def test_when_it_is_not_ready_it_says_why_and_is_still_alive(client: TestClient, readiness: Readiness):
+    readiness.why_not = "draining"
+    answer = await client.get("/readyz")
+    assert (answer.status, await answer.text()) == (503, "not ready: draining\n")
+    assert (await client.get("/healthz")).status == 200
+    assert (await client.get("/metrics")).status == 200
+    readiness.why_not = None
+    assert (await client.get("/readyz")).status == 200
+
+
+async def test_probes_may_ask_with_head(client: TestClient, readiness: Readiness):
+    assert (await client.head("/readyz")).status == 200
+    readiness.why_not = "draining"
+    assert (await client.head("/readyz")).status == 503
+
+
+async def test_nothing_else_is_there_and_nothing_can_be_posted(client: TestClient):
+    assert (await client.get("/nothing")).status == 404
+    assert (await client.post("/metrics", data=b"x")).status == 405

@@ -1,61 +1,92 @@
-"""Decisions and errors as a worker sees them."""
-
-import pickle
-
 import pytest
-from torch.distributed import DistStoreError
 
 from muster.v1 import common_pb2 as pb
-from muster.worker import errors
-from muster.worker.decision import Decision, MissingRank, MissingState, Outcome, decision_from_pb
+from muster.worker.decision import (
+    Decision,
+    MissingRank,
+    MissingState,
+    Outcome,
+    decision_from_pb,
+    missing_from_pb,
+)
+from muster.worker.errors import BarrierError, error_for
 
-MISSING = MissingRank(3, "node-0", 4121, MissingState.CONNECTION_LOST, 41.0, 6)
-
-
-def message(**more) -> pb.Decision:
-    missing = pb.MissingRank(rank=3, host="node-0", pid=4121, state=3, gone_ms=41_000, last_sequence=6)
-    fields = {"prefix": "p", "sequence": 7, "outcome": 2, "message": "m", "missing": [missing]}
-    return pb.Decision(**(fields | more))
-
-
-def test_a_decision_is_read_from_its_message():
-    decision = decision_from_pb(message(payloads=[pb.Payload(rank=1, data=b"x")], last_arrival_rank=0))
-    assert decision.outcome is Outcome.TIMED_OUT
-    assert decision.missing == (MISSING,)
-    assert decision.payloads == {1: b"x"}
-    assert decision.last_arrival_rank == 0
+MISSING = pb.MissingRank(
+    rank=3, host="node-0", pid=4121, state=pb.MISSING_STATE_CONNECTION_LOST, gone_ms=41_500, last_sequence=6
+)
 
 
-def test_a_rank_that_never_joined_was_never_seen():
-    decision = decision_from_pb(message(missing=[pb.MissingRank(rank=1, state=1)]))
-    assert decision.missing[0].last_seen is None
+def test_a_decision_is_read_whole():
+    message = pb.Decision(
+        run_id="job1",
+        prefix="checkpoint",
+        sequence=7,
+        generation=2,
+        outcome=pb.OUTCOME_TIMED_OUT,
+        message="timed out",
+        missing=[MISSING],
+        arrived=14,
+        required=16,
+        payloads=[pb.Payload(rank=0, data=b"zero"), pb.Payload(rank=2, data=b"")],
+        wait_ms=12_500,
+        skew_ms=250,
+        last_arrival_rank=0,
+    )
+    assert decision_from_pb(message) == Decision(
+        prefix="checkpoint",
+        sequence=7,
+        outcome=Outcome.TIMED_OUT,
+        message="timed out",
+        missing=(MissingRank(3, "node-0", 4121, MissingState.CONNECTION_LOST, 41.5, 6),),
+        payloads={0: b"zero", 2: b""},
+        wait=12.5,
+        skew=0.25,
+        last_arrival_rank=0,
+    )
 
 
-def test_what_only_a_newer_coordinator_knows_is_no_release():
-    decision = decision_from_pb(message(outcome=99, missing=[pb.MissingRank(rank=1, state=99)]))
+def test_what_a_decision_does_not_say_is_not_made_up():
+    bare = decision_from_pb(pb.Decision(prefix="p", outcome=pb.OUTCOME_RELEASED))
+    assert bare == Decision("p", 0, Outcome.RELEASED, "")
+    assert bare.last_arrival_rank is None
+
+
+def test_every_outcome_of_the_wire_has_a_name_here():
+    names = {name.removeprefix("OUTCOME_") for name, _ in pb.Outcome.items()} - {"UNSPECIFIED"}
+    assert names | {"UNKNOWN"} == {outcome.value for outcome in Outcome} == set(Outcome.__members__)
+    for name in names:
+        message = pb.Decision(outcome=pb.Outcome.Value(f"OUTCOME_{name}"))
+        assert decision_from_pb(message).outcome.name == name
+
+
+def test_every_missing_state_of_the_wire_has_a_name_here():
+    names = {name.removeprefix("MISSING_STATE_") for name, _ in pb.MissingState.items()} - {"UNSPECIFIED"}
+    assert names == {state.value for state in MissingState} == set(MissingState.__members__)
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_what_only_a_newer_coordinator_knows_is_no_release(number: int):
+    missing = pb.MissingRank(rank=1, state=number)
+    decision = decision_from_pb(pb.Decision(outcome=number, missing=[missing]))
     assert decision.outcome is Outcome.UNKNOWN
-    assert type(errors.error_for(decision)) is errors.BarrierError
-
-
-@pytest.mark.parametrize("outcome", [o for o in Outcome if o not in (Outcome.RELEASED, Outcome.UNKNOWN)])
-def test_every_failure_is_a_store_error_with_its_fields(outcome: Outcome):
-    error = errors.error_for(Decision("p", 7, outcome, "why", (MISSING,)))
-    assert isinstance(error, DistStoreError)
-    assert (error.prefix, error.sequence, error.outcome, error.missing) == ("p", 7, outcome, [MISSING])
-    assert str(error) == "why"
+    assert decision.missing[0].state is MissingState.NOT_ARRIVED
+    assert type(error_for(decision)) is BarrierError
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("state", "last_seen"),
     [
-        errors.BarrierTimeoutError("m", "p", 1, Outcome.TIMED_OUT, [MISSING]),
-        errors.OutcomeUnknownError("m", "p", 1, Outcome.UNKNOWN),
-        errors.RefusedError("m", "SUPERSEDED"),
-        errors.ConnectError("m"),
+        (pb.MISSING_STATE_NEVER_JOINED, None),
+        (pb.MISSING_STATE_NOT_ARRIVED, 0.0),
+        (pb.MISSING_STATE_CONNECTION_LOST, 0.0),
+        (pb.MISSING_STATE_LEFT, 0.0),
     ],
 )
-def test_errors_survive_pickling(error: errors.MusterError):
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is type(error)
-    assert str(again) == str(error)
-    assert vars(again) == vars(error)
+def test_only_who_never_joined_was_never_seen(state: pb.MissingState.ValueType, last_seen: float | None):
+    assert missing_from_pb(pb.MissingRank(state=state)).last_seen == last_seen
+
+
+def test_the_first_barrier_is_not_taken_for_none():
+    state = pb.MISSING_STATE_NOT_ARRIVED
+    assert missing_from_pb(pb.MissingRank(state=state, last_sequence=0)).last_sequence == 0
+    assert missing_from_pb(pb.MissingRank(state=state)).last_sequence is None

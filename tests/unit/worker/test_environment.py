@@ -1,99 +1,102 @@
-"""What a worker takes from its environment, and what it says of bad values."""
+"""What a worker may leave to its environment: arguments win, and what is not usable is named."""
 
-import os
-import pickle
-import subprocess
-import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from muster.worker import GrpcBarrierConfig, environment
-from muster.worker.barriers import BARRIER_REGISTRY, GrpcBarrier
+from muster.worker import environment
 from muster.worker.environment import EnvironmentValueError
 
-
-@pytest.mark.parametrize(
-    ("given", "environ", "expected"),
-    [
-        ("a:1", {"MUSTER_ENDPOINT": "b:2"}, "a:1"),
-        (None, {"MUSTER_ENDPOINT": "b:2"}, "b:2"),
-        ("[::1]:7550", {}, "[::1]:7550"),
-    ],
-)
-def test_the_endpoint_is_the_argument_or_the_variable(given, environ, expected):
-    assert environment.endpoint(given, environ) == expected
-
-
-@pytest.mark.parametrize("value", [None, "", "host", "host:", ":7550", "host:0", "host:70000", "host:x"])
-def test_a_bad_endpoint_is_named(value):
-    with pytest.raises(EnvironmentValueError, match=r"MUSTER_ENDPOINT|host:port"):
-        environment.endpoint(value, {})
+NUMBERS: list[tuple[Callable[..., int], str, list[str]]] = [
+    (environment.generation, "generation", ["MUSTER_ROUND", "TORCHELASTIC_RESTART_COUNT"]),
+    (environment.rank, "global_rank", ["RANK"]),
+    (environment.world_size, "global_world_size", ["WORLD_SIZE"]),
+]
+CASES = [
+    (environment.endpoint, "a:1", "b:2", ["MUSTER_ENDPOINT"]),
+    (environment.run_id, "a", "b", ["MUSTER_RUN_ID", "TORCHELASTIC_RUN_ID"]),
+    *((function, 1, "2", variables) for function, _, variables in NUMBERS),
+]
 
 
-def test_the_run_is_found_in_order():
-    environ = {"MUSTER_RUN_ID": "muster", "TORCHELASTIC_RUN_ID": "torch"}
-    assert environment.run_id("given", environ) == "given"
-    assert environment.run_id(None, environ) == "muster"
-    assert environment.run_id(None, {"TORCHELASTIC_RUN_ID": "torch"}) == "torch"
-    assert environment.run_id(None, {}) == environment.DEFAULT_RUN_ID
+@pytest.mark.parametrize(("function", "given", "_text", "variables"), CASES)
+def test_the_argument_wins(function: Callable[..., Any], given: Any, _text: str, variables: list[str]):
+    assert function(given, dict.fromkeys(variables, "not even valid")) == given
 
 
-def test_the_generation_is_the_round_before_the_restart_count():
-    environ = {"MUSTER_ROUND": "7", "TORCHELASTIC_RESTART_COUNT": "3"}
-    assert environment.generation(0, environ) == 0
-    assert environment.generation(None, environ) == 7
-    assert environment.generation(None, {"TORCHELASTIC_RESTART_COUNT": "3"}) == 3
+@pytest.mark.parametrize(("function", "_given", "text", "variables"), CASES)
+def test_then_the_variables_in_their_order(
+    function: Callable[..., Any], _given: Any, text: str, variables: list[str]
+):
+    for position, variable in enumerate(variables):
+        environ = {variable: text} | dict.fromkeys(variables[position + 1 :], "3:3" if ":" in text else "3")
+        assert str(function(None, environ)) == text
+        # An empty variable is as good as none.
+        environ = dict.fromkeys(variables[:position], "") | {variable: text}
+        assert str(function(None, environ)) == text
+
+
+def test_then_the_default():
+    assert environment.run_id(None, {}) == "default"
+    assert environment.run_id("", {}) == "default"
     assert environment.generation(None, {}) == 0
 
 
-@pytest.mark.parametrize("value", ["-1", "x", "1.5", "١"])
-def test_a_number_that_is_none_is_named_with_its_variable(value: str):
-    with pytest.raises(EnvironmentValueError, match=f"RANK = {value}"):
-        environment.rank(None, {"RANK": value})
-    with pytest.raises(EnvironmentValueError, match="MUSTER_ROUND"):
-        environment.generation(None, {"MUSTER_ROUND": value})
+def test_zero_is_a_rank_and_a_generation_like_any_other():
+    assert environment.rank(0, {"RANK": "5"}) == 0
+    assert environment.generation(0, {"MUSTER_ROUND": "5"}) == 0
+    assert environment.generation(None, {"MUSTER_ROUND": "0", "TORCHELASTIC_RESTART_COUNT": "5"}) == 0
 
 
-def test_a_missing_rank_or_world_size_says_what_to_set():
-    with pytest.raises(EnvironmentValueError, match="RANK is not set"):
-        environment.rank(None, {})
-    with pytest.raises(EnvironmentValueError, match="WORLD_SIZE is not set"):
-        environment.world_size(None, {})
+def test_the_environment_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_ENDPOINT", "muster.example:7550")
+    monkeypatch.setenv("RANK", "3")
+    assert environment.endpoint(None) == "muster.example:7550"
+    assert environment.rank(None) == 3
 
 
-def test_the_recipe_for_another_process_carries_its_environment(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MUSTER_ENDPOINT", "b:2")
-    monkeypatch.setenv("MUSTER_RUN_ID", "job1")
-    monkeypatch.setenv("MUSTER_ROUND", "4")
-    config = pickle.loads(pickle.dumps(GrpcBarrierConfig()))
-    monkeypatch.undo()
-    assert (config.endpoint, config.run_id, config.generation) == ("b:2", "job1", 4)
+@pytest.mark.parametrize("function", [environment.rank, environment.world_size, environment.endpoint])
+def test_what_has_no_default_must_be_given(function: Callable[..., Any]):
+    with pytest.raises(EnvironmentValueError, match=r"MUSTER_ENDPOINT|RANK is not set|WORLD_SIZE is not set"):
+        function(None, {})
 
 
-def test_torchs_own_registry_knows_the_grpc_barrier():
-    from torch.distributed.checkpoint._experimental import barriers as torchs
-
-    assert torchs.BARRIER_REGISTRY is BARRIER_REGISTRY
-    assert torchs.BARRIER_REGISTRY["grpc"] is GrpcBarrier
+@pytest.mark.parametrize("value", ["-1", "1.5", "x", " 3", "1e3", "³", "٣", "+2", "0x1"])
+@pytest.mark.parametrize(("function", "name", "variables"), NUMBERS)
+def test_a_number_that_is_none_is_named_with_its_variable(
+    function: Callable[..., int], name: str, variables: list[str], value: str
+):
+    for variable in variables:
+        with pytest.raises(EnvironmentValueError) as caught:
+            function(None, {variable: value})
+        assert str(caught.value) == f"{variable} = {value}: it must be a whole number from 0 up."
+    with pytest.raises(EnvironmentValueError) as caught:
+        function(value, {})
+    assert str(caught.value).startswith(f"{name} = {value}")
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        ("import muster.worker", "0"),
-        ("import grpc, muster.worker", "None"),
-    ],
+    "value", ["host", "host:", ":7550", "host:x", "host:0", "host:65536", "host:-1", "host:²", "host:7550/x"]
 )
-def test_grpcs_fork_handlers_are_off_unless_grpc_came_first(program: str, expected: str):
-    environ = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
-    show = "import os; print(os.environ.get('GRPC_ENABLE_FORK_SUPPORT'))"
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{program}; {show}"], env=environ, capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.strip() == expected
+def test_an_endpoint_that_is_none_is_named(value: str):
+    for arguments in ((value, {}), (None, {"MUSTER_ENDPOINT": value})):
+        with pytest.raises(EnvironmentValueError) as caught:
+            environment.endpoint(*arguments)
+        assert f'"{value}" is not host:port, such as muster.example:7550' in str(caught.value)
 
 
-def test_the_service_brings_no_torch():
-    program = "import sys, muster.service.app; print('torch' in sys.modules, 'muster.worker' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["False", "False"]
+@pytest.mark.parametrize("value", ["host:1", "10.0.0.1:65535", "[::1]:7550", "a.b.c:80"])
+def test_an_endpoint_is_taken_as_it_is(value: str):
+    assert environment.endpoint(value, {}) == value
+
+
+def test_a_machine_without_a_name_still_has_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environment.socket, "gethostname", lambda: "node-0")
+    assert environment.host() == "node-0"
+    monkeypatch.setattr(environment.socket, "gethostname", lambda: "")
+    assert environment.host() == "unknown host"
+
+
+def test_the_error_is_a_value_error():
+    assert issubclass(EnvironmentValueError, ValueError)

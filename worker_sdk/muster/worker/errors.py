@@ -29,7 +29,7 @@ class RefusedError(MusterError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.reason)
+        return type(self), (str(self), self.reason), vars(self)
 
 
 class BarrierError(MusterError):
@@ -59,7 +59,7 @@ class BarrierError(MusterError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (str(self), self.prefix, self.sequence, self.outcome, self.missing)
-        return type(self), fields
+        return type(self), fields, vars(self)
 
 
 class BarrierTimeoutError(BarrierError):

@@ -107,6 +107,11 @@ class Session:
         try:
             async with asyncio.timeout(hello_timeout):
                 data = await context.read()
+            if data is grpc.aio.EOF:
+                raise Refusal(
+                    Reason.HELLO_REQUIRED,
+                    "the session was closed before it said anything. Open another, and say Hello first.",
+                )
             # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
             # stream, is the end of its session.
             while data is not grpc.aio.EOF:

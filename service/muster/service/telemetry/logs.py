@@ -59,8 +59,12 @@ class _LibraryHandler(logging.Handler):
     """Puts what libraries log into the same stream and form."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            reason = record.getMessage()
+        except Exception as error:  # The library's mistake, which must not become ours.
+            reason = f"{record.msg!r} with {record.args!r}: {error}"
         log = structlog.get_logger()
-        log.log(record.levelno, record.name, reason=record.getMessage(), exc_info=record.exc_info)
+        log.log(record.levelno, record.name, reason=reason, exc_info=record.exc_info)
 
 
 def configure(log_format: LogFormat) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -28,11 +29,11 @@ class HeldStderr(io.StringIO):
         return super().write(text)
 
 
-@pytest.fixture
-def stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldStderr]:
+@contextmanager
+def held_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldStderr]:
+    """No fixture: between a fixture and its test, pytest puts its own stderr back."""
     held = HeldStderr()
     monkeypatch.setattr(sys, "stderr", held)
-    monkeypatch.setattr(logs, "MAX_WAITING_LINES", 5)
     yield held
     held.may_write.set()
 
@@ -42,28 +43,31 @@ def finish(writer: LineWriter) -> None:
     assert not writer._thread.is_alive()
 
 
-def test_lines_come_out_in_order(stderr: HeldStderr):
-    stderr.may_write.set()
-    writer = LineWriter()
-    for level in ("debug", "info", "warning", "error", "critical"):
-        getattr(writer, level)(level)
-    finish(writer)
-    assert stderr.getvalue().split() == ["debug", "info", "warning", "error", "critical"]
+def test_lines_come_out_in_order(monkeypatch: pytest.MonkeyPatch):
+    with held_stderr(monkeypatch) as stderr:
+        stderr.may_write.set()
+        writer = LineWriter()
+        for level in ("debug", "info", "warning", "error", "critical"):
+            getattr(writer, level)(level)
+        finish(writer)
+        assert stderr.getvalue().split() == ["debug", "info", "warning", "error", "critical"]
 
 
-def test_a_writer_whose_lines_nobody_reads_does_not_block_and_says_later_what_was_lost(stderr: HeldStderr):
-    writer = LineWriter()
-    writer.msg("first")
-    assert stderr.writing.wait(30)
-    for number in range(20):
-        writer.msg(f"line {number}")
-    stderr.may_write.set()
-    finish(writer)
-    assert stderr.getvalue().splitlines() == [
-        "first",
-        "(15 log lines were dropped: nobody read them)",
-        *(f"line {number}" for number in range(5)),
-    ]
+def test_lines_that_nobody_reads_block_nothing_and_their_loss_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "MAX_WAITING_LINES", 5)
+    with held_stderr(monkeypatch) as stderr:
+        writer = LineWriter()
+        writer.msg("first")
+        assert stderr.writing.wait(30)
+        for number in range(20):
+            writer.msg(f"line {number}")
+        stderr.may_write.set()
+        finish(writer)
+        assert stderr.getvalue().splitlines() == [
+            "first",
+            "(15 log lines were dropped: nobody read them)",
+            *(f"line {number}" for number in range(5)),
+        ]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "I/O error"), ValueError("closed file")])
@@ -156,11 +160,12 @@ except ZeroDivisionError:
 def test_json_logs_are_one_object_a_line():
     done = run(LOG_ALL, "json")
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert all(line.pop("timestamp").endswith("Z") for line in lines)
     fault = lines.pop()
     assert "ZeroDivisionError" in fault.pop("exception")
     assert fault == {"event": "asyncio", "level": "error", "reason": "a fault"}
+    assert lines.pop()["reason"].startswith("'%d' with ('not a number',): %d format: "), "nobody is harmed"
     barrier = {"event": "barrier.decided", "run": "job1", "prefix": "checkpoint", "sequence": 7}
     assert lines == [
         barrier | {"outcome": "RELEASED", "level": "info", "reason": "released"},
@@ -183,9 +188,3 @@ def test_console_logs_are_one_line_each_and_without_colours_in_a_file():
     assert "[warning  ] barrier.decided" in second
     assert "timed out | missing: rank 3 | next: look" in second
     assert "\x1b" not in done.stderr
-
-
-def test_a_librarys_bad_log_call_does_no_harm():
-    done = run(LOG_ALL, "json")
-    assert "TypeError: %d format" in done.stderr
-    assert done.returncode == 0

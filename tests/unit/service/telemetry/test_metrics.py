@@ -214,7 +214,7 @@ def test_the_state_is_counted_when_it_is_scraped(metrics: Metrics, world: World)
     assert value(metrics, "muster_sessions", run=RUN) == 2
     assert members(metrics) == {"connected": 2, "disconnected": 1, "lost": 0, "left": 0, "idle": 0}
 
-    world.advance(TTL)
+    world.wait(TTL)
     assert members(metrics) == {"connected": 2, "disconnected": 0, "lost": 1, "left": 0, "idle": 0}
     assert value(metrics, "muster_barriers_open", **JOB) == 0
     assert value(metrics, "muster_barrier_missing_ranks", **JOB) == 0

@@ -64,7 +64,7 @@ decisions = st.builds(
     required=ranks,
     payloads=st.lists(st.tuples(ranks, st.binary(max_size=20)), max_size=3).map(tuple),
     failures=st.lists(st.builds(Failure, ranks, texts, pids, texts), max_size=3).map(tuple),
-    decided_at=st.floats(0, 4e9),
+    decided_at=st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6),
     wait=seconds,
     skew=seconds,
     last_arrival_rank=st.none() | ranks,

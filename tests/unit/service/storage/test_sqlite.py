@@ -199,6 +199,14 @@ def test_a_commit_that_does_not_fit_is_not_done_at_all(engine: SqliteEngine, pat
     assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
 
 
+def test_a_commit_that_fails_halfway_is_taken_back_and_the_next_one_is_made(engine: SqliteEngine):
+    with pytest.raises(StorageError):
+        engine.commit({b"b": b"2", b"c": object()})  # type: ignore[dict-item]
+    assert dict(engine.scan()) == {b"a": b"1"}
+    engine.commit({b"d": b"4"})
+    assert dict(engine.scan()) == {b"a": b"1", b"d": b"4"}
+
+
 FILL = """
 import resource, sys
 from pathlib import Path

@@ -1,0 +1,110 @@
+"""What an import does and does not do. Each in a process of its own, since an import happens once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import muster.worker
+from muster.worker import barriers, fallback_barriers
+
+VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+
+
+def run(script: str, **environ: str) -> str:
+    """What a new interpreter prints; by default without the variable."""
+    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=inherited | environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---------------------------------------------------------------------- gRPC's fork handlers
+
+SHOW = f"import os; print(os.environ.get('{VARIABLE}'))"
+
+
+@pytest.mark.parametrize(
+    ("before", "environ", "after"),
+    [
+        pytest.param("", {}, "0", id="grpc not imported yet"),
+        pytest.param("", {VARIABLE: "1"}, "1", id="the user has decided"),
+        pytest.param("import grpc", {}, "None", id="grpc imported already"),
+        pytest.param("import torch", {}, "0", id="torch does not import grpc"),
+    ],
+)
+def test_grpcs_fork_handlers_are_off_unless_it_is_too_late(before: str, environ: dict[str, str], after: str):
+    assert run(f"{before}\nimport muster.worker\n{SHOW}", **environ) == after
+
+
+# ---------------------------------------------------------------------- the walls
+
+
+def loaded(statement: str, *names: str) -> list[str]:
+    """Which of these packages an import has brought along."""
+    script = f"""
+import sys
+{statement}
+for name in {names!r}:
+    if any(module == name or module.startswith(name + ".") for module in sys.modules):
+        print(name)
+"""
+    return run(script).split()
+
+
+SERVICE_ONLY = ("muster.service", "prometheus_client", "typer", "rich", "structlog", "aiohttp", "uvloop")
+
+
+def test_the_worker_brings_nothing_of_the_service():
+    assert loaded("import muster.worker", *SERVICE_ONLY) == []
+
+
+@pytest.mark.parametrize("module", ["muster.service.app", "muster.service.cli.main"])
+def test_the_service_brings_neither_torch_nor_the_worker(module: str):
+    assert loaded(f"import {module}", "torch", "muster.worker") == []
+
+
+def test_the_core_brings_no_grpc():
+    assert loaded("import muster.service.core.coordinator", "grpc", "google", "asyncio", "sqlite3") == []
+
+
+# ---------------------------------------------------------------------- torch's registry
+
+
+def test_grpc_stands_in_torchs_own_registry_beside_torchs_own():
+    torchs = pytest.importorskip("torch.distributed.checkpoint._experimental.barriers")
+    assert torchs.BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
+    assert set(torchs.BARRIER_REGISTRY) >= {"grpc", "dist_barrier", "tcp_store"}
+    assert barriers.BARRIER_REGISTRY is torchs.BARRIER_REGISTRY
+    assert muster.worker.create_barrier_from_config is torchs.create_barrier_from_config
+    assert issubclass(muster.worker.GrpcBarrier, torchs.Barrier)
+
+
+def test_a_type_is_found_there_with_no_other_import():
+    script = """
+import muster.worker
+from torch.distributed.checkpoint._experimental.barriers import BarrierConfig, create_barrier_from_config
+try:
+    create_barrier_from_config(BarrierConfig("grpc", {"global_rank": 0, "global_world_size": 1}))
+except ValueError as error:
+    print(error)
+"""
+    assert "set MUSTER_ENDPOINT" in run(script, MUSTER_ENDPOINT="")
+
+
+def test_the_two_kinds_of_registry_offer_the_same_names():
+    for name in barriers.__all__:
+        assert name == "GrpcBarrier" or hasattr(fallback_barriers, name)
+
+
+def test_all_that_is_promised_is_there():
+    assert all(hasattr(muster.worker, name) for name in muster.worker.__all__)
+    assert sorted(muster.worker.__all__) == muster.worker.__all__

@@ -1,0 +1,75 @@
+"""One session for each coordinator, run, generation and rank; none is shared across a fork."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from muster.worker import sessions
+from muster.worker.session import SessionConfig
+
+CONFIG = SessionConfig(endpoint="h:1", run_id="job1", generation=0, rank=3, host="node-0")
+
+
+class FakeSession:
+    def __init__(self, config: SessionConfig) -> None:
+        self.config = config
+        self.ended = False
+        self.reasons: list[str] = []
+
+    def close(self, reason: str) -> None:
+        self.ended = True
+        self.reasons.append(reason)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "Session", FakeSession)
+    monkeypatch.setattr(sessions, "_sessions", {})
+    monkeypatch.setattr(sessions, "_owner", os.getpid())
+
+
+def test_equal_configs_are_one_session():
+    assert sessions.session_for(CONFIG) is sessions.session_for(replace(CONFIG))
+
+
+@pytest.mark.parametrize(
+    "other", [{"endpoint": "h:2"}, {"run_id": "job2"}, {"generation": 1}, {"rank": 4}, {"host": "node-1"}]
+)
+def test_different_configs_are_different_sessions(other: dict[str, object]):
+    different = replace(CONFIG, **other)  # type: ignore[arg-type]
+    assert different != CONFIG
+    assert sessions.session_for(CONFIG) is not sessions.session_for(different)
+
+
+def test_a_config_cannot_be_changed_behind_the_sessions_back():
+    with pytest.raises(AttributeError):
+        CONFIG.rank = 4  # type: ignore[misc]
+
+
+def test_a_session_that_has_ended_is_replaced():
+    first = sessions.session_for(CONFIG)
+    first.ended = True  # type: ignore[misc]
+    second = sessions.session_for(CONFIG)
+    assert second is not first
+    assert sessions.session_for(CONFIG) is second
+
+
+def test_close_says_goodbye_on_all_and_forgets_them():
+    several = [sessions.session_for(CONFIG), sessions.session_for(replace(CONFIG, rank=4))]
+    sessions.close("done")
+    sessions.close("again")
+    assert [one.reasons for one in several] == [["done"], ["done"]]  # type: ignore[attr-defined]
+    assert sessions.session_for(CONFIG) not in several
+
+
+def test_a_forked_child_has_sessions_of_its_own_and_leaves_its_parents_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    parents = sessions.session_for(CONFIG)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    sessions.close("the child ends")
+    assert parents.reasons == []  # type: ignore[attr-defined]
+    monkeypatch.setattr(sessions, "_sessions", {CONFIG: parents})
+    assert sessions.session_for(CONFIG) is not parents
+    assert parents.reasons == []  # type: ignore[attr-defined]

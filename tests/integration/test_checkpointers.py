@@ -101,6 +101,8 @@ if __name__ == "__main__":
             pending = manager.save(path, {"weight": torch.full((8,), float(10 * step + rank))})
             if pending is not None:
                 pending.result()
+        # Rank 0 gives the folder its final name after the checkpoint's barrier; the others must not be first.
+        dist.barrier()
         loaded = manager.load(path, {"weight": torch.zeros(8)})
         assert torch.equal(loaded["weight"], torch.full((8,), float(10 + rank))), loaded
         manager.close()

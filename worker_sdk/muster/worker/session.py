@@ -39,6 +39,8 @@ GOODBYE_TIMEOUT = 2.0
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's transparent retry loses the end of a call that meets a GOAWAY; its reader then waits for ever.
+    ("grpc.enable_retries", 0),
     # Probing for bandwidth sends a ping for each small message.
     ("grpc.http2.bdp_probe", 0),
     # gRPC's name is misleading: it is the time that one attempt to connect may take.

@@ -236,6 +236,12 @@ def test_the_sdk_refuses_a_large_payload_before_it_is_sent(coordinator: Coordina
         {"endpoint": ""},
         {"participants": [0, 9]},
         {"generation": -1},
+        {"generation": 2**31},
+        {"global_world_size": 2**31},
+        {"barrier_prefix": ""},
+        {"barrier_prefix": "x\udcff"},
+        {"run_id": "x\udcff"},
+        {"host": "x\udcff"},
     ],
 )
 def test_the_sdk_names_the_argument_that_is_not_usable(coordinator: Coordinator, arguments):
@@ -245,7 +251,10 @@ def test_the_sdk_names_the_argument_that_is_not_usable(coordinator: Coordinator,
         "barrier_prefix": "p",
         "endpoint": coordinator.endpoint,
     }
-    with pytest.raises(ValueError, match=r"rank|world|timeout|endpoint|coordinator|participants|generation"):
+    with pytest.raises(
+        ValueError,
+        match=r"rank|world|timeout|endpoint|coordinator|participants|generation|prefix|run_id|host",
+    ):
         GrpcBarrier(**(good | arguments))
 
 
@@ -303,6 +312,8 @@ def test_a_unary_arrival_is_decided_and_may_be_repeated(channel: grpc.Channel):
     assert first.decision.outcome == 1
     request.ClearField("sequence")
     assert barriers.Arrive(request).decision.sequence == 1
+    long = barrier_pb2.ArriveRequest(run_id="unary", prefix="p" * 256, rank=0, world_size=1, timeout_ms=1000)
+    assert barriers.Arrive(long).decision.outcome == 1
     request.world_size = 0
     with pytest.raises(grpc.RpcError) as caught:
         barriers.Arrive(request)

@@ -90,6 +90,7 @@ async def serve(config: Config) -> None:
             await _until_stopped(stop, driver)
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
+            driver.freeze()
             await rpc.drain(config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
     except StorageError:

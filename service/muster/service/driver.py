@@ -25,7 +25,7 @@ from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
 from muster.service.core.refusal import Refusal
 from muster.service.storage import codec
-from muster.service.storage.engine import Engine
+from muster.service.storage.engine import Engine, StorageError
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Observer(Protocol):
         """Something that an operator may want to know."""
         ...
 
-    def committed(self, seconds: float, writes: int) -> None:
+    def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         ...
 
@@ -116,7 +116,13 @@ class Driver:
     ) -> None:
         epoch = engine.open()
         self.coordinator = Coordinator(session_ttl=session_ttl, limits=limits, epoch=epoch)
-        self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
+        try:
+            self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
+        except KeyError as error:
+            raise StorageError(
+                f"the stored state is not whole: rows speak of {error}, which has no row of its own. "
+                "It was damaged; restore a backup, or give --state another path."
+            ) from error
         self._engine = engine
         self._clock = clock
         self._observer = observer
@@ -132,6 +138,8 @@ class Driver:
         self._sinks: dict[SessionId, Sink] = {}
         self._last_session = 0
         self._watchers: set[asyncio.Event] = set()
+        self.frozen = False
+        """Whether the coordinator is about to stop."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.failed: asyncio.Future[None] = self._loop.create_future()
@@ -174,6 +182,19 @@ class Driver:
         """Set this event no more."""
         self._watchers.discard(event)
 
+    def freeze(self) -> None:
+        """Let no more time pass, since the coordinator is about to stop.
+
+        Whoever is asked to connect again must not be taken for dead meanwhile; the next coordinator
+        counts anew.
+        """
+        self.frozen = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for watcher in self._watchers:
+            watcher.set()
+
     def _enter(self, item: Event | _Query) -> None:
         self._inbox.append(item)
         if not self._pump_scheduled:
@@ -211,7 +232,7 @@ class Driver:
         started = self._clock.now().monotonic
         if not self._engine.blocking:
             self._engine.commit(writes)
-            self._committed(batch, started, len(writes))
+            self._committed(batch, started)
             return
         self._committing = True
         self._idle.clear()
@@ -224,15 +245,15 @@ class Driver:
             try:
                 if error is not None:
                     raise error
-                self._committed(batch, started, len(writes))
+                self._committed(batch, started)
                 self._flush()
             except Exception as error:
                 self._fail(error)
 
         commit.add_done_callback(done)
 
-    def _committed(self, batch: _Batch, started: float, writes: int) -> None:
-        self._observer.committed(self._clock.now().monotonic - started, writes)
+    def _committed(self, batch: _Batch, started: float) -> None:
+        self._observer.committed(self._clock.now().monotonic - started)
         self._deliver(batch)
 
     def _deliver(self, batch: _Batch) -> None:
@@ -260,7 +281,7 @@ class Driver:
 
     def _arm_timer(self, now: Instant) -> None:
         deadline = self.coordinator.next_deadline()
-        if deadline is None or deadline >= self._timer_at:
+        if self.frozen or deadline is None or deadline >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()

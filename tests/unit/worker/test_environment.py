@@ -62,7 +62,7 @@ def test_what_has_no_default_must_be_given(function: Callable[..., Any]):
         function(None, {})
 
 
-@pytest.mark.parametrize("value", ["-1", "1.5", "x", " 3", "1e3", "³", "٣", "+2", "0x1"])
+@pytest.mark.parametrize("value", ["-1", "1.5", "x", " 3", "1e3", "³", "٣", "+2", "0x1", "2147483648"])
 @pytest.mark.parametrize(("function", "name", "variables"), NUMBERS)
 def test_a_number_that_is_none_is_named_with_its_variable(
     function: Callable[..., int], name: str, variables: list[str], value: str
@@ -70,7 +70,7 @@ def test_a_number_that_is_none_is_named_with_its_variable(
     for variable in variables:
         with pytest.raises(EnvironmentValueError) as caught:
             function(None, {variable: value})
-        assert str(caught.value) == f"{variable} = {value}: it must be a whole number from 0 up."
+        assert str(caught.value) == f"{variable} = {value}: it must be a whole number from 0 to 2147483647."
     with pytest.raises(EnvironmentValueError) as caught:
         function(value, {})
     assert str(caught.value).startswith(f"{name} = {value}")

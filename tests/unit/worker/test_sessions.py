@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from muster.worker import sessions
+from muster.worker.errors import MusterError
 from muster.worker.session import SessionConfig
 
 CONFIG = SessionConfig(endpoint="h:1", run_id="job1", generation=0, rank=3, host="node-0")
@@ -63,13 +64,17 @@ def test_close_says_goodbye_on_all_and_forgets_them():
     assert sessions.session_for(CONFIG) not in several
 
 
-def test_a_forked_child_has_sessions_of_its_own_and_leaves_its_parents_alone(
+def test_a_child_forked_beside_a_session_is_told_at_once_that_it_cannot_have_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
     parents = sessions.session_for(CONFIG)
     monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(MusterError, match="gRPC does not work across a fork"):
+        sessions.session_for(CONFIG)
     sessions.close("the child ends")
     assert parents.reasons == []  # type: ignore[attr-defined]
-    monkeypatch.setattr(sessions, "_sessions", {CONFIG: parents})
-    assert sessions.session_for(CONFIG) is not parents
-    assert parents.reasons == []  # type: ignore[attr-defined]
+
+
+def test_a_child_forked_before_any_session_has_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert sessions.session_for(CONFIG) is sessions.session_for(CONFIG)

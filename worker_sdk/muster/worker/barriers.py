@@ -94,7 +94,9 @@ class GrpcBarrier(Barrier):
     ) -> None:
         _check_timeout("timeout_barrier_init_secs", timeout_barrier_init_secs)
         _check_timeout("timeout_secs", timeout_secs)
-        self.prefix = barrier_prefix
+        if not barrier_prefix:
+            raise ValueError('barrier_prefix = "": it must not be empty.')
+        self.prefix = environment.text("barrier_prefix", barrier_prefix)
         self.rank = environment.rank(global_rank)
         self.world_size = environment.world_size(global_world_size)
         if self.rank >= self.world_size:
@@ -116,7 +118,7 @@ class GrpcBarrier(Barrier):
                 run_id=environment.run_id(run_id),
                 generation=environment.generation(generation),
                 rank=self.rank,
-                host=host or environment.host(),
+                host=environment.text("host", host) if host else environment.host(),
             )
         )
         self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)

@@ -29,8 +29,13 @@ def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The run: the argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``."""
-    return given or environ.get("MUSTER_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_RUN_ID
+    """The run: the argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
+
+    Raises:
+        EnvironmentValueError: it cannot be put in UTF-8.
+    """
+    value = given or environ.get("MUSTER_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_RUN_ID
+    return text("run_id", value)
 
 
 def generation(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
@@ -77,10 +82,27 @@ def _number(
     return default
 
 
-def _natural(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise EnvironmentValueError(f"{name} = {text}: it must be a whole number from 0 up.")
-    return int(text)
+MOST = 2**31 - 1
+"""The largest rank, world size or generation that fits the protocol's fields."""
+
+
+def _natural(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) <= len(str(MOST)) and int(value) <= MOST):
+        raise EnvironmentValueError(f"{name} = {value:.40}: it must be a whole number from 0 to {MOST}.")
+    return int(value)
+
+
+def text(name: str, value: str) -> str:
+    """A name that can travel: one that UTF-8 can carry.
+
+    Raises:
+        EnvironmentValueError: it holds lone surrogates, as bytes that are no UTF-8 do.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise EnvironmentValueError(f"{name} = {value!a}: it cannot be put in UTF-8.") from None
+    return value
 
 
 def host() -> str:

@@ -28,12 +28,17 @@ logger = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 KEEPALIVE_MS = 3_333
 """Ping after so long without data, and give up after so long without an answer: a third of the
-coordinator's default session TTL each, so that a dead connection is replaced within the TTL."""
+coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
+coordinator with a shorter TTL says so in its Welcome, and the session is opened anew with a third of that."""
 CONNECT_TIMEOUT_MS = 5_000
 """For one attempt to connect, where nobody answers; a refusal ends it at once."""
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 2.0
 """Seconds between attempts, jittered; well below the session TTL."""
+WELCOME_TIMEOUT = 30.0
+"""Seconds that a peer that took the connection has to say Welcome."""
+MOST_REASON_BYTES = 65_536
+"""Of a vote's reason; the coordinator cuts it further."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds that a goodbye may take when the process ends."""
 
@@ -47,12 +52,19 @@ CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
+
+
+def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
+    """The options of a channel to the coordinator.
+
+    Args:
+        keepalive_ms: milliseconds without data after which to ping, and again for the answer.
+    """
+    timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return [*CHANNEL_OPTIONS, *((timer, keepalive_ms) for timer in timers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +129,11 @@ class Session:
         self._last_error = "no attempt has been made yet"
         self._fatal: MusterError | None = None
         self._max_payload_bytes: int | None = None
+        self._keepalive_ms = KEEPALIVE_MS
         self._closing = False
+        self._reason = ""
+        self._parted = False
+        """Whether the coordinator has heard our goodbye, or never knew us."""
         self._stop = threading.Event()
         name = f"muster-session-{config.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -148,8 +164,11 @@ class Session:
             self._raise_fatal()
             group = self._groups.get(prefix)
             if group is None or group.error is not None:
-                group = self._groups[prefix] = _Group(shape)
-                self._send(self._join_request(prefix, group))
+                group = _Group(shape)
+                # What cannot be said must not stay in the table, for it is said at each Welcome.
+                request = self._join_request(prefix, group)
+                self._groups[prefix] = group
+                self._send(request)
             elif group.shape != shape:
                 raise RefusedError(
                     f'this process has joined group "{prefix}" with {_described(group.shape)} already, and '
@@ -162,6 +181,8 @@ class Session:
                     raise group.error
                 left = deadline - time.monotonic()
                 if left <= 0:
+                    if self._groups.get(prefix) is group:
+                        del self._groups[prefix]
                     raise ConnectError(self._unreachable(f"within {timeout:g} s"))
                 self._changed.wait(left)
 
@@ -188,6 +209,8 @@ class Session:
         with group.turn, self._changed:
             assert group.position is not None
             self._check_payload(payload)
+            if failure is not None:
+                failure = _sayable(failure)
             arrival = pb.Arrival(rank=self.config.rank, payload=payload, failure=failure)
             request = pb.Arrive(
                 prefix=prefix,
@@ -232,9 +255,11 @@ class Session:
             if self._closing:
                 return
             self._closing = True
-            self._send(pb.ConnectRequest(goodbye=pb.Goodbye(reason=reason)))
+            self._reason = reason
             if self._outbox is not None:
-                self._outbox.put(None)
+                self._say_goodbye(self._outbox)
+            elif not self._process.ordinal:
+                self._parted = True
             self._fatal = self._fatal or MusterError("the session of this process is closed.")
             self._stop.set()
             self._changed.notify_all()
@@ -247,14 +272,17 @@ class Session:
 
     def _run(self) -> None:
         backoff = FIRST_BACKOFF
-        while not self._stop.is_set():
+        last = False
+        while not last:
+            # Who was welcomed owes a goodbye: one more attempt, if it closes while it has no stream.
+            last = self._stop.is_set()
             try:
                 if self._converse():
                     backoff = FIRST_BACKOFF
             except Exception as error:
                 logger.exception("the session with %s broke", self.config.endpoint)
                 self._lost(f"{type(error).__name__}: {error}")
-            if self._fatal is not None:
+            if self._fatal is not None and (last or self._parted or not self._closing):
                 return
             self._stop.wait(backoff * random.uniform(0.5, 1.0))
             backoff = min(backoff * 2, MOST_BACKOFF)
@@ -263,36 +291,50 @@ class Session:
         """Open a stream and read it to its end.
 
         Returns:
-            Whether the coordinator said anything.
+            Whether the coordinator welcomed us.
         """
-        spoke = False
-        channel = grpc.insecure_channel(self.config.endpoint, options=CHANNEL_OPTIONS)
+        welcomed = False
+        channel = grpc.insecure_channel(self.config.endpoint, options=channel_options(self._keepalive_ms))
         try:
             outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
             outbox.put(self._hello())
             call = session_pb2_grpc.SessionServiceStub(channel).Connect(iter(outbox.get, None))
             self._call = call
+            silence = threading.Timer(WELCOME_TIMEOUT, call.cancel)
+            silence.daemon = True
+            silence.start()
             try:
                 for response in call:
-                    spoke = True
+                    if response.HasField("welcome"):
+                        welcomed = True
+                        silence.cancel()
                     if self._handle(response, outbox):
                         break
+                else:
+                    self._parted = self._closing
                 self._lost("the coordinator ended the session")
             except grpc.RpcError as error:
                 self._lost(_explain(error))
             finally:
+                silence.cancel()
                 outbox.put(None)
                 call.cancel()
                 self._call = None
         finally:
             channel.close()
-        return spoke
+        return welcomed
 
     def _handle(
         self, response: pb.ConnectResponse, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]"
     ) -> bool:
         """Take one message; True ends the stream, to open another."""
         kind = response.WhichOneof("message")
+        if kind == "drain":
+            # Not under the lock: callers may want to close meanwhile.
+            self._stop.wait(response.drain.retry_after_ms / 1000 * random.uniform(0.5, 1.5))
+            return True
+        if kind == "welcome" and self._must_ping_faster(response.welcome):
+            return True
         with self._changed:
             if kind == "decision":
                 decision = response.decision
@@ -310,23 +352,21 @@ class Session:
                     logger.warning("%s", response.progress.message)
             elif kind == "refusal":
                 self._refused(response.refusal)
-            elif kind == "drain":
-                self._stop.wait(response.drain.retry_after_ms / 1000 * random.uniform(0.5, 1.5))
-                return True
             self._changed.notify_all()
         return False
 
     def _welcomed(self, welcome: pb.Welcome, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
         self._process.ordinal = welcome.ordinals[0]
         self._max_payload_bytes = welcome.max_payload_bytes
+        if self._closing:
+            self._say_goodbye(outbox)
+            return
         self._outbox = outbox
         self._connected = True
         for prefix, group in self._groups.items():
             outbox.put(self._join_request(prefix, group))
             if group.pending is not None:
                 outbox.put(pb.ConnectRequest(arrive=group.pending.request))
-        if self._closing:
-            outbox.put(None)
         logger.info(
             "connected to %s as rank %d of run %s, generation %d",
             self.config.endpoint,
@@ -335,13 +375,27 @@ class Session:
             self.config.generation,
         )
 
+    def _must_ping_faster(self, welcome: pb.Welcome) -> bool:
+        """Whether the session TTL is too short for this stream's keepalive, so that it must be replaced."""
+        keepalive_ms = min(KEEPALIVE_MS, welcome.session_ttl_ms // 3)
+        if keepalive_ms >= self._keepalive_ms:
+            return False
+        self._keepalive_ms = keepalive_ms
+        self._process.ordinal = welcome.ordinals[0]
+        return True
+
+    def _say_goodbye(self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
+        outbox.put(pb.ConnectRequest(goodbye=pb.Goodbye(reason=self._reason)))
+        outbox.put(None)
+
     def _refused(self, refusal: pb.Refusal) -> None:
         info = ErrorInfo()
         refusal.error_info.Unpack(info)
         error = RefusedError(refusal.message, info.reason)
         group = self._groups.get(refusal.prefix)
         if not refusal.prefix or group is None:
-            self._fatal = error
+            if not self._passes(info.reason):
+                self._fatal = error
         elif refusal.HasField("sequence"):
             pending = self._pending(refusal.prefix, refusal.sequence)
             if pending is not None:
@@ -350,6 +404,14 @@ class Session:
             group.error = error
             if group.pending is not None:
                 group.pending.result = error
+
+    def _passes(self, reason: str) -> bool:
+        """Whether a refused Hello may be said again.
+
+        The incarnation is ours alone, so another session of it is a late Hello of our own; and who was
+        welcomed before finds room again when the coordinator has seen the old streams end.
+        """
+        return reason == "SESSION_REPLACED" or (reason == "LIMIT_EXCEEDED" and self._process.ordinal > 0)
 
     def _lost(self, why: str) -> None:
         with self._changed:
@@ -403,7 +465,7 @@ class Session:
             raise MusterError(
                 f"this session belongs to process {self._owner}, and process {os.getpid()} was forked "
                 "from it: gRPC does not work across a fork. Report to the parent by exit code or pipe, "
-                "or make the barrier in the process that uses it."
+                "or start the process by spawn and make the barrier there."
             )
 
     def _check_payload(self, payload: bytes) -> None:
@@ -435,6 +497,12 @@ class Session:
             sequence,
             Outcome.UNKNOWN,
         )
+
+
+def _sayable(text: str) -> str:
+    """Text that UTF-8 can carry (a file name may hold what it cannot), and not too long for a message."""
+    data = text.encode("utf-8", "backslashreplace")
+    return data[:MOST_REASON_BYTES].decode("utf-8", "ignore")
 
 
 def _explain(error: grpc.RpcError) -> str:

@@ -4,6 +4,7 @@ import atexit
 import os
 import threading
 
+from muster.worker.errors import MusterError
 from muster.worker.session import Session, SessionConfig
 
 _lock = threading.Lock()
@@ -16,8 +17,12 @@ def session_for(config: SessionConfig) -> Session:
     global _owner
     with _lock:
         if _owner != os.getpid():
-            # A forked child: the sessions in the table are its parent's.
-            _sessions.clear()
+            if _sessions:
+                raise MusterError(
+                    f"process {os.getpid()} was forked from process {_owner}, which holds a session: gRPC "
+                    "does not work across a fork. Report to the parent by exit code or pipe, or start the "
+                    "process by spawn."
+                )
             _owner = os.getpid()
         session = _sessions.get(config)
         if session is None or session.ended:

@@ -1,6 +1,7 @@
 """``muster serve``: run a coordinator."""
 
 import asyncio
+import enum
 from typing import Annotated
 
 import typer
@@ -10,6 +11,13 @@ from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
 
 DEFAULTS = Limits()
+
+
+class LogFormat(enum.StrEnum):
+    """How the log is written."""
+
+    CONSOLE = "console"
+    JSON = "json"
 
 
 def serve(
@@ -54,7 +62,9 @@ def serve(
     max_unheard_decisions: Annotated[
         int, typer.Option(min=1, help="Decisions of a group in a row without a release.")
     ] = DEFAULTS.max_unheard_decisions,
-    log_format: Annotated[str, typer.Option(envvar="MUSTER_LOG_FORMAT", help="console or json.")] = "console",
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="MUSTER_LOG_FORMAT", help="How to write the log.")
+    ] = LogFormat.CONSOLE,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT."""
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
@@ -65,8 +75,6 @@ def serve(
     from muster.service.storage.engine import StorageError
     from muster.service.telemetry import logs
 
-    if log_format not in ("console", "json"):
-        fail(f'--log-format "{log_format}" is neither console nor json', Exit.USAGE)
     try:
         config = Config(
             listen=Address.parse(listen),
@@ -86,7 +94,7 @@ def serve(
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)
-    logs.configure("json" if log_format == "json" else "console")
+    logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run_coordinator(config))

@@ -4,7 +4,7 @@ The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the dr
 :meth:`Coordinator.next_deadline` and comes back with a ``Tick``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from muster.service.core import report
@@ -201,6 +201,14 @@ class Coordinator:
         if process.session is not None:
             effects.send(process.session, Refused(_replaced(process), final=True))
 
+    def _replaced_by(self, event: Hello) -> int:
+        """How many open sessions end when this Hello is welcomed, since their processes moved to it."""
+        run = self.runs.get(event.run_id)
+        if run is None:
+            return 0
+        known = (run.roster.find(info.rank, info.incarnation) for info in event.processes)
+        return len({p.session for p in known if p is not None and p.session is not None})
+
     def _goodbye(self, event: Goodbye, now: Instant, effects: Effects) -> None:
         session = self.sessions.pop(event.session, None)
         if session is None:
@@ -255,17 +263,30 @@ class Coordinator:
         try:
             session = self._session(event.session)
             shape = self._check_shape(event)
+            self._check_count("ranks", event.ranks, session)
             processes = [self._process(session, rank) for rank in event.ranks or session.processes]
             positions = session.run.join(processes, event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
+            self._end_call(event.session, now)
             return
         effects.send(event.session, GroupJoined(event.prefix, positions))
 
+    def _end_call(self, session_id: SessionId, now: Instant) -> None:
+        """A unary call that was refused is over: the arrival that came with it must not count."""
+        session = self.sessions.get(session_id)
+        if session is not None and any(process.unary for process in session.processes.values()):
+            self._disconnected(Disconnected(session_id), now)
+
     def _arrive(self, event: Arrive, now: Instant, effects: Effects) -> None:
+        try:
+            session = self._session(event.session)
+            self._check_count("arrivals", event.arrivals, session)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
+            return
         for arrival in event.arrivals:
             try:
-                session = self._session(event.session)
                 process = self._process(session, arrival.rank)
                 group = session.run.groups.get(event.prefix)
                 if group is None:
@@ -360,7 +381,7 @@ class Coordinator:
         limits = self.limits
         if event.session in self.sessions:
             raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
-        if len(self.sessions) >= limits.max_sessions:
+        if len(self.sessions) - self._replaced_by(event) >= limits.max_sessions:
             raise limit_exceeded(
                 "max_sessions", limits.max_sessions, f"{len(self.sessions)} sessions are open"
             )
@@ -386,6 +407,9 @@ class Coordinator:
     def _check_shape(self, event: JoinGroup) -> Shape:
         self._check_name("prefix", event.prefix)
         world_size, participants = event.world_size, event.participants
+        if len(participants) > self.limits.max_world_size:
+            given = f"{len(participants):,} ranks"
+            raise _invalid("participants", given, f"there may be {self.limits.max_world_size:,}")
         if not 1 <= world_size <= self.limits.max_world_size:
             raise _invalid("world_size", world_size, f"it must be from 1 to {self.limits.max_world_size}")
         ordered = tuple(sorted(set(participants)))
@@ -395,6 +419,12 @@ class Coordinator:
         if outside:
             raise _invalid("participants", outside[:20], f"ranks must be from 0 to {world_size - 1}")
         return Shape(world_size, () if len(ordered) == world_size else ordered)
+
+    def _check_count(self, field: str, given: Sequence[object], session: Session) -> None:
+        if len(given) > len(session.processes):
+            raise _invalid(
+                field, f"{len(given):,} ranks", f"this session speaks for {len(session.processes)}"
+            )
 
     def _check_timeout(self, timeout: float) -> None:
         most = self.limits.max_timeout_seconds

@@ -257,8 +257,7 @@ class Group:
         if sequence is None:
             sequence = self._next_of(speaker)
         if sequence == self.next_sequence:
-            if arrival.payload:
-                self._check_payload(process, arrival)
+            self._check_payload(process, arrival)
             if self.open is None:
                 self._open_barrier(speaker.shape, timeout, now)
             speaker.last = sequence
@@ -310,10 +309,11 @@ class Group:
 
     def _open_barrier(self, shape: Shape, timeout: float, now: Instant) -> None:
         unheard = self.next_sequence - self._unheard_from
-        if unheard >= self._limits.max_unheard_decisions:
+        most = self._limits.unheard_decisions(shape.size)
+        if unheard >= most:
             raise limit_exceeded(
                 "max_unheard_decisions",
-                self._limits.max_unheard_decisions,
+                most,
                 f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
                 "a release, and a rank that was missing must still hear each of them",
             )
@@ -332,9 +332,12 @@ class Group:
         barrier = self.open
         assert barrier is not None
         barrier.add(speaker.process, arrival.payload, now.monotonic)
-        if arrival.failure is not None:
+        failure = arrival.failure
+        if failure is None and barrier.payload_bytes > self._limits.max_gather_bytes:
+            failure = self._too_much(barrier).message
+        if failure is not None:
             process = speaker.process
-            reason = _cut(arrival.failure, self._limits.max_reason_bytes)
+            reason = _cut(failure, self._limits.max_reason_bytes)
             barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
             self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects, process.rank)
             return
@@ -488,7 +491,8 @@ class Group:
         for heard in range(start, sequence):
             if self.decisions[heard].payloads and heard != self.next_sequence - 1:
                 self._forget(heard, effects)
-        while len(self.decisions) > self._limits.decision_history:
+        most = self._limits.history(max((one.required for one in self.decisions.values()), default=1))
+        while len(self.decisions) > most:
             oldest = next(iter(self.decisions))
             if oldest >= sequence - 1:
                 # The last decision is kept in any case: it tells a restarted coordinator what comes next.
@@ -537,22 +541,22 @@ class Group:
 
     def _check_payload(self, process: Process, arrival: Arrival) -> None:
         """A payload that is refused opens no barrier."""
-        limits, size, barrier = self._limits, len(arrival.payload), self.open
-        if size > limits.max_payload_bytes:
+        size, most = len(arrival.payload), self._limits.max_payload_bytes
+        if size > most:
             raise limit_exceeded(
                 "max_payload_bytes",
-                limits.max_payload_bytes,
+                most,
                 f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{self.next_sequence}',
             )
-        counted = barrier is not None and process.rank in barrier.arrivals
-        total = size + (barrier.payload_bytes if barrier is not None else 0)
-        if not counted and total > limits.max_gather_bytes:
-            raise limit_exceeded(
-                "max_gather_bytes",
-                limits.max_gather_bytes,
-                f'the payloads of "{self.prefix}" #{self.next_sequence} come to {total:,} bytes with '
-                f"those of {process}",
-            )
+
+    def _too_much(self, barrier: OpenBarrier) -> Refusal:
+        """All payloads together are too large: nobody's fault alone, so that everybody is told."""
+        return limit_exceeded(
+            "max_gather_bytes",
+            self._limits.max_gather_bytes,
+            f'the payloads of "{self.prefix}" #{barrier.sequence} come to {barrier.payload_bytes:,} bytes '
+            f"with those of {len(barrier.arrivals)} of {barrier.shape.size} ranks",
+        )
 
     def _not_speaking(self, process: Process, speaker: Speaker | None) -> Refusal:
         if speaker is not None and speaker.process.ordinal > process.ordinal:

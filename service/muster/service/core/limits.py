@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+FEWEST_DECISIONS = 16
+"""Of a group, that are kept however many ranks are missing from each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -24,5 +27,15 @@ class Limits:
     max_timeout_seconds: float = 30 * 86_400.0
     max_unheard_decisions: int = 1_000
     """Decisions in a row that some rank may still have to hear, since none of them was a release."""
+    max_kept_missing: int = 1_000_000
+    """Missing ranks in all kept decisions of one group: fewer decisions are kept when each is large."""
     decision_history: int = 64
     """Decisions of a group that are kept for people to look at when no rank needs them any more."""
+
+    def unheard_decisions(self, ranks: int) -> int:
+        """``max_unheard_decisions`` for barriers of so many ranks, each of which may be missing."""
+        return min(self.max_unheard_decisions, max(FEWEST_DECISIONS, self.max_kept_missing // ranks))
+
+    def history(self, ranks: int) -> int:
+        """``decision_history`` for barriers of so many ranks, each of which may be missing."""
+        return min(self.decision_history, max(FEWEST_DECISIONS, self.max_kept_missing // ranks))

@@ -127,7 +127,11 @@ class Run:
         """
         if generation > self.generation or self.roster.find(info.rank, info.incarnation):
             return
-        living = sum(process.state.living for process in self.roster.of_rank(info.rank))
+        # A unary call that has ended leaves nobody behind that could be too many.
+        living = sum(
+            process.state.living and not (process.unary and process.session is None)
+            for process in self.roster.of_rank(info.rank)
+        )
         if living >= self._limits.max_processes_per_rank:
             raise limit_exceeded(
                 "max_processes_per_rank",

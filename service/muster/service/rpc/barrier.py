@@ -1,6 +1,7 @@
 """BarrierService: barriers for callers without a session, and for people."""
 
 import asyncio
+import hashlib
 from typing import Any
 
 from muster.service.core import views
@@ -74,12 +75,18 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         """Arrive, and wait for the decision."""
         call = Call(self._driver)
         # One life for each group, so that calls for two groups at once do not take turns.
-        incarnation = f"{request.incarnation or 'unary'}/{request.prefix}"
+        group = hashlib.blake2s(request.prefix.encode(), digest_size=4).hexdigest()
+        incarnation = f"{request.incarnation or 'unary'}/{group}"
         process = ProcessInfo(request.rank, incarnation, request.host or "unknown host", request.pid)
         failure = request.failure if request.HasField("failure") else None
         self._driver.submit(Hello(call.id, request.run_id, request.generation, (process,), unary=True))
         self._driver.submit(
-            JoinGroup(call.id, request.prefix, request.world_size, tuple(request.participants))
+            JoinGroup(
+                call.id,
+                request.prefix,
+                request.world_size,
+                codec.at_most("participants", request.participants),
+            )
         )
         self._driver.submit(
             Arrive(

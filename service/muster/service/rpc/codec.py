@@ -1,7 +1,8 @@
 """Between ``muster.v1`` messages and the core's events, messages and views."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -14,8 +15,12 @@ from muster.service.version import VERSION
 from muster.service.wire import decision_to_pb, milliseconds, missing_to_pb
 from muster.v1 import barrier_pb2, common_pb2, run_pb2, session_pb2
 
+T = TypeVar("T")
+
 PROTOCOL_VERSION = 1
 """The version of ``muster.v1`` sessions that this coordinator speaks."""
+MOST_ENTRIES = 65_536
+"""In a repeated field; ``max_world_size``, since no list is longer than one that names every rank."""
 
 
 # ---------------------------------------------------------------------- in
@@ -45,7 +50,7 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
             arrive.timeout_ms / 1000,
             tuple(
                 events.Arrival(a.rank, a.payload, a.failure if a.HasField("failure") else None)
-                for a in arrive.arrivals
+                for a in at_most("arrivals", arrive.arrivals)
             ),
         )
     if kind == "hello":
@@ -53,7 +58,11 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
     if kind == "join_group":
         join = request.join_group
         return events.JoinGroup(
-            session, join.prefix, join.world_size, tuple(join.participants), tuple(join.ranks)
+            session,
+            join.prefix,
+            join.world_size,
+            at_most("participants", join.participants),
+            at_most("ranks", join.ranks),
         )
     if kind == "goodbye":
         return events.Goodbye(session, request.goodbye.reason)
@@ -62,6 +71,21 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
         "a ConnectRequest without a message, or with one that this coordinator does not know "
         f"(it is version {VERSION}).",
     )
+
+
+def at_most(field: str, values: Collection[T], most: int = MOST_ENTRIES) -> tuple[T, ...]:
+    """The entries of a repeated field, before any work is done on them.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT: there are more of them than any message needs.
+    """
+    if len(values) > most:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{field} = {len(values):,} entries: a message may have {most:,}.",
+            field=field,
+        )
+    return tuple(values)
 
 
 def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
@@ -76,7 +100,10 @@ def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
         session,
         hello.run_id,
         hello.generation,
-        tuple(events.ProcessInfo(p.rank, p.incarnation, p.host, p.pid, p.ordinal) for p in hello.processes),
+        tuple(
+            events.ProcessInfo(p.rank, p.incarnation, p.host, p.pid, p.ordinal)
+            for p in at_most("processes", hello.processes)
+        ),
     )
 
 

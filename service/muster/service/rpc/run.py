@@ -6,7 +6,7 @@ from typing import Any
 
 from muster.service.core import views
 from muster.service.driver import Driver
-from muster.service.rpc import codec
+from muster.service.rpc import codec, errors
 from muster.v1 import run_pb2, run_pb2_grpc
 
 WATCH_INTERVAL = 0.2
@@ -56,5 +56,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                         yield run_pb2.WatchResponse(run=codec.run_to_pb(view))
                 await asyncio.sleep(WATCH_INTERVAL)
                 await changed.wait()
+                if self._driver.frozen:
+                    raise errors.DRAINING
         finally:
             self._driver.unwatch(changed)

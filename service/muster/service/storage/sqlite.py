@@ -68,7 +68,7 @@ class SqliteEngine:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
-        epoch = int(row[0]) + 1 if row else 1
+        epoch = _epoch(row[0]) + 1 if row else 1
         self._put(db, {EPOCH_KEY: str(epoch).encode()})
         db.execute("COMMIT")
         return epoch
@@ -145,3 +145,10 @@ class SqliteEngine:
                 f"cannot {verb} {self.path}: {error}. The file is damaged or not a database; restore "
                 "it from a backup, or move it away to start without its history."
             ) from error
+
+
+def _epoch(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise sqlite3.DatabaseError(f"its epoch is {value[:40]!r}") from None

@@ -117,7 +117,7 @@ class EventLog:
         """Something that an operator may want to know."""
         self._log.info(notice.event, run=notice.run_id, reason=notice.message)
 
-    def committed(self, seconds: float, writes: int) -> None:
+    def committed(self, seconds: float) -> None:
         """Commits are counted, not logged."""
 
 

@@ -110,7 +110,7 @@ class Metrics:
     def noticed(self, notice: Notice) -> None:
         """Notices are logged, not counted."""
 
-    def committed(self, seconds: float, writes: int) -> None:
+    def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         self._commit.observe(seconds)
 

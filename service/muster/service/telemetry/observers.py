@@ -21,7 +21,7 @@ class Observers:
         for observer in self._observers:
             observer.noticed(notice)
 
-    def committed(self, seconds: float, writes: int) -> None:
+    def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         for observer in self._observers:
-            observer.committed(seconds, writes)
+            observer.committed(seconds)

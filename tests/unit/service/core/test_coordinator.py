@@ -308,3 +308,18 @@ def test_an_ordinal_of_a_later_epoch_is_ordered_anew(world):
     (delivery,) = world.do(Hello(session, RUN, 0, (INFO._replace(ordinal=99 << EPOCH_SHIFT),))).deliveries
     (ordinal,) = delivery.message.ordinals
     assert ordinal >> EPOCH_SHIFT == 1
+
+
+def test_a_call_whose_join_is_refused_has_not_arrived():
+    world = World(2)
+    one, two = world.call(0), world.call(1)
+    world.hang_up(one)
+    world.hang_up(two)
+    assert world.group().next_sequence == 1
+    again = world.new_session()
+    process = ProcessInfo(0, "unary-0", "laptop", 1)
+    world.do(Hello(again, RUN, 0, (process,), unary=True))
+    assert world.refused(JoinGroup(again, CKPT, 3)).refusal.reason is Reason.SHAPE_CHANGED
+    refused = world.refused(Arrive(again, CKPT, None, TIMEOUT, (Arrival(0),)))
+    assert refused.refusal.reason is Reason.HELLO_REQUIRED
+    assert world.group().open is None

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from muster.service.core.effects import Welcome
 from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import Outcome
@@ -98,11 +99,14 @@ def test_limits_not_luck_all_payloads_together_too_large():
     zero, one, two = world.ranks()
     zero.arrive(payload=b"x" * 10)
     one.arrive(payload=b"x" * 10)
-    event = Arrive(two.session, CKPT, 0, TIMEOUT, (Arrival(2, b"x" * 10),))
-    assert_limited(world.refused(event), "max_gather_bytes", 25, "come to 30 bytes")
-    zero.arrive_again()
-    two.arrive(payload=b"x" * 5)
-    assert zero.outcomes == [Outcome.RELEASED]
+    two.arrive(payload=b"x" * 10)
+    for client in (zero, one, two):
+        assert client.outcomes == [Outcome.ABORTED]
+        assert "come to 30 bytes with those of 3 of 3 ranks" in client.last.message
+        assert "the limit max_gather_bytes is 25" in client.last.message
+    for client in (zero, one, two):
+        client.arrive(payload=b"x" * 5)
+    assert zero.outcomes == [Outcome.ABORTED, Outcome.RELEASED]
     world.assert_good()
 
 
@@ -169,3 +173,48 @@ def test_limits_not_luck_what_someone_must_still_hear_is_kept_beyond_the_history
     late = world.start(1)
     assert [late.arrive() for _ in failed] == failed
     world.assert_good()
+
+
+def test_limits_not_luck_decisions_that_are_large_are_kept_in_smaller_number():
+    world = World(20, limits=Limits(max_kept_missing=400))
+    zero = world.start(0)
+    for _ in range(20):
+        zero.arrive(failure="no")
+    event = Arrive(zero.session, CKPT, 20, TIMEOUT, (Arrival(0),))
+    assert_limited(world.refused(event), "max_unheard_decisions", 20, "20 decisions in a row")
+    assert Limits().history(4) == Limits().decision_history
+    assert Limits().history(65_536) == Limits().unheard_decisions(65_536) == 16
+
+
+def test_limits_not_luck_a_session_that_replaces_its_own_needs_no_more_room():
+    with a_barrier_that_goes_on(max_sessions=2) as world:
+        zero = world.clients[0]
+        world.streams.pop(zero.session)
+        zero.session = None  # The coordinator has not seen the old stream break.
+        zero.connect()
+        assert zero.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("field", "event"),
+    [
+        ("ranks", lambda session: JoinGroup(session, CKPT, 2, ranks=(0,) * 2)),
+        ("participants", lambda session: JoinGroup(session, CKPT, 2, (0,) * 65_537)),
+        ("arrivals", lambda session: Arrive(session, CKPT, 0, TIMEOUT, (Arrival(0),) * 2)),
+    ],
+)
+def test_limits_not_luck_a_message_names_no_more_ranks_than_can_be(field, event):
+    with a_barrier_that_goes_on() as world:
+        refused = world.refused(event(world.clients[0].session)).refusal
+        assert refused.reason is Reason.INVALID_ARGUMENT
+        assert refused.metadata == {"field": field}
+
+
+def test_limits_not_luck_a_call_that_has_ended_leaves_nobody_in_the_way():
+    world = World(2, limits=Limits(max_processes_per_rank=2))
+    for call in range(5):
+        session = world.new_session()
+        process = ProcessInfo(0, f"call-{call}", "laptop", 1)
+        (answer,) = world.ask(Hello(session, RUN, 0, (process,), unary=True))
+        assert isinstance(answer, Welcome)
+        world.hang_up(session)

@@ -270,3 +270,11 @@ def assert_pairs(found: dict[bytes, bytes], *, at_least: int) -> None:
     assert set(found) == {b"%b%d" % (letter, n) for letter in (b"a", b"b") for n in range(commits)}
     assert set(found.values()) <= {b"x" * 1000}
     assert commits >= at_least
+
+
+def test_an_epoch_that_is_no_number_is_damage(engine: SqliteEngine, path: Path):
+    engine.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE state SET value = 'x' WHERE key = ?", (b"epoch",))
+    db.close()
+    assert "its epoch is" in refused(path)

@@ -149,7 +149,7 @@ def test_runs_and_prefixes_beyond_the_bound_are_counted_as_others(metrics: Metri
 
 
 def test_a_commit_is_timed(metrics: Metrics):
-    metrics.committed(0.002, writes=9)
+    metrics.committed(0.002)
     metrics.noticed(Notice("event", RUN, "is logged, not counted"))
     assert value(metrics, "muster_storage_commit_seconds_sum") == 0.002
     assert value(metrics, "muster_storage_commit_seconds_bucket", le="0.0025") == 1
@@ -176,16 +176,16 @@ def test_all_observers_are_told_alike():
         def noticed(self, notice: object) -> None:
             self.told.append(notice)
 
-        def committed(self, seconds: float, writes: int) -> None:
-            self.told.append((seconds, writes))
+        def committed(self, seconds: float) -> None:
+            self.told.append(seconds)
 
     several = Observer(), Observer()
     every = Observers(*several)
     every.decided(records.decision())
     every.noticed(Notice("event", RUN, "text"))
-    every.committed(0.5, 3)
+    every.committed(0.5)
     assert [one.told for one in several] == [
-        [records.decision(), Notice("event", RUN, "text"), (0.5, 3)],
+        [records.decision(), Notice("event", RUN, "text"), 0.5],
     ] * 2
 
 

@@ -1,0 +1,133 @@
+"""The SDK's session under what a network, a coordinator and its own caller may do to it."""
+
+import threading
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+import muster.worker
+from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
+from muster.worker import ConnectError, GrpcBarrier, Outcome, session
+from tests.support.coordinator import Coordinator
+from tests.support.proxy import Proxy
+from tests.support.ranks import everyone, ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def barrier(endpoint: str, rank: int = 0, world_size: int = 1, prefix: str = "p", **more: Any) -> GrpcBarrier:
+    return GrpcBarrier(rank, world_size, prefix, endpoint, 20, 20, run_id="sdk", generation=0, **more)
+
+
+def test_a_call_that_cannot_be_made_does_not_hurt_the_session(coordinator: Coordinator):
+    good = barrier(coordinator.endpoint)
+    for prefix in ("", "x\udcff"):
+        with pytest.raises(ValueError, match="prefix"):
+            barrier(coordinator.endpoint, prefix=prefix)
+    with pytest.raises(muster.worker.RefusedError, match="world_size = 2147483647"):
+        barrier(coordinator.endpoint, world_size=2**31 - 1, prefix="large")
+    good.execute_barrier()
+    coordinator.kill()
+    coordinator.start()
+    good.execute_barrier()
+
+
+@pytest.mark.parametrize("reason", ["cannot write /data/\udcff.pt", "x" * 18_000_000])
+def test_a_vote_is_heard_whatever_its_reason(coordinator: Coordinator, reason: str):
+    good = barrier(coordinator.endpoint)
+    assert good.abort(reason).outcome is Outcome.ABORTED
+    good.execute_barrier()
+
+
+def test_a_late_hello_of_its_own_does_not_end_a_session(coordinator: Coordinator):
+    good = barrier(coordinator.endpoint)
+    good.execute_barrier()
+    with grpc.insecure_channel(coordinator.endpoint) as channel:
+        late = session_pb2_grpc.SessionServiceStub(channel).Connect(iter([good._session._hello()]))
+        assert next(late).HasField("welcome")
+        good.execute_barrier()
+        late.cancel()
+
+
+def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordinator: Coordinator):
+    """The drain waits for the watch for longer than the session TTL."""
+    with (
+        grpc.insecure_channel(coordinator.endpoint) as channel,
+        ranks(coordinator.endpoint, 2) as world,
+    ):
+        everyone(world)
+        world[0].tell("barrier")
+        watch = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest())
+        next(watch)
+        assert coordinator.stop() == 0
+        coordinator.start()
+        assert [world[1].ask("barrier").outcome, world[0].answer().outcome] == ["RELEASED"] * 2
+        with pytest.raises(grpc.RpcError):
+            list(watch)
+
+
+def test_a_session_that_is_closed_while_its_stream_is_broken_still_says_goodbye(coordinator: Coordinator):
+    with Proxy(coordinator.port) as proxy, ranks(coordinator.endpoint, 2, 1, run_id="sdk") as (other,):
+        other.tell("barrier", prefix="p")
+        barrier(proxy.endpoint, world_size=2).execute_barrier()
+        assert other.answer().outcome == "RELEASED"
+        other.tell("barrier", prefix="p")
+        proxy.cut(refuse=True)
+        closed = threading.Thread(target=muster.worker.close, args=("done",))
+        closed.start()
+        proxy.heal()
+        closed.join()
+        assert other.answer().outcome == "MEMBER_LOST"
+    gone = [line["reason"] for line in coordinator.log("member.gone")]
+    assert any("rank 0" in line and "left: done" in line for line in gone), gone
+
+
+def test_a_group_whose_join_took_too_long_is_not_joined_behind_the_callers_back(coordinator: Coordinator):
+    good = barrier(coordinator.endpoint)
+    coordinator.kill()
+    with pytest.raises(ConnectError, match=r"within 0.2 s"):
+        GrpcBarrier(0, 3, "late", coordinator.endpoint, 0.2, 20, run_id="sdk", generation=0)
+    coordinator.start()
+    good.execute_barrier()
+    barrier(coordinator.endpoint, prefix="late").execute_barrier()
+
+
+def test_the_keepalive_follows_a_short_session_ttl(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
+    options, used = session.channel_options, []
+    monkeypatch.setattr(session, "channel_options", lambda ms: used.append(ms) or options(ms))
+    barrier(coordinator.endpoint).execute_barrier()
+    assert used == [3_333, 1_000]
+
+
+class Mute(session_pb2_grpc.SessionServiceServicer):
+    """Takes the first session and says nothing; every later one it refuses."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.called_again = threading.Event()
+
+    def Connect(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        self.calls += 1
+        if self.calls == 1:
+            list(requests)
+        self.called_again.set()
+        return iter(())
+
+
+def test_a_peer_that_never_says_welcome_is_called_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(session, "WELCOME_TIMEOUT", 0.2)
+    server, mute = grpc.server(futures.ThreadPoolExecutor(4)), Mute()
+    session_pb2_grpc.add_SessionServiceServicer_to_server(mute, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    config = session.SessionConfig(
+        endpoint=f"127.0.0.1:{port}", run_id="r", generation=0, rank=0, host="here"
+    )
+    opened = session.Session(config)
+    try:
+        assert mute.called_again.wait(30)
+    finally:
+        opened.close()
+        server.stop(None)

@@ -1,5 +1,6 @@
 """Fixtures of the integration tests: real processes, real sockets."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 
 import muster.worker
 from tests.support.coordinator import Coordinator
+
+# A shell that starts this in the background lets it ignore SIGINT, and every process that it starts, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def page(results: Results) -> str:
         INTRODUCTION,
         f"## Figures of {results.date}\n\n{summary_table(results)}\n{_spread(results)}",
         _failures(results),
+        "## Targets\n\n" + _targets(results),
         "## Ratios\n\nMuster's figure divided by the peer's; below 1 Muster is cheaper.\n\n"
         + _ratios(results),
         f"## Growth\n\nThe figure at {GROWTH[1]} ranks divided by the one at {GROWTH[0]}.\n\n"
@@ -145,6 +146,50 @@ def _failures(results: Results) -> str:
         for reason in cell.failures
     ]
     return "## Failed measurements\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _targets(results: Results) -> str:
+    """What Muster set out to reach, beside what this run shows."""
+    muster, durable = MUSTER
+
+    def at(system: str, ranks: int, figure: Figure) -> float | None:
+        return results.figure(system, ranks, figure.name)
+
+    low, high = GROWTH
+    targets = [
+        ("CPU per arrival at 128 ranks, memory, to JAX's", 2.5, at(muster, 128, CPU), at("jax", 128, CPU)),
+        (
+            "CPU per arrival at 128 ranks, memory, to TCPStore's",
+            4.5,
+            at(muster, 128, CPU),
+            at("tcpstore", 128, CPU),
+        ),
+        (
+            f"CPU per arrival at {high} ranks to the one at {low}",
+            1.5,
+            at(muster, high, CPU),
+            at(muster, low, CPU),
+        ),
+        ("CPU per arrival at 128 ranks, SQLite to memory", 1.1, at(durable, 128, CPU), at(muster, 128, CPU)),
+        *(
+            (
+                f"one barrier at {ranks} ranks, memory, to JAX's",
+                1.0,
+                at(muster, ranks, BARRIER),
+                at("jax", ranks, BARRIER),
+            )
+            for ranks in results.sizes()
+        ),
+    ]
+    rows = [
+        [text, f"{bound:g}", _ratio(value, base), "–" if not value or not base else _met(value / base, bound)]
+        for text, bound, value, base in targets
+    ]
+    return _table(["ratio", "at most", "measured", "met"], rows)
+
+
+def _met(ratio: float, bound: float) -> str:
+    return "yes" if ratio <= bound else "no"
 
 
 def _ratios(results: Results) -> str:

@@ -165,4 +165,4 @@ def _is_loopback(host: str) -> bool:
 def _kind(method: str) -> str:
     if method.endswith("/Connect"):
         return "bidi_stream"
-    return "server_stream" if method.endswith("/Watch") else "unary"
+    return "server_stream" if method.endswith(("/Watch", "RendezvousService/Join")) else "unary"

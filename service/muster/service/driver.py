@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Effects, Message, Notice
+from muster.service.core.effects import Effects, Message, Notice, RoundRecord
 from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
@@ -61,6 +61,10 @@ class Observer(Protocol):
 
     def decided(self, decision: Decision) -> None:
         """A barrier was decided."""
+        ...
+
+    def round_completed(self, record: RoundRecord) -> None:
+        """A rendezvous has brought its nodes together."""
         ...
 
     def noticed(self, notice: Notice) -> None:
@@ -266,6 +270,8 @@ class Driver:
                     sink.deliver(outgoing)
         for decision in batch.effects.decisions:
             self._observer.decided(decision)
+        for record in batch.effects.rounds:
+            self._observer.round_completed(record)
         for notice in batch.effects.notices:
             self._observer.noticed(notice)
         for answer in batch.answers:

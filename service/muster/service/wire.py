@@ -2,14 +2,13 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from muster.service.core.model import Decision, Failure, MissingRank, MissingState, Outcome
+from muster.service.core.model import Closed, Decision, Failure, MissingRank, MissingState, NodeInfo, Outcome
 from muster.v1 import common_pb2 as pb
+from muster.v1 import rendezvous_pb2
 
 
 def decision_to_pb(decision: Decision) -> pb.Decision:
     """A decision as a message."""
-    # Rounded, not cut: so it stays the same however often it is stored and read.
-    seconds, micros = divmod(round(decision.decided_at * 1_000_000), 1_000_000)
     return pb.Decision(
         run_id=decision.run_id,
         prefix=decision.prefix,
@@ -24,7 +23,7 @@ def decision_to_pb(decision: Decision) -> pb.Decision:
         failures=[
             pb.Failure(rank=f.rank, host=f.host, pid=f.pid, reason=f.reason) for f in decision.failures
         ],
-        decided_at=Timestamp(seconds=seconds, nanos=micros * 1000),
+        decided_at=instant(decision.decided_at),
         wait_ms=milliseconds(decision.wait),
         skew_ms=milliseconds(decision.skew),
         last_arrival_rank=decision.last_arrival_rank,
@@ -49,7 +48,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
         required=message.required,
         payloads=tuple((one.rank, one.data) for one in message.payloads),
         failures=tuple(Failure(f.rank, f.host, f.pid, f.reason) for f in message.failures),
-        decided_at=message.decided_at.seconds + message.decided_at.nanos / 1e9,
+        decided_at=since_epoch(message.decided_at),
         wait=message.wait_ms / 1000,
         skew=message.skew_ms / 1000,
         last_arrival_rank=(message.last_arrival_rank if message.HasField("last_arrival_rank") else None),
@@ -82,6 +81,37 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
         gone_for=message.gone_ms / 1000,
         last_sequence=message.last_sequence if message.HasField("last_sequence") else None,
     )
+
+
+def closed_to_pb(closed: Closed) -> pb.Closed:
+    """How a run was closed, as a message."""
+    return pb.Closed(by=closed.by, reason=closed.reason, closed_at=instant(closed.at))
+
+
+def closed_from_pb(message: pb.Closed) -> Closed:
+    """A message as how a run was closed."""
+    return Closed(message.by, message.reason, since_epoch(message.closed_at))
+
+
+def node_to_pb(node: NodeInfo) -> rendezvous_pb2.Node:
+    """A node as a message."""
+    return rendezvous_pb2.Node(incarnation=node.incarnation, address=node.address, pid=node.pid)
+
+
+def node_from_pb(message: rendezvous_pb2.Node) -> NodeInfo:
+    """A message as a node."""
+    return NodeInfo(message.incarnation, message.address, message.pid)
+
+
+def instant(wall: float) -> Timestamp:
+    """Seconds since 1970 as a message: rounded, not cut, so it stays the same however often it is stored."""
+    seconds, micros = divmod(round(wall * 1_000_000), 1_000_000)
+    return Timestamp(seconds=seconds, nanos=micros * 1000)
+
+
+def since_epoch(message: Timestamp) -> float:
+    """A message as seconds since 1970."""
+    return message.seconds + message.nanos / 1e9
 
 
 def milliseconds(seconds: float) -> int:

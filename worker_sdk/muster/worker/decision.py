@@ -26,6 +26,7 @@ class MissingState(enum.Enum):
     NOT_ARRIVED = "NOT_ARRIVED"
     CONNECTION_LOST = "CONNECTION_LOST"
     LEFT = "LEFT"
+    EVICTED = "EVICTED"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from muster.service.core import report
 from muster.service.core.effects import (
     Effects,
+    Evicted,
+    EvictionRecord,
     GroupJoined,
     GroupRecord,
+    NodeLeft,
+    ParticipantRecord,
     Record,
     Refused,
+    RoundRecord,
+    RunClosed,
     RunRecord,
     SpeakerRecord,
     Welcome,
@@ -21,20 +27,25 @@ from muster.service.core.effects import (
 from muster.service.core.events import (
     Abort,
     Arrive,
+    CloseRun,
     Disconnected,
     Event,
+    Evict,
     Goodbye,
     Hello,
     JoinGroup,
+    JoinRendezvous,
+    LeaveRendezvous,
     ProcessInfo,
     SessionId,
     Tick,
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, Instant, MemberState, Shape
+from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.rendezvous import Node, Rendezvous
 from muster.service.core.run import Run
 from muster.service.core.timers import Timers
 
@@ -67,7 +78,9 @@ class Coordinator:
         self.epoch = epoch
         self.runs: dict[str, Run] = {}
         self.sessions: dict[SessionId, Session] = {}
-        self._timers: Timers[Group | Process] = Timers()
+        self.attendances: dict[SessionId, tuple[Run, Node]] = {}
+        """The streams of nodes that have, or had, a place in a rendezvous."""
+        self._timers: Timers[Group | Process | Rendezvous] = Timers()
         self._last_ordinal = epoch << EPOCH_SHIFT
 
     # ------------------------------------------------------------------ driving
@@ -94,6 +107,14 @@ class Coordinator:
                 self._disconnected(event, now)
             case Abort():
                 self._abort(event, now, effects)
+            case JoinRendezvous():
+                self._join_rendezvous(event, now, effects)
+            case LeaveRendezvous():
+                self._leave_rendezvous(event, now, effects)
+            case CloseRun():
+                self._close(event, now, effects)
+            case Evict():
+                self._evict(event, now, effects)
             case Tick():
                 self._tick(now, effects)
             case _:
@@ -113,7 +134,11 @@ class Coordinator:
             kept.setdefault(type(record), []).append(record)
         for record in kept.get(RunRecord, []):
             assert isinstance(record, RunRecord)
-            self.runs[record.run_id] = self._new_run(record.run_id, record.generation)
+            self.runs[record.run_id] = self._new_run(record.run_id, record.generation, record.closed)
+        self._restore_rendezvous(kept, now)
+        for record in kept.get(EvictionRecord, []):
+            assert isinstance(record, EvictionRecord)
+            self.runs[record.run_id].evictions[record.rank] = record
         for record in kept.get(GroupRecord, []):
             assert isinstance(record, GroupRecord)
             run = self.runs[record.run_id]
@@ -128,6 +153,19 @@ class Coordinator:
             for process in run.roster:
                 for group in run.groups.values():
                     group.refresh(process.rank)
+
+    def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
+        rounds: dict[str, list[RoundRecord]] = {}
+        for record in kept.get(RoundRecord, []):
+            assert isinstance(record, RoundRecord)
+            rounds.setdefault(record.run_id, []).append(record)
+        participants: dict[str, list[ParticipantRecord]] = {}
+        for record in kept.get(ParticipantRecord, []):
+            assert isinstance(record, ParticipantRecord)
+            participants.setdefault(record.run_id, []).append(record)
+        for run_id in rounds.keys() | participants.keys():
+            rendezvous = self.runs[run_id].rendezvous
+            rendezvous.restore(rounds.get(run_id, []), participants.get(run_id, []), now)
 
     def _restore_speaker(self, record: SpeakerRecord, now: Instant) -> None:
         run = self.runs[record.run_id]
@@ -159,11 +197,7 @@ class Coordinator:
     def _hello(self, event: Hello, now: Instant, effects: Effects) -> None:
         try:
             self._check_hello(event)
-            run = self.runs.get(event.run_id)
-            if run is None:
-                run = self._new_run(event.run_id, event.generation)
-                self.runs[event.run_id] = run
-                effects.records.append(run.record)
+            run = self._run_for(event.run_id, event.generation, effects)
             run.admit(event.generation, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
@@ -182,6 +216,8 @@ class Coordinator:
             event.session,
             Welcome(self.epoch, self.session_ttl, self.limits.max_payload_bytes, ordinals),
         )
+        if run.closed is not None:
+            effects.send(event.session, run.closed)
 
     def _ordinal(self, info: ProcessInfo) -> int:
         """What an earlier Welcome gave to the process; a new one at its first hello.
@@ -193,8 +229,16 @@ class Coordinator:
         self._last_ordinal = max(self._last_ordinal, ordinal)
         return ordinal
 
-    def _new_run(self, run_id: str, generation: int) -> Run:
-        return Run(run_id, self.limits, self._timers, generation)
+    def _run_for(self, run_id: str, generation: int, effects: Effects) -> Run:
+        """The run of this id, made if there is none."""
+        run = self.runs.get(run_id)
+        if run is None:
+            run = self.runs[run_id] = self._new_run(run_id, generation)
+            effects.records.append(run.record)
+        return run
+
+    def _new_run(self, run_id: str, generation: int, closed: Closed | None = None) -> Run:
+        return Run(run_id, self.limits, self._timers, generation, closed)
 
     def _end_old_session(self, process: Process, effects: Effects) -> None:
         """A process connected again before its old stream was seen to break."""
@@ -219,6 +263,9 @@ class Coordinator:
         session.run.check(now, effects)
 
     def _disconnected(self, event: Disconnected, now: Instant) -> None:
+        if event.session in self.attendances:
+            run, node = self.attendances.pop(event.session)
+            run.rendezvous.disconnect(node, event.session, now)
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
@@ -236,6 +283,8 @@ class Coordinator:
         for item in self._timers.pop_due(now.monotonic):
             if isinstance(item, Group):
                 groups.append(item)
+            elif isinstance(item, Rendezvous):
+                item.on_time(now, effects)
             elif (run := self._expire(item, now, effects)) is not None:
                 runs[run.run_id] = run
         # All who died at once are known before a barrier fails, so that its report names them all.
@@ -319,6 +368,42 @@ class Coordinator:
             return
         effects.send(event.session, decision)
 
+    # ------------------------------------------------------------------ nodes, and the end of a run
+
+    def _join_rendezvous(self, event: JoinRendezvous, now: Instant, effects: Effects) -> None:
+        try:
+            self._check_node(event)
+            run = self._run_for(event.run_id, 0, effects)
+            node = run.join_rendezvous(event, now, effects)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, final=True))
+            return
+        self.attendances[event.session] = run, node
+
+    def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
+        run = self.runs.get(event.run_id)
+        left = run is not None and run.rendezvous.leave(event.incarnation, event.reason, now, effects)
+        effects.send(event.session, NodeLeft(left))
+
+    def _close(self, event: CloseRun, now: Instant, effects: Effects) -> None:
+        try:
+            self._check_name("by", event.by)
+            self._check_reason(event.reason)
+            run = self.run(event.run_id)
+            was_closed = run.close(event, now, effects)
+            assert run.closed is not None
+            effects.send(event.session, RunClosed(run.closed, was_closed))
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+
+    def _evict(self, event: Evict, now: Instant, effects: Effects) -> None:
+        try:
+            self._check_reason(event.reason)
+            self.run(event.run_id).evict(event.rank, event.reason, now, effects)
+            effects.send(event.session, Evicted())
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+
     # ------------------------------------------------------------------ looking up
 
     def run(self, run_id: str) -> Run:
@@ -378,16 +463,10 @@ class Coordinator:
     # ------------------------------------------------------------------ checking
 
     def _check_hello(self, event: Hello) -> None:
-        limits = self.limits
         if event.session in self.sessions:
             raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
-        if len(self.sessions) - self._replaced_by(event) >= limits.max_sessions:
-            raise limit_exceeded(
-                "max_sessions", limits.max_sessions, f"{len(self.sessions)} sessions are open"
-            )
-        self._check_name("run_id", event.run_id)
-        if event.run_id not in self.runs and len(self.runs) >= limits.max_runs:
-            raise limit_exceeded("max_runs", limits.max_runs, f"{len(self.runs)} runs are known already")
+        self._check_sessions(self._replaced_by(event))
+        self._check_run(event.run_id)
         if not event.processes:
             raise _invalid("processes", "empty", "a Hello names at least one process")
         ranks = {info.rank for info in event.processes}
@@ -402,7 +481,48 @@ class Coordinator:
 
         if event.run_id in self.runs:
             for info in event.processes:
+                self.runs[event.run_id].check_newcomer(event.generation, info)
                 self.runs[event.run_id].check_room(event.generation, info)
+
+    def _check_node(self, event: JoinRendezvous) -> None:
+        run = self.runs.get(event.run_id)
+        known = run.rendezvous.find(event.node.incarnation) if run is not None else None
+        self._check_sessions(known is not None and known.session is not None)
+        self._check_run(event.run_id)
+        self._check_name("incarnation", event.node.incarnation)
+        self._check_name("address", event.node.address)
+        if event.node.pid < 0:
+            raise _invalid("pid", event.node.pid, "a process id is not negative")
+        if event.attempt < 1:
+            raise _invalid("attempt", event.attempt, "attempts are counted from 1")
+        settings, most = event.settings, self.limits.max_world_size
+        if not 1 <= settings.min_nodes <= most:
+            raise _invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")
+        if not settings.min_nodes <= settings.max_nodes <= most:
+            raise _invalid(
+                "max_nodes",
+                settings.max_nodes,
+                f"it must be from min_nodes, which is {settings.min_nodes}, to {most}",
+            )
+        self._check_timeout(settings.join_timeout, "join_timeout")
+        self._check_timeout(settings.last_call_timeout, "last_call_timeout")
+        self._check_timeout(settings.keep_alive_timeout, "keep_alive_timeout")
+
+    def _check_sessions(self, replaced: int) -> None:
+        """There must be room for one more stream; it may end some that are open."""
+        most, count = self.limits.max_sessions, len(self.sessions) + len(self.attendances)
+        if count - replaced >= most:
+            raise limit_exceeded("max_sessions", most, f"{count} sessions are open")
+
+    def _check_run(self, run_id: str) -> None:
+        self._check_name("run_id", run_id)
+        if run_id not in self.runs and len(self.runs) >= self.limits.max_runs:
+            raise limit_exceeded("max_runs", self.limits.max_runs, f"{len(self.runs)} runs are known already")
+
+    def _check_reason(self, reason: str) -> None:
+        size, most = len(reason.encode("utf-8", "replace")), self.limits.max_reason_bytes
+        if size > most:
+            raise _invalid("reason", f"{size:,} bytes", f"it may have {most:,}")
 
     def _check_shape(self, event: JoinGroup) -> Shape:
         self._check_name("prefix", event.prefix)
@@ -426,10 +546,10 @@ class Coordinator:
                 field, f"{len(given):,} ranks", f"this session speaks for {len(session.processes)}"
             )
 
-    def _check_timeout(self, timeout: float) -> None:
+    def _check_timeout(self, timeout: float, field: str = "timeout") -> None:
         most = self.limits.max_timeout_seconds
         if not 0 < timeout <= most:
-            raise _invalid("timeout", f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
+            raise _invalid(field, f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.limits.max_world_size:

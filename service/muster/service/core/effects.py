@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from muster.service.core.events import SessionId
-from muster.service.core.model import Decision, MemberState, MissingRank, Shape
+from muster.service.core.model import (
+    Closed,
+    Decision,
+    MemberState,
+    MissingRank,
+    NodeInfo,
+    NodeStanding,
+    RendezvousSettings,
+    Shape,
+)
 from muster.service.core.refusal import Refusal
 
 
@@ -15,6 +24,57 @@ class RunRecord:
 
     run_id: str
     generation: int
+    closed: Closed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRecord:
+    """Up to which ordinal the processes of a rank are refused, in one generation."""
+
+    run_id: str
+    rank: int
+    generation: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One completed rendezvous."""
+
+    run_id: str
+    round: int
+    world_size: int
+    completed_at: float
+    """Seconds since 1970."""
+    join_seconds: float
+    """From its first join to its completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantRecord:
+    """A node that is in the complete round."""
+
+    run_id: str
+    node: NodeInfo
+    attempt: int
+    rank: int
+    settings: RendezvousSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRound:
+    """A round's record is not needed any more."""
+
+    run_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetParticipant:
+    """A node is in the complete round no more."""
+
+    run_id: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +122,10 @@ class ForgetDecision:
     sequence: int
 
 
-Kept: TypeAlias = RunRecord | GroupRecord | SpeakerRecord | Decision
-Record: TypeAlias = Kept | ForgetSpeaker | ForgetDecision
+Kept: TypeAlias = (
+    RunRecord | GroupRecord | SpeakerRecord | Decision | EvictionRecord | RoundRecord | ParticipantRecord
+)
+Record: TypeAlias = Kept | ForgetSpeaker | ForgetDecision | ForgetRound | ForgetParticipant
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +171,65 @@ class Refused:
     """The session is over; nothing more is said on it."""
 
 
-Message: TypeAlias = Welcome | GroupJoined | Decision | Progress | Refused
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Tells a node its place in the rendezvous."""
+
+    standing: NodeStanding
+    round: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundComplete:
+    """Tells a node its rank in a round."""
+
+    round: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodesWaiting:
+    """Tells the nodes of a complete round how many wait for the next one."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    """Answers a LeaveRendezvous."""
+
+    had_place: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunClosed:
+    """Answers a CloseRun."""
+
+    closed: Closed
+    was_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Answers an Evict."""
+
+
+Message: TypeAlias = (
+    Welcome
+    | GroupJoined
+    | Decision
+    | Progress
+    | Refused
+    | Closed
+    | Standing
+    | RoundComplete
+    | NodesWaiting
+    | NodeLeft
+    | RunClosed
+    | Evicted
+)
 
 
 class Delivery(NamedTuple):
@@ -136,6 +256,8 @@ class Effects:
     deliveries: list[Delivery] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     """The decisions made, for log and metrics."""
+    rounds: list[RoundRecord] = field(default_factory=list)
+    """The rounds completed, for log and metrics."""
     notices: list[Notice] = field(default_factory=list)
 
     def send(self, session: SessionId, message: Message) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from muster.service.core.model import NodeInfo, RendezvousSettings
+
 SessionId: TypeAlias = int
 """Names one open stream, or one unary call, for as long as it lasts."""
 
@@ -16,6 +18,8 @@ class ProcessInfo(NamedTuple):
     pid: int
     ordinal: int = 0
     """What an earlier Welcome gave to this incarnation; 0 at its first hello."""
+    node_rank: int | None = None
+    """The rank of its node in its round, for people."""
 
 
 class Arrival(NamedTuple):
@@ -91,8 +95,65 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinRendezvous:
+    """A node asks for a place in a round, or comes back to the one that it has."""
+
+    session: SessionId
+    run_id: str
+    node: NodeInfo
+    attempt: int
+    """How often it has asked for a new round, from 1; the same number comes back to the same place."""
+    settings: RendezvousSettings
+    round: int | None = None
+    """The round that this attempt was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRendezvous:
+    """A node gives its place up; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    incarnation: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRun:
+    """Someone ends the membership of a run for good; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    by: str
+    reason: str
+    abort_barriers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Someone sends the processes of a rank away; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The next deadline has come."""
 
 
-Event: TypeAlias = Hello | JoinGroup | Arrive | Goodbye | Disconnected | Abort | Tick
+Event: TypeAlias = (
+    Hello
+    | JoinGroup
+    | Arrive
+    | Goodbye
+    | Disconnected
+    | Abort
+    | JoinRendezvous
+    | LeaveRendezvous
+    | CloseRun
+    | Evict
+    | Tick
+)

@@ -44,7 +44,7 @@ from muster.service.core.model import (
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.roster import Roster
-from muster.service.core.timers import Timers
+from muster.service.core.timers import Alarm
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Group:
         *,
         roster: Roster,
         limits: Limits,
-        timers: "Timers[Group | Process]",
+        timers: "Alarm[Group]",
         generation: int,
         first_sequence: int = 0,
     ) -> None:
@@ -533,6 +533,8 @@ class Group:
                 state, gone_for = MissingState.NOT_ARRIVED, 0.0
             case MemberState.LEFT:
                 state, gone_for = MissingState.LEFT, now - process.since
+            case MemberState.EVICTED:
+                state, gone_for = MissingState.EVICTED, now - process.since
             case MemberState.DISCONNECTED | MemberState.LOST:
                 state, gone_for = MissingState.CONNECTION_LOST, now - process.since
         return MissingRank(rank, state, process.host, process.pid, gone_for, last)

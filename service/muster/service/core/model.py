@@ -36,6 +36,7 @@ class MissingState(enum.IntEnum):
     NOT_ARRIVED = 2
     CONNECTION_LOST = 3
     LEFT = 4
+    EVICTED = 5
 
 
 class MemberState(enum.IntEnum):
@@ -46,6 +47,7 @@ class MemberState(enum.IntEnum):
     LOST = 3
     LEFT = 4
     IDLE = 5
+    EVICTED = 6
 
     @property
     def living(self) -> bool:
@@ -55,7 +57,7 @@ class MemberState(enum.IntEnum):
     @property
     def gone(self) -> bool:
         """Whether nobody should wait for it any more."""
-        return self in (MemberState.LOST, MemberState.LEFT)
+        return self in (MemberState.LOST, MemberState.LEFT, MemberState.EVICTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,47 @@ class MissingRank:
     """Seconds since its connection was lost or it left; 0 while it is connected."""
     last_sequence: int | None = None
     """The last sequence of the group that it arrived at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How a run was closed: for good, and by the first one who did."""
+
+    by: str
+    reason: str
+    at: float
+    """Seconds since 1970."""
+
+
+class NodeInfo(NamedTuple):
+    """One life of one agent."""
+
+    incarnation: str
+    address: str
+    """Where other nodes reach it."""
+    pid: int
+
+
+class NodeStanding(enum.IntEnum):
+    """A node's place in the rendezvous of its run."""
+
+    PARTICIPANT = 1
+    WAITING = 2
+    REDUNDANT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousSettings:
+    """What a node asks of its rendezvous; times in seconds."""
+
+    min_nodes: int
+    max_nodes: int
+    join_timeout: float
+    """How long the node waits for a round."""
+    last_call_timeout: float
+    """How long a round waits for more nodes, once the fewest are there."""
+    keep_alive_timeout: float
+    """How long the node's place is kept when its stream is lost."""
 
 
 @dataclass(frozen=True, slots=True)

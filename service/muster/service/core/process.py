@@ -25,6 +25,8 @@ class Process:
     state: MemberState
     since: float
     """When it came to stand so, on the monotonic clock."""
+    node_rank: int | None = None
+    """The rank of its node in its round, as it said."""
     prefixes: set[str] = field(default_factory=set)
     """The groups that it speaks in."""
 
@@ -46,6 +48,12 @@ class Process:
     def expire(self) -> None:
         """It did not come back in time. ``since`` stays: the connection was lost then."""
         self.state = MemberState.IDLE if self.unary else MemberState.LOST
+
+    def evict(self, now: float) -> None:
+        """It was sent away."""
+        self.session = None
+        self.state = MemberState.EVICTED
+        self.since = now
 
     def leave(self, now: float) -> None:
         """It said goodbye."""

@@ -24,6 +24,13 @@ class Reason(enum.StrEnum):
     BARRIER_NOT_FOUND = enum.auto()
     NO_OPEN_BARRIER = enum.auto()
     SESSION_REPLACED = enum.auto()
+    RUN_CLOSED = enum.auto()
+    RENDEZVOUS_TIMED_OUT = enum.auto()
+    NODE_REMOVED = enum.auto()
+    NODE_NOT_NEEDED = enum.auto()
+    SETTINGS_DIFFER = enum.auto()
+    EVICTED = enum.auto()
+    MEMBER_NOT_FOUND = enum.auto()
     COORDINATOR_DRAINING = enum.auto()
     SLOW_CONSUMER = enum.auto()
 

@@ -6,7 +6,15 @@ Log, exception, CLI and RPC status all show what these functions return.
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from muster.service.core.model import Failure, MissingRank, MissingState, Outcome
+from muster.service.core.model import (
+    Closed,
+    Failure,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    Outcome,
+    RendezvousSettings,
+)
 
 MOST_NAMED_SINGLY = 16
 """Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
@@ -59,6 +67,8 @@ def _why(missing: MissingRank) -> str:
             return f"connection lost {seconds(missing.gone_for)} ago"
         case MissingState.LEFT:
             return f"left {seconds(missing.gone_for)} ago"
+        case MissingState.EVICTED:
+            return f"evicted {seconds(missing.gone_for)} ago"
         case MissingState.NOT_ARRIVED:
             if missing.last_sequence is None:
                 return "connected, not arrived yet"
@@ -155,3 +165,94 @@ def decision(
     if suspect is not None:
         lines.append(f"  next: muster describe member {run_id} {suspect}")
     return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------- rendezvous
+
+
+def node_name(node: NodeInfo) -> str:
+    """How a node is called everywhere."""
+    return f"{node.address} (pid {node.pid})"
+
+
+def node_names(nodes: Sequence[NodeInfo]) -> str:
+    """Nodes by name while they are few, then how many more."""
+    named = ", ".join(node_name(node) for node in nodes[:MOST_NAMED_SINGLY])
+    more = len(nodes) - MOST_NAMED_SINGLY
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def nodes_wanted(settings: RendezvousSettings) -> str:
+    """``4 nodes`` or ``2 to 4 nodes``."""
+    least, most = settings.min_nodes, settings.max_nodes
+    if least == most:
+        return f"{most} {'node' if most == 1 else 'nodes'}"
+    return f"{least} to {most} nodes"
+
+
+def no_rendezvous(run_id: str) -> str:
+    """Before the first node."""
+    return f"no node has joined run {run_id}"
+
+
+def round_forms(run_id: str, round: int, count: int, settings: RendezvousSettings) -> str:
+    """A round that comes together."""
+    return f"round {round} of run {run_id} comes together: {count} of {nodes_wanted(settings)} have joined"
+
+
+def round_runs(run_id: str, round: int, count: int, waiting: int, redundant: int) -> str:
+    """A round that is complete."""
+    line = (
+        f"round {round} of run {run_id} is complete, with {count} {'node' if count == 1 else 'nodes'} in it"
+    )
+    if waiting:
+        line += f", {waiting} waiting to be let in"
+    return f"{line}, {redundant} standing by" if redundant else line
+
+
+def round_completed(run_id: str, round: int, nodes: Sequence[NodeInfo], waited: float) -> str:
+    """For the log, when a round is complete."""
+    return f"round {round} of run {run_id} was completed in {seconds(waited)}: {node_names(nodes)}"
+
+
+def rendezvous_timed_out(
+    run_id: str,
+    round: int,
+    timeout: float,
+    joined: Sequence[NodeInfo],
+    settings: RendezvousSettings,
+    *,
+    running: int | None,
+) -> str:
+    """Why a node got no round; ``running`` is how many nodes are in a complete round that let nobody in."""
+    if running is not None:
+        return (
+            f"the {running} nodes of round {round} of run {run_id} let nobody in within {seconds(timeout)}; "
+            f"waiting: {node_names(joined)}"
+        )
+    return (
+        f"round {round} of run {run_id} did not come together within {seconds(timeout)}: "
+        f"{len(joined)} of {nodes_wanted(settings)} had joined: {node_names(joined)}"
+    )
+
+
+def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
+    """Who went before, as (node, round, reason, seconds ago): a line for a report, empty if nobody did."""
+    if not gone:
+        return ""
+    named = "; ".join(
+        f"{node_name(node)} of round {round}, {reason} {seconds(ago)} ago"
+        for node, round, reason, ago in gone[:MOST_NAMED_SINGLY]
+    )
+    return f"\n  gone: {named}"
+
+
+def run_closed(run_id: str, closed: Closed) -> str:
+    """How a run was closed."""
+    why = f": {shown(closed.reason)}" if closed.reason else ""
+    return f"run {run_id} was closed by {shown(closed.by)}{why}"
+
+
+def evicted(reason: str) -> str:
+    """Why the processes of a rank were sent away."""
+    return f"evicted: {shown(reason)}" if reason else "evicted"

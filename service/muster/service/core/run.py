@@ -1,15 +1,16 @@
-"""A run: one training job, its processes and its groups."""
+"""A run: one training job, its processes, its groups, and the rendezvous of its nodes."""
 
 from collections.abc import Sequence
 
 from muster.service.core import report
-from muster.service.core.effects import Effects, Notice, RunRecord
-from muster.service.core.events import ProcessInfo, SessionId
+from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notice, Refused, RunRecord
+from muster.service.core.events import CloseRun, JoinRendezvous, ProcessInfo, SessionId
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
-from muster.service.core.model import Instant, MemberState, Shape
+from muster.service.core.model import Closed, Instant, MemberState, Shape
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
 from muster.service.core.timers import Timers
 
@@ -20,14 +21,26 @@ class Run:
     Args:
         run_id: its id.
         limits: the coordinator's bounds.
-        timers: where its groups and processes ask to be woken.
+        timers: where its groups, processes and rendezvous ask to be woken.
         generation: the generation that speaks.
+        closed: how it was closed, if it was.
     """
 
-    def __init__(self, run_id: str, limits: Limits, timers: Timers[Group | Process], generation: int) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        limits: Limits,
+        timers: Timers[Group | Process | Rendezvous],
+        generation: int,
+        closed: Closed | None = None,
+    ) -> None:
         self.run_id = run_id
         self.roster = Roster(generation)
         self.groups: dict[str, Group] = {}
+        self.rendezvous = Rendezvous(run_id, timers)
+        self.closed = closed
+        self.evictions: dict[int, EvictionRecord] = {}
+        """By rank; those of an older generation count no more."""
         self._limits = limits
         self._timers = timers
 
@@ -39,7 +52,7 @@ class Run:
     @property
     def record(self) -> RunRecord:
         """What is kept of the run beside its groups."""
-        return RunRecord(self.run_id, self.generation)
+        return RunRecord(self.run_id, self.generation, self.closed)
 
     # ------------------------------------------------------------------ generations and lives
 
@@ -109,6 +122,7 @@ class Run:
                 session=session,
                 state=MemberState.CONNECTED,
                 since=now.monotonic,
+                node_rank=info.node_rank,
             )
             self.roster.add(process)
             self._refresh(process)
@@ -139,6 +153,37 @@ class Run:
                 f"{living} living processes speak for rank {info.rank} of run {self.run_id} already",
             )
 
+    def check_newcomer(self, generation: int, info: ProcessInfo) -> None:
+        """Refuse a process that was evicted, or that is new to a closed run.
+
+        A closed run still takes in whoever speaks for a rank that is there (design rule 13): its last
+        checkpoint may need a process of its own.
+
+        Raises:
+            Refusal: EVICTED or RUN_CLOSED.
+        """
+        if generation < self.generation:
+            return
+        known = self.roster.find(info.rank, info.incarnation) if generation == self.generation else None
+        eviction = self.evictions.get(info.rank)
+        if eviction is not None and eviction.generation == generation:
+            ordinal = known.ordinal if known is not None else info.ordinal
+            if 0 < ordinal <= eviction.ordinal:
+                raise self._evicted(info)
+        if self.closed is None or known is not None:
+            return
+        if generation > self.generation or not (
+            info.ordinal or any(process.state.living for process in self.roster.of_rank(info.rank))
+        ):
+            raise run_closed(self.run_id, self.closed)
+
+    def _evicted(self, info: ProcessInfo) -> Refusal:
+        return Refusal(
+            Reason.EVICTED,
+            f"{report.process_name(info.rank, info.host, info.pid)} was evicted from run {self.run_id}, "
+            f"generation {self.generation}. End this process; a new one of the rank may come.",
+        )
+
     def owns(self, process: Process) -> bool:
         """Whether the process still belongs to the run's newest generation and life."""
         return self.roster.find(process.rank, process.incarnation) is process
@@ -146,7 +191,7 @@ class Run:
     def gone(self, process: Process, effects: Effects, reason: str = "") -> None:
         """A process left or was lost. The caller checks the barriers when all the dead are known."""
         self._standing_changed(process, effects)
-        verb = "left" if process.state is MemberState.LEFT else "was lost"
+        verb = _VERBS[process.state]
         why = f": {report.shown(reason)}" if reason else ""
         effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
 
@@ -163,6 +208,80 @@ class Run:
         self._refresh(process)
         for prefix in process.prefixes:
             self.groups[prefix].standing_changed(process.rank, effects)
+
+    def sessions(self) -> list[SessionId]:
+        """The streams of its connected processes."""
+        return list(dict.fromkeys(p.session for p in self.roster if p.session is not None))
+
+    # ------------------------------------------------------------------ nodes, and the end
+
+    def join_rendezvous(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
+        """Give a node a place in a round, or the one back that it has.
+
+        Raises:
+            Refusal: RUN_CLOSED, or as :meth:`Rendezvous.join`.
+        """
+        closed = self.closed
+        if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
+            raise run_closed(self.run_id, closed)
+        node = self.rendezvous.join(ask, now, effects)
+        if closed is not None:
+            effects.send(ask.session, closed)
+        return node
+
+    def close(self, event: CloseRun, now: Instant, effects: Effects) -> bool:
+        """End the membership for good; the first one who closes counts (design rule 13).
+
+        Returns:
+            Whether it had been closed before.
+        """
+        was_closed = self.closed is not None
+        if self.closed is None:
+            self.closed = Closed(event.by, event.reason, now.wall)
+            effects.records.append(self.record)
+            effects.deliveries.append(Delivery(self.sessions(), self.closed))
+            self.rendezvous.close(self.closed, effects)
+            effects.notices.append(
+                Notice("run.closed", self.run_id, report.run_closed(self.run_id, self.closed))
+            )
+        if event.abort_barriers:
+            for group in self.groups.values():
+                group.abort(report.run_closed(self.run_id, self.closed), now, effects)
+        return was_closed
+
+    def evict(self, rank: int, reason: str, now: Instant, effects: Effects) -> None:
+        """Send the processes of a rank away, and fail the barriers that need them.
+
+        Raises:
+            Refusal: MEMBER_NOT_FOUND: none is there.
+        """
+        processes = self.to_evict(rank)
+        newest = max(process.ordinal for process in processes)
+        eviction = self.evictions[rank] = EvictionRecord(self.run_id, rank, self.generation, newest)
+        effects.records.append(eviction)
+        for process in processes:
+            if process.session is not None:
+                info = ProcessInfo(rank, process.incarnation, process.host, process.pid)
+                effects.send(process.session, Refused(self._evicted(info), final=True))
+            process.evict(now.monotonic)
+            self.gone(process, effects, reason)
+        self.check(now, effects)
+
+    def to_evict(self, rank: int) -> list[Process]:
+        """The processes that :meth:`evict` would send away.
+
+        Raises:
+            Refusal: MEMBER_NOT_FOUND: none is there.
+        """
+        processes = [process for process in self.roster.of_rank(rank) if not process.state.gone]
+        if not processes:
+            raise Refusal(
+                Reason.MEMBER_NOT_FOUND,
+                f"rank {rank} of run {self.run_id} has no process that could be evicted; there are "
+                f"{report.ranges(p.rank for p in self.roster if not p.state.gone) or 'none'}. "
+                f"List them with: muster get members {self.run_id}",
+            )
+        return processes
 
     # ------------------------------------------------------------------ groups
 
@@ -205,3 +324,11 @@ class Run:
             generation=generation,
             first_sequence=first_sequence,
         )
+
+
+_VERBS = {
+    MemberState.LEFT: "left",
+    MemberState.LOST: "was lost",
+    MemberState.IDLE: "has not called for long",
+    MemberState.EVICTED: "was evicted",
+}

@@ -3,9 +3,18 @@
 import heapq
 import itertools
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T", bound=Hashable)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Alarm(Protocol[T_contra]):
+    """Where an item asks to be woken."""
+
+    def arm(self, item: T_contra, at: float) -> None:
+        """Wake ``item`` at ``at``, or earlier if it is armed for an earlier time."""
+        ...
 
 
 class Timers(Generic[T]):

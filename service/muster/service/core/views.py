@@ -5,9 +5,21 @@ from dataclasses import dataclass
 
 from muster.service.core import report
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.effects import RoundRecord
 from muster.service.core.group import Group
-from muster.service.core.model import Decision, Instant, MemberState, MissingRank
+from muster.service.core.model import (
+    Closed,
+    Decision,
+    Instant,
+    MemberState,
+    MissingRank,
+    NodeInfo,
+    NodeStanding,
+    RendezvousSettings,
+)
+from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.rendezvous import Departed
 from muster.service.core.run import Run
 
 
@@ -43,6 +55,7 @@ class MemberView:
     since: float
     """Seconds that it has stood so."""
     generation: int
+    node_rank: int | None
     groups: tuple[tuple[str, int | None], ...]
     """(prefix, last sequence that it arrived at)."""
 
@@ -58,6 +71,61 @@ class RunView:
     groups: int
     open_barriers: int
     decided_barriers: int
+    round: int | None
+    """None: no node has ever joined."""
+    nodes: int
+    nodes_waiting: int
+    closed: Closed | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node that has a place in a rendezvous."""
+
+    info: NodeInfo
+    standing: NodeStanding
+    rank: int | None
+    connected: bool
+    since: float
+    """Seconds that it has been connected, or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousView:
+    """The rendezvous of a run."""
+
+    run_id: str
+    round: int
+    complete: bool
+    settings: RendezvousSettings | None
+    nodes: tuple[NodeView, ...]
+    departed: tuple[Departed, ...]
+    now: float
+    """Of the monotonic clock, that the departures are on."""
+    rounds: tuple[RoundRecord, ...]
+    """Newest first."""
+    closed: Closed | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosingView:
+    """Whom the closing of a run affects."""
+
+    waiting_nodes: tuple[NodeInfo, ...]
+    nodes_in_round: int
+    connected_processes: int
+    open_barriers: tuple[tuple[str, int], ...]
+    """(prefix, sequence)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionView:
+    """Whom an eviction affects."""
+
+    members: tuple[MemberView, ...]
+    failed_barriers: tuple[tuple[str, int], ...]
+    """(prefix, sequence)."""
 
 
 def runs(coordinator: Coordinator) -> list[RunView]:
@@ -77,25 +145,95 @@ def run(run: Run) -> RunView:
         groups=len(groups),
         open_barriers=sum(group.open is not None for group in groups),
         decided_barriers=sum(group.next_sequence for group in groups),
+        round=run.rendezvous.round if run.rendezvous.settings is not None else None,
+        nodes=run.rendezvous.count(NodeStanding.PARTICIPANT),
+        nodes_waiting=run.rendezvous.count(NodeStanding.WAITING),
+        closed=run.closed,
     )
 
 
 def members(run: Run, now: Instant) -> list[MemberView]:
     """The processes of a run, by rank and ordinal."""
-    return [
-        MemberView(
-            rank=p.rank,
-            incarnation=p.incarnation,
-            ordinal=p.ordinal,
-            host=p.host,
-            pid=p.pid,
-            state=p.state,
-            since=now.monotonic - p.since,
-            generation=p.generation,
-            groups=tuple((x, run.groups[x].speakers[p.rank].last) for x in sorted(p.prefixes)),
-        )
-        for p in run.roster
-    ]
+    return [_member(run, process, now) for process in run.roster]
+
+
+def _member(run: Run, process: Process, now: Instant) -> MemberView:
+    prefixes = sorted(process.prefixes)
+    return MemberView(
+        rank=process.rank,
+        incarnation=process.incarnation,
+        ordinal=process.ordinal,
+        host=process.host,
+        pid=process.pid,
+        state=process.state,
+        since=now.monotonic - process.since,
+        generation=process.generation,
+        node_rank=process.node_rank,
+        groups=tuple((prefix, run.groups[prefix].speakers[process.rank].last) for prefix in prefixes),
+    )
+
+
+def rendezvous(run: Run, now: Instant) -> RendezvousView:
+    """The rendezvous of a run."""
+    state = run.rendezvous
+    nodes = sorted(
+        state, key=lambda node: (node.standing, -1 if node.rank is None else node.rank, node.arrival)
+    )
+    return RendezvousView(
+        run_id=run.run_id,
+        round=state.round,
+        complete=state.complete,
+        settings=state.settings,
+        nodes=tuple(
+            NodeView(
+                info=node.info,
+                standing=node.standing,
+                rank=node.rank,
+                connected=node.session is not None,
+                since=now.monotonic - node.since,
+            )
+            for node in nodes
+        ),
+        departed=tuple(state.departed),
+        now=now.monotonic,
+        rounds=tuple(reversed(state.rounds)),
+        closed=run.closed,
+        message=report.run_closed(run.run_id, run.closed) if run.closed is not None else state.message(),
+    )
+
+
+def closing(run: Run) -> ClosingView:
+    """Whom the closing of a run affects."""
+    state = run.rendezvous
+    waiting = state.of(NodeStanding.WAITING) + state.of(NodeStanding.REDUNDANT)
+    if not state.complete:
+        waiting += state.of(NodeStanding.PARTICIPANT)
+    return ClosingView(
+        waiting_nodes=tuple(node.info for node in waiting),
+        nodes_in_round=state.count(NodeStanding.PARTICIPANT) if state.complete else 0,
+        connected_processes=sum(process.state is MemberState.CONNECTED for process in run.roster),
+        open_barriers=tuple(
+            (prefix, group.open.sequence)
+            for prefix, group in sorted(run.groups.items())
+            if group.open is not None
+        ),
+    )
+
+
+def eviction(run: Run, rank: int, now: Instant) -> EvictionView:
+    """Whom the eviction of a rank affects.
+
+    Raises:
+        Refusal: MEMBER_NOT_FOUND.
+    """
+    return EvictionView(
+        members=tuple(_member(run, process, now) for process in run.to_evict(rank)),
+        failed_barriers=tuple(
+            (prefix, group.open.sequence)
+            for prefix, group in sorted(run.groups.items())
+            if group.open is not None and rank in group.open.shape and rank not in group.open.arrivals
+        ),
+    )
 
 
 def open_barrier(group: Group, now: Instant) -> BarrierView | None:

@@ -7,13 +7,30 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from muster.service.core import events, views
-from muster.service.core.effects import GroupJoined, Message, Progress, Refused, Welcome
-from muster.service.core.model import Decision
+from muster.service.core.effects import (
+    GroupJoined,
+    Message,
+    NodesWaiting,
+    Progress,
+    Refused,
+    RoundComplete,
+    Standing,
+    Welcome,
+)
+from muster.service.core.model import Closed, Decision, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
 from muster.service.version import VERSION
-from muster.service.wire import decision_to_pb, milliseconds, missing_to_pb
-from muster.v1 import barrier_pb2, common_pb2, run_pb2, session_pb2
+from muster.service.wire import (
+    closed_to_pb,
+    decision_to_pb,
+    instant,
+    milliseconds,
+    missing_to_pb,
+    node_from_pb,
+    node_to_pb,
+)
+from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2, session_pb2
 
 T = TypeVar("T")
 
@@ -88,20 +105,54 @@ def at_most(field: str, values: Collection[T], most: int = MOST_ENTRIES) -> tupl
     return tuple(values)
 
 
-def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
-    if hello.protocol_version != PROTOCOL_VERSION:
+def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinRequest) -> events.JoinRendezvous:
+    """What a node asks on its stream.
+
+    Raises:
+        Refusal: PROTOCOL_VERSION: it speaks another one.
+    """
+    _check_version(request.protocol_version)
+    return events.JoinRendezvous(
+        session,
+        request.run_id,
+        node_from_pb(request.node),
+        request.attempt,
+        RendezvousSettings(
+            min_nodes=request.min_nodes,
+            max_nodes=request.max_nodes,
+            join_timeout=request.join_timeout_ms / 1000,
+            last_call_timeout=request.last_call_timeout_ms / 1000,
+            keep_alive_timeout=request.keep_alive_timeout_ms / 1000,
+        ),
+        request.round if request.HasField("round") else None,
+    )
+
+
+def _check_version(given: int) -> None:
+    if given != PROTOCOL_VERSION:
         raise Refusal(
             Reason.PROTOCOL_VERSION,
-            f"protocol_version = {hello.protocol_version}: this coordinator ({VERSION}) speaks version "
+            f"protocol_version = {given}: this coordinator ({VERSION}) speaks version "
             f"{PROTOCOL_VERSION}. Use an SDK of the same major version.",
             supported=PROTOCOL_VERSION,
         )
+
+
+def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
+    _check_version(hello.protocol_version)
     return events.Hello(
         session,
         hello.run_id,
         hello.generation,
         tuple(
-            events.ProcessInfo(p.rank, p.incarnation, p.host, p.pid, p.ordinal)
+            events.ProcessInfo(
+                p.rank,
+                p.incarnation,
+                p.host,
+                p.pid,
+                p.ordinal,
+                p.node_rank if p.HasField("node_rank") else None,
+            )
             for p in at_most("processes", hello.processes)
         ),
     )
@@ -133,6 +184,8 @@ def encode_session_message(message: Message) -> bytes:
             response.progress.required = message.required
             response.progress.missing.extend(missing_to_pb(one) for one in message.missing)
             response.progress.message = message.message
+        case Closed():
+            response.closed.CopyFrom(closed_to_pb(message))
         case Refused():
             refusal = response.refusal
             refusal.prefix = message.prefix
@@ -150,6 +203,31 @@ DRAIN = session_pb2.ConnectResponse(
     drain=session_pb2.Drain(retry_after_ms=errors.RETRY_AFTER_MS)
 ).SerializeToString()
 """The message that asks a worker to connect again."""
+
+
+def join_response(message: Message) -> rendezvous_pb2.JoinResponse:
+    """What the coordinator pushes to a node."""
+    match message:
+        case Standing():
+            return rendezvous_pb2.JoinResponse(
+                standing=rendezvous_pb2.Standing(
+                    standing=rendezvous_pb2.NodeStanding.ValueType(message.standing),
+                    round=message.round,
+                    message=message.message,
+                )
+            )
+        case RoundComplete():
+            return rendezvous_pb2.JoinResponse(
+                round_complete=rendezvous_pb2.RoundComplete(
+                    round=message.round, rank=message.rank, world_size=message.world_size
+                )
+            )
+        case NodesWaiting():
+            return rendezvous_pb2.JoinResponse(nodes_waiting=rendezvous_pb2.NodesWaiting(count=message.count))
+        case Closed():
+            return rendezvous_pb2.JoinResponse(closed=closed_to_pb(message))
+        case _:
+            raise TypeError(f"not for a node: {message!r}")
 
 
 def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
@@ -182,6 +260,52 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
         groups=view.groups,
         open_barriers=view.open_barriers,
         decided_barriers=view.decided_barriers,
+        round=view.round,
+        nodes=view.nodes,
+        nodes_waiting=view.nodes_waiting,
+        closed=closed_to_pb(view.closed) if view.closed is not None else None,
+    )
+
+
+def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
+    """A rendezvous as people see it."""
+    settings = view.settings
+    return rendezvous_pb2.Rendezvous(
+        run_id=view.run_id,
+        round=view.round,
+        complete=view.complete,
+        min_nodes=settings.min_nodes if settings is not None else 0,
+        max_nodes=settings.max_nodes if settings is not None else 0,
+        nodes=[
+            rendezvous_pb2.NodeView(
+                node=node_to_pb(node.info),
+                standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
+                rank=node.rank,
+                connected=node.connected,
+                since_ms=milliseconds(node.since),
+            )
+            for node in view.nodes
+        ],
+        departed=[
+            rendezvous_pb2.DepartedNode(
+                node=node_to_pb(one.info),
+                round=one.round,
+                reason=one.reason,
+                since_ms=milliseconds(view.now - one.at),
+            )
+            for one in view.departed
+        ],
+        rounds=[
+            rendezvous_pb2.Round(
+                round=one.round,
+                world_size=one.world_size,
+                completed_at=instant(one.completed_at),
+                join_ms=milliseconds(one.join_seconds),
+            )
+            for one in view.rounds
+        ],
+        closed=closed_to_pb(view.closed) if view.closed is not None else None,
+        message=view.message,
     )
 
 
@@ -197,6 +321,7 @@ def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
             state=common_pb2.MemberState.ValueType(member.state),
             since_ms=milliseconds(member.since),
             generation=member.generation,
+            node_rank=member.node_rank,
             groups=[
                 run_pb2.GroupPosition(prefix=prefix, last_sequence=last) for prefix, last in member.groups
             ],

@@ -32,6 +32,13 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.BARRIER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.NO_OPEN_BARRIER: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SESSION_REPLACED: grpc.StatusCode.ABORTED,
+    Reason.RUN_CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.RENDEZVOUS_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.NODE_REMOVED: grpc.StatusCode.ABORTED,
+    Reason.NODE_NOT_NEEDED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SETTINGS_DIFFER: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.EVICTED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.MEMBER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }

@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from muster.service.core import views
+from muster.service.core.effects import Evicted
+from muster.service.core.events import Evict
 from muster.service.driver import Driver
 from muster.service.rpc import codec, errors
-from muster.v1 import run_pb2, run_pb2_grpc
+from muster.service.rpc.call import Call
+from muster.v1 import common_pb2, run_pb2, run_pb2_grpc
 
 WATCH_INTERVAL = 0.2
 """Seconds between two looks of a Watch, so that a busy coordinator is not slowed by its watchers."""
@@ -39,6 +42,25 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         """Show the processes of a run."""
         found = await self._driver.query(lambda core, now: views.members(core.run(request.run_id), now))
         return run_pb2.MembersResponse(members=codec.members_to_pb(found))
+
+    async def Evict(  # noqa: N802
+        self, request: run_pb2.EvictRequest, context: Any
+    ) -> run_pb2.EvictResponse:
+        """Send the processes of a rank away, or say who would be affected."""
+        affected = await self._driver.query(
+            lambda core, now: views.eviction(core.run(request.run_id), request.rank, now)
+        )
+        if not request.dry_run:
+            call = Call(self._driver, Evicted)
+            self._driver.submit(Evict(call.id, request.run_id, request.rank, request.reason))
+            await call.answer()
+        return run_pb2.EvictResponse(
+            members=codec.members_to_pb(affected.members),
+            failed_barriers=[
+                common_pb2.BarrierName(prefix=prefix, sequence=sequence)
+                for prefix, sequence in affected.failed_barriers
+            ],
+        )
 
     async def Watch(  # noqa: N802
         self, request: run_pb2.WatchRequest, context: Any

@@ -11,13 +11,23 @@ from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
+from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
 from muster.service.rpc.session import SessionServicer
-from muster.v1 import barrier_pb2, barrier_pb2_grpc, run_pb2, run_pb2_grpc, session_pb2
+from muster.v1 import (
+    barrier_pb2,
+    barrier_pb2_grpc,
+    rendezvous_pb2,
+    rendezvous_pb2_grpc,
+    run_pb2,
+    run_pb2_grpc,
+    session_pb2,
+)
 
 SERVICES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"],
     barrier_pb2.DESCRIPTOR.services_by_name["BarrierService"],
+    rendezvous_pb2.DESCRIPTOR.services_by_name["RendezvousService"],
     run_pb2.DESCRIPTOR.services_by_name["RunService"],
 )
 METHODS = [f"/{service.full_name}/{m.name}" for service in SERVICES for m in service.methods]
@@ -35,6 +45,7 @@ class RpcServer:
     health: health_v1.aio.HealthServicer
     sessions: SessionServicer
     barriers: BarrierServicer
+    rendezvous: RendezvousServicer
 
     async def drain(self, grace: float) -> None:
         """Ask everyone to connect again, then stop.
@@ -45,6 +56,7 @@ class RpcServer:
         await self.health.enter_graceful_shutdown()
         self.sessions.drain()
         self.barriers.drain()
+        self.rendezvous.drain()
         await self.server.stop(grace)
 
 
@@ -95,6 +107,8 @@ async def build_server(
     barriers = BarrierServicer(driver)
     server.add_generic_rpc_handlers((sessions.handler(),))
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
+    rendezvous = RendezvousServicer(driver)
+    rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     checks = health_v1.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -102,4 +116,4 @@ async def build_server(
     for name in ("", *names):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection([*names, health_v1.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return RpcServer(server, checks, sessions, barriers)
+    return RpcServer(server, checks, sessions, barriers, rendezvous)

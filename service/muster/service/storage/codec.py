@@ -8,17 +8,32 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.message import DecodeError
 
 from muster.service.core.effects import (
+    EvictionRecord,
     ForgetDecision,
+    ForgetParticipant,
+    ForgetRound,
     ForgetSpeaker,
     GroupRecord,
     Kept,
+    ParticipantRecord,
     Record,
+    RoundRecord,
     RunRecord,
     SpeakerRecord,
 )
-from muster.service.core.model import Decision, MemberState, Shape
+from muster.service.core.model import Decision, MemberState, RendezvousSettings, Shape
 from muster.service.storage.engine import StorageError
-from muster.service.wire import decision_from_pb, decision_to_pb
+from muster.service.wire import (
+    closed_from_pb,
+    closed_to_pb,
+    decision_from_pb,
+    decision_to_pb,
+    instant,
+    milliseconds,
+    node_from_pb,
+    node_to_pb,
+    since_epoch,
+)
 from muster.v1 import common_pb2, state_pb2
 
 
@@ -49,8 +64,29 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
             )
             return _key("group", record.run_id, record.prefix), group.SerializeToString()
         case RunRecord():
-            run = state_pb2.RunRecord(run_id=record.run_id, generation=record.generation)
+            run = state_pb2.RunRecord(
+                run_id=record.run_id,
+                generation=record.generation,
+                closed=closed_to_pb(record.closed) if record.closed is not None else None,
+            )
             return _key("run", record.run_id), run.SerializeToString()
+        case EvictionRecord():
+            eviction = state_pb2.EvictionRecord(
+                run_id=record.run_id,
+                rank=record.rank,
+                generation=record.generation,
+                ordinal=record.ordinal,
+            )
+            return _key("eviction", record.run_id, f"{record.rank:010}"), eviction.SerializeToString()
+        case RoundRecord():
+            return _round_key(record.run_id, record.round), _round_to_pb(record).SerializeToString()
+        case ForgetRound():
+            return _round_key(record.run_id, record.round), None
+        case ParticipantRecord():
+            key = _key("participant", record.run_id, record.node.incarnation)
+            return key, _participant_to_pb(record).SerializeToString()
+        case ForgetParticipant():
+            return _key("participant", record.run_id, record.incarnation), None
 
 
 def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
@@ -84,7 +120,15 @@ def _decode(key: bytes, value: bytes) -> Kept:
             return GroupRecord(group.run_id, group.prefix, group.generation, group.first_sequence)
         case b"run":
             run = state_pb2.RunRecord.FromString(value)
-            return RunRecord(run.run_id, run.generation)
+            closed = closed_from_pb(run.closed) if run.HasField("closed") else None
+            return RunRecord(run.run_id, run.generation, closed)
+        case b"eviction":
+            eviction = state_pb2.EvictionRecord.FromString(value)
+            return EvictionRecord(eviction.run_id, eviction.rank, eviction.generation, eviction.ordinal)
+        case b"round":
+            return _round_from_pb(state_pb2.RoundRecord.FromString(value))
+        case b"participant":
+            return _participant_from_pb(state_pb2.ParticipantRecord.FromString(value))
         case kind:
             raise ValueError(f"no record is called {kind!r}")
 
@@ -129,4 +173,58 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         start_sequence=message.start_sequence,
         shape=Shape(message.world_size, tuple(message.participants)),
         state=MemberState(message.state),
+    )
+
+
+def _round_key(run_id: str, round: int) -> bytes:
+    return _key("round", run_id, f"{round:020}")
+
+
+def _round_to_pb(record: RoundRecord) -> state_pb2.RoundRecord:
+    return state_pb2.RoundRecord(
+        run_id=record.run_id,
+        round=record.round,
+        world_size=record.world_size,
+        completed_at=instant(record.completed_at),
+        join_us=max(0, round(record.join_seconds * 1_000_000)),
+    )
+
+
+def _round_from_pb(message: state_pb2.RoundRecord) -> RoundRecord:
+    return RoundRecord(
+        message.run_id,
+        message.round,
+        message.world_size,
+        since_epoch(message.completed_at),
+        message.join_us / 1_000_000,
+    )
+
+
+def _participant_to_pb(record: ParticipantRecord) -> state_pb2.ParticipantRecord:
+    return state_pb2.ParticipantRecord(
+        run_id=record.run_id,
+        node=node_to_pb(record.node),
+        attempt=record.attempt,
+        rank=record.rank,
+        min_nodes=record.settings.min_nodes,
+        max_nodes=record.settings.max_nodes,
+        join_timeout_ms=milliseconds(record.settings.join_timeout),
+        last_call_timeout_ms=milliseconds(record.settings.last_call_timeout),
+        keep_alive_timeout_ms=milliseconds(record.settings.keep_alive_timeout),
+    )
+
+
+def _participant_from_pb(message: state_pb2.ParticipantRecord) -> ParticipantRecord:
+    return ParticipantRecord(
+        message.run_id,
+        node_from_pb(message.node),
+        message.attempt,
+        message.rank,
+        RendezvousSettings(
+            min_nodes=message.min_nodes,
+            max_nodes=message.max_nodes,
+            join_timeout=message.join_timeout_ms / 1000,
+            last_call_timeout=message.last_call_timeout_ms / 1000,
+            keep_alive_timeout=message.keep_alive_timeout_ms / 1000,
+        ),
     )

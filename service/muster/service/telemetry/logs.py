@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import structlog
 
-from muster.service.core.effects import Notice
+from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, Outcome
 
 LogFormat = Literal["console", "json"]
@@ -112,6 +112,9 @@ class EventLog:
             sequence=decision.sequence,
             reason=decision.message if released else " | ".join(_lines(decision.message)),
         )
+
+    def round_completed(self, record: RoundRecord) -> None:
+        """Its notice, which names the nodes, is what is logged."""
 
     def noticed(self, notice: Notice) -> None:
         """Something that an operator may want to know."""

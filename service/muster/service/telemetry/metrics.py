@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Notice
+from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, MemberState
 from muster.service.telemetry.labels import BoundedLabel
 from muster.service.version import VERSION
@@ -67,6 +67,16 @@ class Metrics:
             group,
             registry=registry,
         )
+        self._rounds = Counter(
+            "muster_rendezvous_rounds", "Rendezvous rounds completed.", ["run"], registry=registry
+        )
+        self._join = Histogram(
+            "muster_rendezvous_join_seconds",
+            "Time from the first join of a rendezvous round to its completion.",
+            ["run"],
+            buckets=WAIT_BUCKETS,
+            registry=registry,
+        )
         self._commit = Histogram(
             "muster_storage_commit_seconds",
             "Time to make a batch of records durable.",
@@ -106,6 +116,12 @@ class Metrics:
         self._skew.labels(*labels).observe(decision.skew)
         if decision.last_arrival_rank is not None:
             self._last_rank.labels(*labels).set(decision.last_arrival_rank)
+
+    def round_completed(self, record: RoundRecord) -> None:
+        """A rendezvous has brought its nodes together."""
+        label = self.run_label(record.run_id)
+        self._rounds.labels(label).inc()
+        self._join.labels(label).observe(record.join_seconds)
 
     def noticed(self, notice: Notice) -> None:
         """Notices are logged, not counted."""
@@ -169,6 +185,10 @@ class StateCollector(Collector):
                 "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
             ),
             "sessions": GaugeMetricFamily("muster_sessions", "Open sessions.", labels=["run"]),
+            "closed": GaugeMetricFamily("muster_run_closed", "1 if the run is closed.", labels=["run"]),
+            "waiting": GaugeMetricFamily(
+                "muster_rendezvous_waiting_nodes", "Nodes that wait for a rendezvous round.", labels=["run"]
+            ),
         }
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -178,9 +198,13 @@ class StateCollector(Collector):
         missing: Tally[tuple[str, str]] = Tally()
         members: Tally[tuple[str, str]] = Tally()
         sessions: Tally[str] = Tally()
+        closed: Tally[str] = Tally()
+        waiting: Tally[str] = Tally()
         for run in self._coordinator.runs.values():
             run_label = self._metrics.run_label(run.run_id)
             sessions[run_label] += 0
+            closed[run_label] += run.closed is not None
+            waiting[run_label] += run.rendezvous.without_round
             for state in MemberState:
                 members[run_label, state.name.lower()] += 0
             newest = {process.rank: process for process in run.roster}
@@ -199,6 +223,7 @@ class StateCollector(Collector):
             families["missing"].add_metric(labels, value)
         for labels, value in members.items():
             families["members"].add_metric(labels, value)
-        for run_label, value in sessions.items():
-            families["sessions"].add_metric([run_label], value)
+        for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):
+            for run_label, value in counts.items():
+                families[name].add_metric([run_label], value)
         yield from families.values()

@@ -1,6 +1,6 @@
 """Several observers of the driver as one."""
 
-from muster.service.core.effects import Notice
+from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision
 from muster.service.driver import Observer
 
@@ -15,6 +15,11 @@ class Observers:
         """A barrier was decided."""
         for observer in self._observers:
             observer.decided(decision)
+
+    def round_completed(self, record: RoundRecord) -> None:
+        """A rendezvous has brought its nodes together."""
+        for observer in self._observers:
+            observer.round_completed(record)
 
     def noticed(self, notice: Notice) -> None:
         """Something that an operator may want to know."""

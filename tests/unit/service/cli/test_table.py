@@ -156,6 +156,10 @@ def test_json_has_the_names_of_the_proto_and_its_zeros():
                 "groups": 0,
                 "open_barriers": 0,
                 "decided_barriers": "0",
+                "nodes": 0,
+                "nodes_waiting": 0,
+                "store_keys": "0",
+                "store_bytes": "0",
             }
         ]
     }

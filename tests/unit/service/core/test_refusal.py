@@ -23,6 +23,13 @@ def test_the_reasons_are_stable():
         "BARRIER_NOT_FOUND",
         "NO_OPEN_BARRIER",
         "SESSION_REPLACED",
+        "RUN_CLOSED",
+        "RENDEZVOUS_TIMED_OUT",
+        "NODE_REMOVED",
+        "NODE_NOT_NEEDED",
+        "SETTINGS_DIFFER",
+        "EVICTED",
+        "MEMBER_NOT_FOUND",
         "COORDINATOR_DRAINING",
         "SLOW_CONSUMER",
     ]

@@ -203,11 +203,13 @@ def test_members_are_shown_with_their_groups():
         state=MemberState.DISCONNECTED,
         since=1.25,
         generation=2,
+        node_rank=1,
         groups=(("ckpt", 6), ("eval", None)),
     )
     (shown,) = codec.members_to_pb([view])
     assert (shown.rank, shown.pid, shown.since_ms, shown.generation) == (3, 4121, 1_250, 2)
     assert shown.state == common_pb2.MEMBER_STATE_DISCONNECTED
+    assert shown.node_rank == 1
     assert [(g.prefix, g.HasField("last_sequence")) for g in shown.groups] == [
         ("ckpt", True),
         ("eval", False),

@@ -1,0 +1,136 @@
+"""RendezvousService: a stream for every node, and what ends a run."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from muster.service.core import views
+from muster.service.core.effects import Message, NodeLeft, Refused, RunClosed
+from muster.service.core.events import CloseRun, Disconnected, LeaveRendezvous
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.driver import Driver, Outgoing
+from muster.service.rpc import codec, errors
+from muster.service.rpc.call import Call
+from muster.service.wire import closed_to_pb, node_to_pb
+from muster.v1 import common_pb2, rendezvous_pb2, rendezvous_pb2_grpc
+
+MAX_UNSENT = 100
+"""Pushes that may wait for a node that does not read; few are ever sent."""
+
+
+class Attendance:
+    """The stream of one node: what the driver delivers, in order.
+
+    Args:
+        driver: whom it is submitted to.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._outbox: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._ended: Refusal | None = None
+        self.id = driver.connect(self)
+
+    def deliver(self, outgoing: Outgoing) -> None:
+        """Take a message; a refusal ends the stream when what came before it is sent."""
+        message = outgoing.message
+        if isinstance(message, Refused):
+            self.end(message.refusal)
+        elif len(self._outbox) >= MAX_UNSENT:
+            self.end(
+                Refusal(
+                    Reason.SLOW_CONSUMER,
+                    f"{MAX_UNSENT} messages were waiting for this node to read them. Join again and read.",
+                )
+            )
+        else:
+            self._outbox.append(message)
+            self._wake.set()
+
+    def end(self, refusal: Refusal) -> None:
+        """End the stream with this status."""
+        self._ended = self._ended or refusal
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            while self._outbox:
+                yield self._outbox.popleft()
+            if self._ended is not None:
+                raise self._ended
+            self._wake.clear()
+            await self._wake.wait()
+
+
+class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
+    """Serves ``muster.v1.RendezvousService``."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._attendances: set[Attendance] = set()
+        self._draining = False
+
+    async def Join(  # noqa: N802
+        self, request: rendezvous_pb2.JoinRequest, context: Any
+    ) -> AsyncIterator[rendezvous_pb2.JoinResponse]:
+        """Ask for a place in a round, and hold it."""
+        if self._draining:
+            raise errors.DRAINING
+        attendance = Attendance(self._driver)
+        self._attendances.add(attendance)
+        try:
+            self._driver.submit(codec.join_rendezvous(attendance.id, request))
+            async for message in attendance:
+                yield codec.join_response(message)
+        finally:
+            self._attendances.discard(attendance)
+            self._driver.disconnect(attendance.id)
+            self._driver.submit(Disconnected(attendance.id))
+
+    async def Leave(  # noqa: N802
+        self, request: rendezvous_pb2.LeaveRequest, context: Any
+    ) -> rendezvous_pb2.LeaveResponse:
+        """Give the node's place up."""
+        call = Call(self._driver, NodeLeft)
+        self._driver.submit(LeaveRendezvous(call.id, request.run_id, request.incarnation, request.reason))
+        return rendezvous_pb2.LeaveResponse(had_place=(await call.answer()).had_place)
+
+    async def Close(  # noqa: N802
+        self, request: rendezvous_pb2.CloseRequest, context: Any
+    ) -> rendezvous_pb2.CloseResponse:
+        """End the membership of a run for good, or say who would be affected."""
+        run_id = request.run_id
+        affected, closed = await self._driver.query(
+            lambda core, _: (views.closing(core.run(run_id)), core.run(run_id).closed)
+        )
+        was_closed = closed is not None
+        if not request.dry_run:
+            call = Call(self._driver, RunClosed)
+            self._driver.submit(CloseRun(call.id, run_id, request.by, request.reason, request.abort_barriers))
+            done = await call.answer()
+            closed, was_closed = done.closed, done.was_closed
+        return rendezvous_pb2.CloseResponse(
+            closed=closed_to_pb(closed) if closed is not None else None,
+            was_closed=was_closed,
+            waiting_nodes=[node_to_pb(node) for node in affected.waiting_nodes],
+            nodes_in_round=affected.nodes_in_round,
+            connected_processes=affected.connected_processes,
+            open_barriers=[
+                common_pb2.BarrierName(prefix=prefix, sequence=sequence)
+                for prefix, sequence in affected.open_barriers
+            ],
+        )
+
+    async def Get(  # noqa: N802
+        self, request: rendezvous_pb2.RendezvousServiceGetRequest, context: Any
+    ) -> rendezvous_pb2.RendezvousServiceGetResponse:
+        """Show the rendezvous of a run."""
+        view = await self._driver.query(lambda core, now: views.rendezvous(core.run(request.run_id), now))
+        return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=codec.rendezvous_to_pb(view))
+
+    def drain(self) -> None:
+        """End every stream; its node comes back to its place."""
+        self._draining = True
+        for attendance in list(self._attendances):
+            attendance.end(errors.DRAINING)

@@ -13,6 +13,7 @@ if "grpc" not in sys.modules:
 
 from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config
 from muster.worker.checkpointing import GrpcBarrierConfig
+from muster.worker.closed import Closed
 from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
 from muster.worker.errors import (
     BarrierAbortedError,
@@ -33,6 +34,7 @@ __all__ = [
     "BarrierError",
     "BarrierMismatchError",
     "BarrierTimeoutError",
+    "Closed",
     "ConnectError",
     "Decision",
     "GrpcBarrier",

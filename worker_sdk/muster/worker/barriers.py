@@ -8,6 +8,7 @@ own, so that a barrier that is registered here is found there. Where it has none
 from collections.abc import Sequence
 
 from muster.worker import environment
+from muster.worker.closed import Closed
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import error_for
 from muster.worker.session import SessionConfig, Shape
@@ -119,6 +120,7 @@ class GrpcBarrier(Barrier):
                 generation=environment.generation(generation),
                 rank=self.rank,
                 host=environment.text("host", host) if host else environment.host(),
+                node_rank=environment.node_rank(),
             )
         )
         self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)
@@ -127,6 +129,11 @@ class GrpcBarrier(Barrier):
     def sequence(self) -> int:
         """The number of this group's next barrier, as far as this process has got."""
         return self._session.position(self.prefix)
+
+    @property
+    def closed(self) -> Closed | None:
+        """How the run was closed, as the coordinator told; None while it is open. Barriers go on."""
+        return self._session.closed
 
     def execute_barrier(self, timeout_secs: float | None = None) -> None:
         """Wait until every rank has arrived, or learn with all others that the barrier failed.

@@ -65,6 +65,16 @@ def world_size(given: int | None, environ: Mapping[str, str] = os.environ) -> in
     return _number("global_world_size", given, ("WORLD_SIZE",), environ, None)
 
 
+def node_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The rank of this node in its round: ``GROUP_RANK``, as torchrun sets it; None if it is not set.
+
+    Raises:
+        EnvironmentValueError: it is not a number from 0 up.
+    """
+    value = environ.get("GROUP_RANK")
+    return _natural("GROUP_RANK", value) if value else None
+
+
 def _number(
     name: str,
     given: int | None,

@@ -20,6 +20,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
+from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 
@@ -76,6 +77,7 @@ class SessionConfig:
     generation: int
     rank: int
     host: str
+    node_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,11 @@ class Session:
     def __init__(self, config: SessionConfig) -> None:
         self.config = config
         self._process = pb.Process(
-            rank=config.rank, incarnation=uuid.uuid4().hex, host=config.host, pid=os.getpid()
+            rank=config.rank,
+            incarnation=uuid.uuid4().hex,
+            host=config.host,
+            pid=os.getpid(),
+            node_rank=config.node_rank,
         )
         self._owner = os.getpid()
         self._changed = threading.Condition()
@@ -130,6 +136,8 @@ class Session:
         self._fatal: MusterError | None = None
         self._max_payload_bytes: int | None = None
         self._keepalive_ms = KEEPALIVE_MS
+        self.closed: Closed | None = None
+        """How the run was closed, as the coordinator told."""
         self._closing = False
         self._reason = ""
         self._parted = False
@@ -314,7 +322,7 @@ class Session:
                     self._parted = self._closing
                 self._lost("the coordinator ended the session")
             except grpc.RpcError as error:
-                self._lost(_explain(error))
+                self._lost(explain(error))
             finally:
                 silence.cancel()
                 outbox.put(None)
@@ -350,10 +358,17 @@ class Session:
             elif kind == "progress":
                 if self._pending(response.progress.prefix, response.progress.sequence):
                     logger.warning("%s", response.progress.message)
+            elif kind == "closed":
+                self._heard_closed(closed_from_pb(response.closed))
             elif kind == "refusal":
                 self._refused(response.refusal)
             self._changed.notify_all()
         return False
+
+    def _heard_closed(self, closed: Closed) -> None:
+        if self.closed is None:
+            logger.warning("run %s was closed by %s; barriers go on", self.config.run_id, closed)
+        self.closed = closed
 
     def _welcomed(self, welcome: pb.Welcome, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
         self._process.ordinal = welcome.ordinals[0]
@@ -505,7 +520,7 @@ def _sayable(text: str) -> str:
     return data[:MOST_REASON_BYTES].decode("utf-8", "ignore")
 
 
-def _explain(error: grpc.RpcError) -> str:
+def explain(error: grpc.RpcError) -> str:
     """A failed stream in a few words; its error is also the call, which knows the status."""
     code = getattr(error, "code", None)
     details = getattr(error, "details", None)

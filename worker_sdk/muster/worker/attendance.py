@@ -1,0 +1,385 @@
+"""A node's place in the rendezvous of its run.
+
+One thread holds the stream that is the node's place, and opens another when it breaks. Joining waits for the
+coordinator's answer; everything else reads what was pushed. A forked child must not touch it.
+"""
+
+import atexit
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+import weakref
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import cast
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
+
+from muster.v1 import rendezvous_pb2 as pb
+from muster.v1 import rendezvous_pb2_grpc
+from muster.worker.closed import Closed, closed_from_pb
+from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.session import (
+    FIRST_BACKOFF,
+    KEEPALIVE_MS,
+    MOST_BACKOFF,
+    PROTOCOL_VERSION,
+    channel_options,
+    explain,
+)
+
+logger = logging.getLogger(__name__)
+
+PASSING = frozenset({"COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"})
+"""Reasons to open another stream: our place is still there."""
+CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
+"""Reasons that say that the run is closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Who joins, where, and on what terms; times in seconds."""
+
+    endpoint: str
+    run_id: str
+    address: str
+    min_nodes: int
+    max_nodes: int
+    join_timeout: float
+    last_call_timeout: float
+    keep_alive_timeout: float
+    connect_timeout: float
+    """How long the first contact with the coordinator may take."""
+    call_timeout: float
+    """How long leaving may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node's rank in a round."""
+
+    round: int
+    rank: int
+    world_size: int
+
+
+class Attendance:
+    """One life of one agent in a rendezvous.
+
+    Args:
+        config: who joins.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self._node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid())
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        self._attempt = 0
+        self._place: Place | None = None
+        self._standing: pb.Standing | None = None
+        self._waiting = 0
+        self._fenced = False
+        self._closed: Closed | None = None
+        self._error: MusterError | None = None
+        self._call: grpc.Call | None = None
+        self._met = False
+        """Whether the coordinator has ever answered."""
+        self._connected = False
+        self._lost_at = time.monotonic()
+        self._last_error = "no attempt has been made yet"
+        _alive.add(self)
+
+    # ------------------------------------------------------------------ what the handler does
+
+    def join(self) -> Place:
+        """Leave the round that the node is in, and wait for the next one.
+
+        Returns:
+            The node's rank in it.
+
+        Raises:
+            RefusedError: the coordinator refused; ``.reason`` says why, a timeout and a closed run among
+                the reasons.
+            ConnectError: it could not be reached for as long as the connect timeout at first, or the join
+                timeout later.
+        """
+        with self._changed:
+            self._attempt += 1
+            self._place = self._standing = self._error = None
+            self._waiting = 0
+            self._fenced = False
+            self._lost_at = time.monotonic()
+            self._connected = False
+            self._end_stream()
+            name = f"muster-node-{self._attempt}"
+            threading.Thread(target=self._hold, args=(self._attempt,), name=name, daemon=True).start()
+            while self._place is None:
+                if self._error is not None:
+                    raise self._error
+                left = None
+                if not self._connected:
+                    patience = self.config.join_timeout if self._met else self.config.connect_timeout
+                    left = self._lost_at + patience - time.monotonic()
+                    if left <= 0:
+                        self._attempt += 1
+                        self._end_stream()
+                        raise ConnectError(self._unreachable(patience))
+                self._changed.wait(left)
+            return self._place
+
+    @property
+    def nodes_waiting(self) -> int:
+        """How many nodes wait to be let in; this one itself, if it lost its place."""
+        return max(self._waiting, int(self._fenced))
+
+    @property
+    def closed(self) -> bool | None:
+        """Whether the run is closed, as this node was told; None if no stream keeps it up to date."""
+        if self._closed is not None:
+            return True
+        if isinstance(self._error, RefusedError) and self._error.reason in CLOSING:
+            return True
+        return False if self._connected else None
+
+    def ask_closed(self) -> bool:
+        """Ask the coordinator whether the run is closed.
+
+        Raises:
+            ConnectError: it did not answer.
+            RefusedError: it refused.
+        """
+        try:
+            with self._stub() as stub:
+                request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
+                answer = stub.Get(request, timeout=self.config.connect_timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            failure = self._failure(error)
+            if isinstance(failure, RefusedError) and failure.reason == "RUN_NOT_FOUND":
+                return False
+            raise failure from None
+        return answer.rendezvous.HasField("closed")
+
+    def close(self, reason: str, timeout: float) -> None:
+        """Close the run for everyone, for good.
+
+        Args:
+            reason: why, for people.
+            timeout: seconds that it may take.
+
+        Raises:
+            ConnectError: the coordinator did not answer in time.
+            RefusedError: it refused.
+        """
+        by = f"node {self.config.address} (pid {os.getpid()})"
+        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason)
+        try:
+            with self._stub() as stub:
+                answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise self._failure(error) from None
+        self._closed = closed_from_pb(answer.closed)
+
+    def leave(self, reason: str) -> None:
+        """Give the place up; nothing happens if there is none, or the coordinator cannot be reached."""
+        if os.getpid() != self._owner:
+            return
+        with self._changed:
+            had_place = self._attempt > 0 and self._error is None and not self._fenced
+            self._attempt += 1
+            self._error = self._error or MusterError("this node has left the rendezvous.")
+            self._end_stream()
+            self._changed.notify_all()
+        _alive.discard(self)
+        if not had_place or not self._met:
+            return
+        request = pb.LeaveRequest(
+            run_id=self.config.run_id, incarnation=self._node.incarnation, reason=reason
+        )
+        try:
+            with self._stub() as stub:
+                stub.Leave(request, timeout=self.config.call_timeout)
+        except grpc.RpcError as error:
+            logger.info("could not tell %s that this node leaves: %s", self.config.endpoint, explain(error))
+
+    # ------------------------------------------------------------------ the stream
+
+    def _hold(self, attempt: int) -> None:
+        """Keep the place of one attempt, until another one begins or it is refused."""
+        backoff = FIRST_BACKOFF
+        while self._attempt == attempt:
+            try:
+                if self._converse(attempt):
+                    backoff = FIRST_BACKOFF
+            except Exception as error:
+                logger.exception("the stream to %s broke", self.config.endpoint)
+                self._lost(attempt, f"{type(error).__name__}: {error}")
+            with self._changed:
+                if self._attempt != attempt or self._error is not None or self._fenced:
+                    return
+                self._changed.wait_for(lambda: self._attempt != attempt, backoff * random.uniform(0.5, 1.0))
+            backoff = min(backoff * 2, MOST_BACKOFF)
+
+    def _converse(self, attempt: int) -> bool:
+        """Open a stream and read it to its end. Returns whether the coordinator answered."""
+        answered = False
+        with grpc.insecure_channel(self.config.endpoint, options=channel_options(KEEPALIVE_MS)) as channel:
+            call = rendezvous_pb2_grpc.RendezvousServiceStub(channel).Join(self._request(attempt))
+            with self._changed:
+                if self._attempt != attempt:
+                    call.cancel()
+                    return False
+                self._call = call
+            try:
+                for response in call:
+                    answered = True
+                    self._take(attempt, response)
+                self._lost(attempt, "the coordinator ended the stream")
+            except grpc.RpcError as error:
+                failure = self._failure(error)
+                self._lost(attempt, explain(error))
+                if isinstance(failure, RefusedError) and failure.reason not in PASSING:
+                    self._refused(attempt, failure)
+            finally:
+                call.cancel()
+        return answered
+
+    def _take(self, attempt: int, response: pb.JoinResponse) -> None:
+        with self._changed:
+            if self._attempt != attempt:
+                return
+            self._met = self._connected = True
+            kind = response.WhichOneof("message")
+            if kind == "round_complete":
+                complete = response.round_complete
+                self._place = Place(complete.round, complete.rank, complete.world_size)
+            elif kind == "standing":
+                self._standing = response.standing
+                logger.info("%s", response.standing.message)
+            elif kind == "nodes_waiting":
+                self._waiting = response.nodes_waiting.count
+            elif kind == "closed":
+                self._closed = closed_from_pb(response.closed)
+                logger.warning("run %s was closed by %s", self.config.run_id, self._closed)
+            self._changed.notify_all()
+
+    def _refused(self, attempt: int, error: RefusedError) -> None:
+        with self._changed:
+            if self._attempt != attempt:
+                return
+            self._met = True
+            if self._place is not None and error.reason == "NODE_REMOVED":
+                # The agent learns of it as of a node that waits: it joins again, as a newcomer.
+                self._fenced = True
+                self._node.incarnation = uuid.uuid4().hex
+                logger.warning("%s", error)
+            else:
+                self._error = error
+            self._changed.notify_all()
+
+    def _lost(self, attempt: int, why: str) -> None:
+        with self._changed:
+            if self._attempt != attempt:
+                return
+            self._last_error = why
+            if self._connected:
+                self._connected = False
+                self._lost_at = time.monotonic()
+                logger.warning("lost the coordinator at %s (%s); joining again", self.config.endpoint, why)
+            self._changed.notify_all()
+
+    def _end_stream(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        self._changed.notify_all()
+
+    # ------------------------------------------------------------------ messages
+
+    def _request(self, attempt: int) -> pb.JoinRequest:
+        config = self.config
+        return pb.JoinRequest(
+            run_id=config.run_id,
+            node=self._node,
+            attempt=attempt,
+            round=self._place.round if self._place is not None else None,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            join_timeout_ms=round(config.join_timeout * 1000),
+            last_call_timeout_ms=round(config.last_call_timeout * 1000),
+            keep_alive_timeout_ms=round(config.keep_alive_timeout * 1000),
+            sdk_version=version("muster-coordinator"),
+            protocol_version=PROTOCOL_VERSION,
+        )
+
+    def _stub(self) -> "_Stub":
+        return _Stub(self.config.endpoint)
+
+    def _failure(self, error: grpc.RpcError) -> MusterError:
+        """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
+        reason = _reason(error)
+        if reason is not None:
+            return RefusedError(_status(error).details(), reason)
+        if _status(error).code() is grpc.StatusCode.UNIMPLEMENTED:
+            return RefusedError(
+                f"{self.config.endpoint} does not serve muster.v1.RendezvousService: another program listens "
+                "there, or a coordinator of an older version. Check the address (--rdzv-endpoint).",
+                "UNIMPLEMENTED",
+            )
+        return ConnectError(
+            f"the coordinator at {self.config.endpoint} did not answer: {explain(error)}. Check the address "
+            "(--rdzv-endpoint) and that it runs: muster get runs."
+        )
+
+    def _unreachable(self, seconds: float) -> str:
+        return (
+            f"the coordinator at {self.config.endpoint} could not be reached for {seconds:g} s; last error: "
+            f"{self._last_error}. Check the address (--rdzv-endpoint) and that it runs: muster get runs."
+        )
+
+
+class _Stub:
+    """A stub on a channel of its own, for one call."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.insecure_channel(endpoint, options=channel_options(KEEPALIVE_MS))
+
+    def __enter__(self) -> "rendezvous_pb2_grpc.RendezvousServiceStub":
+        return rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+
+def _reason(error: grpc.RpcError) -> str | None:
+    """The stable reason of a refusal; None if it was not the coordinator that refused."""
+    try:
+        status = rpc_status.from_call(_status(error))
+    except ValueError:
+        return None
+    info = ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return str(info.reason)
+    return None
+
+
+def _status(error: grpc.RpcError) -> grpc.Call:
+    """A failed call's error is the call as well, which knows the status; its types do not say so."""
+    return cast(grpc.Call, error)
+
+
+_alive: "weakref.WeakSet[Attendance]" = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for attendance in list(_alive):
+        attendance.leave("the agent ended")
+
+
+atexit.register(_leave_all)

@@ -1,0 +1,214 @@
+"""Rendezvous backend ``muster`` for torchrun.
+
+torchrun finds it by the entry point ``torchrun.handlers``; it is not imported for anything else. No node
+hosts what the others need to come together: rounds, closed state and the agents' store are the coordinator's.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from muster.worker import environment
+from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker.errors import MusterError, RefusedError
+from muster.worker.store import CoordinatorStore
+
+BACKEND = "muster"
+DEFAULT_PORT = 7550
+STORE_TIMEOUT = timedelta(seconds=300)
+"""Of the store that the agents get; torch's default for a store."""
+
+_ERRORS: dict[str, type[RendezvousError]] = {
+    "RUN_CLOSED": RendezvousClosedError,
+    "NODE_NOT_NEEDED": RendezvousGracefulExitError,
+    "RENDEZVOUS_TIMED_OUT": RendezvousTimeoutError,
+    "SETTINGS_DIFFER": RendezvousStateError,
+    "SUPERSEDED": RendezvousStateError,
+    "INVALID_ARGUMENT": RendezvousStateError,
+}
+"""By the reason of a refusal; any other is a failure of the connection."""
+
+
+class MusterRendezvousHandler(RendezvousHandler):
+    """Brings the agents of a job together through the coordinator.
+
+    Args:
+        config: who joins, where, and on what terms.
+        close_timeout: seconds that closing the run may take.
+    """
+
+    def __init__(self, config: NodeConfig, close_timeout: float) -> None:
+        self._config = config
+        self._close_timeout = close_timeout
+        self._attendance = Attendance(config)
+        self._worker_store: TCPStore | None = None
+        """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
+        outlives the agents' exit barrier."""
+
+    def get_backend(self) -> str:
+        """``muster``."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers use the store that the agent of rank 0 hosts, as with torch's ``c10d`` backend."""
+        return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join the next round, and wait for it.
+
+        Returns:
+            The agents' store, this node's rank, the number of nodes, and where workers find rank 0.
+
+        Raises:
+            RendezvousClosedError: the run is closed.
+            RendezvousTimeoutError: no round came together in time; the message names who was there.
+            RendezvousConnectionError: the coordinator cannot be reached, or is of another version.
+            RendezvousStateError: the nodes do not agree, or an argument is not usable.
+            RendezvousGracefulExitError: the run was closed while this node stood by.
+        """
+        try:
+            place = self._attendance.join()
+        except MusterError as error:
+            raise _rendezvous_error(error) from error
+        self._export(place)
+        store = self._store(place)
+        return RendezvousInfo(store, place.rank, place.world_size, self._bootstrap(store, place))
+
+    def _export(self, place: Place) -> None:
+        """What the workers inherit, so that a barrier needs no arguments but its prefix."""
+        os.environ["MUSTER_ROUND"] = str(place.round)
+        os.environ.setdefault("MUSTER_ENDPOINT", self._config.endpoint)
+
+    def _store(self, place: Place) -> Store:
+        store = CoordinatorStore(self._config.endpoint, self._config.run_id, timeout=STORE_TIMEOUT)
+        return PrefixStore(f"torch.rendezvous.{self._config.run_id}.{place.round}", store)
+
+    def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo:
+        """Where the workers find rank 0; anew in every round, since it may have moved."""
+        self._worker_store = None
+        port = None
+        if self.use_agent_store and place.rank == 0:
+            self._worker_store = TCPStore(
+                host_name=self._config.address, port=0, is_master=True, multi_tenant=True
+            )
+            port = self._worker_store.port
+        return RendezvousStoreInfo.build(place.rank, store, self._config.address, port)
+
+    def is_closed(self) -> bool:
+        """Whether the run is closed; costs no round trip from the first rendezvous on.
+
+        Raises:
+            RendezvousConnectionError: the coordinator had to be asked, and cannot be reached.
+        """
+        closed = self._attendance.closed
+        if closed is not None:
+            return closed
+        try:
+            return self._attendance.ask_closed()
+        except MusterError as error:
+            raise _rendezvous_error(error) from error
+
+    def set_closed(self) -> None:
+        """Close the run for everyone, for good.
+
+        Raises:
+            RendezvousConnectionError: the coordinator cannot be reached.
+        """
+        try:
+            self._attendance.close("the agent closed the rendezvous", self._close_timeout)
+        except MusterError as error:
+            raise _rendezvous_error(error) from error
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait to be let in, this one included if it lost its place; costs no round trip."""
+        return self._attendance.nodes_waiting
+
+    def get_run_id(self) -> str:
+        """The run's id."""
+        return self._config.run_id
+
+    def shutdown(self) -> bool:
+        """Close the run and give the place up. Returns whether the coordinator was told."""
+        try:
+            self.set_closed()
+        except RendezvousError:
+            return False
+        finally:
+            self._attendance.leave("the job is over")
+        return True
+
+
+def _rendezvous_error(error: MusterError) -> RendezvousError:
+    reason = error.reason if isinstance(error, RefusedError) else ""
+    return _ERRORS.get(reason, RendezvousConnectionError)(str(error))
+
+
+def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
+    """A handler as torchrun asks for it.
+
+    Args:
+        params: torchrun's options. ``--rdzv-conf`` takes torch's names, with torch's defaults:
+            ``join_timeout`` (600), ``last_call_timeout`` (30), ``close_timeout`` (30),
+            ``heartbeat_timeout`` (5), ``keep_alive_interval`` (5), all in seconds, ``keep_alive_max_attempt``
+            (3), and ``read_timeout`` (60), the seconds for the first contact with the coordinator.
+
+    Raises:
+        ValueError: an option is not usable; the message names it.
+    """
+    interval = _whole(params, "keep_alive_interval", 5)
+    attempts = _whole(params, "keep_alive_max_attempt", 3)
+    config = NodeConfig(
+        endpoint=_endpoint(params.endpoint),
+        run_id=environment.text("--rdzv-id", params.run_id),
+        address=params.local_addr or socket.getfqdn(),
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        join_timeout=_whole(params, "join_timeout", 600),
+        last_call_timeout=_whole(params, "last_call_timeout", 30),
+        keep_alive_timeout=interval * attempts,
+        connect_timeout=_whole(params, "read_timeout", 60),
+        call_timeout=_whole(params, "heartbeat_timeout", 5),
+    )
+    return MusterRendezvousHandler(config, _whole(params, "close_timeout", 30))
+
+
+def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """What the entry point ``torchrun.handlers`` names."""
+    return create_handler
+
+
+def _endpoint(given: str) -> str:
+    if not given:
+        return environment.endpoint(None)
+    host, port = parse_rendezvous_endpoint(given, DEFAULT_PORT)
+    return environment.endpoint(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _whole(params: RendezvousParameters, key: str, default: int) -> int:
+    value = params.get(key, default)
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise ValueError(
+            f"--rdzv-conf {key}={value}: it must be a whole number above 0, such as {key}={default}."
+        )
+    return number

@@ -78,6 +78,8 @@ class _MemberStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """It said goodbye."""
     MEMBER_STATE_IDLE: _MemberState.ValueType  # 5
     """It arrives by unary calls and has not called for longer than the TTL."""
+    MEMBER_STATE_EVICTED: _MemberState.ValueType  # 6
+    """Someone outside the run sent it away."""
 
 class MemberState(_MemberState, metaclass=_MemberStateEnumTypeWrapper):
     """MemberState is how a process stands."""
@@ -94,6 +96,8 @@ MEMBER_STATE_LEFT: MemberState.ValueType  # 4
 """It said goodbye."""
 MEMBER_STATE_IDLE: MemberState.ValueType  # 5
 """It arrives by unary calls and has not called for longer than the TTL."""
+MEMBER_STATE_EVICTED: MemberState.ValueType  # 6
+"""Someone outside the run sent it away."""
 global___MemberState = MemberState
 
 class _MissingState:
@@ -112,6 +116,8 @@ class _MissingStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """The session of its process broke and has not come back."""
     MISSING_STATE_LEFT: _MissingState.ValueType  # 4
     """Its process said goodbye."""
+    MISSING_STATE_EVICTED: _MissingState.ValueType  # 5
+    """Someone outside the run sent its process away."""
 
 class MissingState(_MissingState, metaclass=_MissingStateEnumTypeWrapper):
     """MissingState says why a rank is missing from a barrier."""
@@ -126,6 +132,8 @@ MISSING_STATE_CONNECTION_LOST: MissingState.ValueType  # 3
 """The session of its process broke and has not come back."""
 MISSING_STATE_LEFT: MissingState.ValueType  # 4
 """Its process said goodbye."""
+MISSING_STATE_EVICTED: MissingState.ValueType  # 5
+"""Someone outside the run sent its process away."""
 global___MissingState = MissingState
 
 @typing.final
@@ -167,6 +175,57 @@ class MissingRank(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_last_sequence", b"_last_sequence"]) -> typing.Literal["last_sequence"] | None: ...
 
 global___MissingRank = MissingRank
+
+@typing.final
+class Closed(google.protobuf.message.Message):
+    """Closed says how a run was closed: for good, and by the first one who did."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    CLOSED_AT_FIELD_NUMBER: builtins.int
+    by: builtins.str
+    """Who closed it, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    @property
+    def closed_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When, on the coordinator's wall clock; for people, never for logic."""
+
+    def __init__(
+        self,
+        *,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+        closed_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["closed_at", b"closed_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "closed_at", b"closed_at", "reason", b"reason"]) -> None: ...
+
+global___Closed = Closed
+
+@typing.final
+class BarrierName(google.protobuf.message.Message):
+    """BarrierName names one barrier within a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    prefix: builtins.str
+    """The group's prefix."""
+    sequence: builtins.int
+    """The barrier's number within its group."""
+    def __init__(
+        self,
+        *,
+        prefix: builtins.str = ...,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["prefix", b"prefix", "sequence", b"sequence"]) -> None: ...
+
+global___BarrierName = BarrierName
 
 @typing.final
 class Failure(google.protobuf.message.Message):

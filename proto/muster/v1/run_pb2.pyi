@@ -26,6 +26,12 @@ class Run(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     OPEN_BARRIERS_FIELD_NUMBER: builtins.int
     DECIDED_BARRIERS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    NODES_WAITING_FIELD_NUMBER: builtins.int
+    STORE_KEYS_FIELD_NUMBER: builtins.int
+    STORE_BYTES_FIELD_NUMBER: builtins.int
+    CLOSED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its id."""
     generation: builtins.int
@@ -40,6 +46,20 @@ class Run(google.protobuf.message.Message):
     """How many of its barriers are open."""
     decided_barriers: builtins.int
     """How many of its barriers have been decided, in all groups and generations."""
+    round: builtins.int
+    """The rendezvous round that is complete, or comes together; unset if no node has ever joined."""
+    nodes: builtins.int
+    """How many nodes are in that round."""
+    nodes_waiting: builtins.int
+    """How many nodes wait for the next one."""
+    store_keys: builtins.int
+    """How many keys its store holds."""
+    store_bytes: builtins.int
+    """How many bytes they take, keys and values."""
+    @property
+    def closed(self) -> muster.v1.common_pb2.Closed:
+        """How it was closed; unset while it is open."""
+
     def __init__(
         self,
         *,
@@ -50,8 +70,16 @@ class Run(google.protobuf.message.Message):
         groups: builtins.int = ...,
         open_barriers: builtins.int = ...,
         decided_barriers: builtins.int = ...,
+        round: builtins.int | None = ...,
+        nodes: builtins.int = ...,
+        nodes_waiting: builtins.int = ...,
+        store_keys: builtins.int = ...,
+        store_bytes: builtins.int = ...,
+        closed: muster.v1.common_pb2.Closed | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["connected", b"connected", "decided_barriers", b"decided_barriers", "generation", b"generation", "groups", b"groups", "members", b"members", "open_barriers", b"open_barriers", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Run = Run
 
@@ -94,6 +122,7 @@ class Member(google.protobuf.message.Message):
     SINCE_MS_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    NODE_RANK_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     incarnation: builtins.str
@@ -110,6 +139,8 @@ class Member(google.protobuf.message.Message):
     """Since when it stands so, in milliseconds ago."""
     generation: builtins.int
     """The generation that it belongs to."""
+    node_rank: builtins.int
+    """The rank of its node, if it told; the node's address is that of this rank in the run's rendezvous."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupPosition]:
         """The groups that it speaks in."""
@@ -126,10 +157,69 @@ class Member(google.protobuf.message.Message):
         since_ms: builtins.int = ...,
         groups: collections.abc.Iterable[global___GroupPosition] | None = ...,
         generation: builtins.int = ...,
+        node_rank: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "since_ms", b"since_ms", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "since_ms", b"since_ms", "state", b"state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
 
 global___Member = Member
+
+@typing.final
+class EvictRequest(google.protobuf.message.Message):
+    """EvictRequest names a rank."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    rank: builtins.int
+    """The rank."""
+    reason: builtins.str
+    """Why, for people."""
+    dry_run: builtins.bool
+    """Change nothing; say who would be affected."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        reason: builtins.str = ...,
+        dry_run: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dry_run", b"dry_run", "rank", b"rank", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
+
+global___EvictRequest = EvictRequest
+
+@typing.final
+class EvictResponse(google.protobuf.message.Message):
+    """EvictResponse says whom it affected, or would."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    FAILED_BARRIERS_FIELD_NUMBER: builtins.int
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Member]:
+        """The processes that are sent away."""
+
+    @property
+    def failed_barriers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[muster.v1.common_pb2.BarrierName]:
+        """The open barriers that need the rank, and fail."""
+
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[global___Member] | None = ...,
+        failed_barriers: collections.abc.Iterable[muster.v1.common_pb2.BarrierName] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failed_barriers", b"failed_barriers", "members", b"members"]) -> None: ...
+
+global___EvictResponse = EvictResponse
 
 @typing.final
 class RunServiceListRequest(google.protobuf.message.Message):

@@ -50,6 +50,11 @@ class RunServiceStub(object):
                 request_serializer=muster_dot_v1_dot_run__pb2.MembersRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_run__pb2.MembersResponse.FromString,
                 _registered_method=True)
+        self.Evict = channel.unary_unary(
+                '/muster.v1.RunService/Evict',
+                request_serializer=muster_dot_v1_dot_run__pb2.EvictRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_run__pb2.EvictResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/muster.v1.RunService/Watch',
                 request_serializer=muster_dot_v1_dot_run__pb2.WatchRequest.SerializeToString,
@@ -82,6 +87,14 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evict(self, request, context):
+        """Evict sends the processes of a rank away for good: barriers that need them fail at once, and they are
+        refused. A new process of the rank may come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Watch sends a line for each run that changed, at once for those that exist, until the caller leaves.
         """
@@ -106,6 +119,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.Members,
                     request_deserializer=muster_dot_v1_dot_run__pb2.MembersRequest.FromString,
                     response_serializer=muster_dot_v1_dot_run__pb2.MembersResponse.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=muster_dot_v1_dot_run__pb2.EvictRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_run__pb2.EvictResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -195,6 +213,33 @@ class RunService(object):
             '/muster.v1.RunService/Members',
             muster_dot_v1_dot_run__pb2.MembersRequest.SerializeToString,
             muster_dot_v1_dot_run__pb2.MembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RunService/Evict',
+            muster_dot_v1_dot_run__pb2.EvictRequest.SerializeToString,
+            muster_dot_v1_dot_run__pb2.EvictResponse.FromString,
             options,
             channel_credentials,
             insecure,

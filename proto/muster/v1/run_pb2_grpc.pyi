@@ -39,6 +39,14 @@ class RunServiceStub:
     ]
     """Members shows the processes that speak, or spoke, for the ranks of a run."""
 
+    Evict: grpc.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.EvictRequest,
+        muster.v1.run_pb2.EvictResponse,
+    ]
+    """Evict sends the processes of a rank away for good: barriers that need them fail at once, and they are
+    refused. A new process of the rank may come.
+    """
+
     Watch: grpc.UnaryStreamMultiCallable[
         muster.v1.run_pb2.WatchRequest,
         muster.v1.run_pb2.WatchResponse,
@@ -65,6 +73,14 @@ class RunServiceAsyncStub:
         muster.v1.run_pb2.MembersResponse,
     ]
     """Members shows the processes that speak, or spoke, for the ranks of a run."""
+
+    Evict: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.EvictRequest,
+        muster.v1.run_pb2.EvictResponse,
+    ]
+    """Evict sends the processes of a rank away for good: barriers that need them fail at once, and they are
+    refused. A new process of the rank may come.
+    """
 
     Watch: grpc.aio.UnaryStreamMultiCallable[
         muster.v1.run_pb2.WatchRequest,
@@ -98,6 +114,16 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.run_pb2.MembersResponse, collections.abc.Awaitable[muster.v1.run_pb2.MembersResponse]]:
         """Members shows the processes that speak, or spoke, for the ranks of a run."""
+
+    @abc.abstractmethod
+    def Evict(
+        self,
+        request: muster.v1.run_pb2.EvictRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.run_pb2.EvictResponse, collections.abc.Awaitable[muster.v1.run_pb2.EvictResponse]]:
+        """Evict sends the processes of a rank away for good: barriers that need them fail at once, and they are
+        refused. A new process of the rank may come.
+        """
 
     @abc.abstractmethod
     def Watch(

@@ -66,6 +66,7 @@ class ConnectResponse(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    CLOSED_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """The answer to a Hello."""
@@ -90,6 +91,10 @@ class ConnectResponse(google.protobuf.message.Message):
     def drain(self) -> global___Drain:
         """The coordinator is about to stop: connect again, nothing has failed."""
 
+    @property
+    def closed(self) -> muster.v1.common_pb2.Closed:
+        """The run is closed: it admits no newcomers. Barriers go on."""
+
     def __init__(
         self,
         *,
@@ -99,10 +104,11 @@ class ConnectResponse(google.protobuf.message.Message):
         progress: global___Progress | None = ...,
         refusal: global___Refusal | None = ...,
         drain: global___Drain | None = ...,
+        closed: muster.v1.common_pb2.Closed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "message", b"message", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "message", b"message", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "message", b"message", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "message", b"message", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed"] | None: ...
 
 global___ConnectResponse = ConnectResponse
 
@@ -117,6 +123,7 @@ class Process(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     ORDINAL_FIELD_NUMBER: builtins.int
+    NODE_RANK_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank that it speaks for."""
     incarnation: builtins.str
@@ -127,6 +134,8 @@ class Process(google.protobuf.message.Message):
     """Its process id on that host, for people."""
     ordinal: builtins.int
     """The ordinal that an earlier Welcome gave to this incarnation; 0 at its first hello."""
+    node_rank: builtins.int
+    """The rank of its node in the round that it belongs to, for people; unset if it does not know."""
     def __init__(
         self,
         *,
@@ -135,8 +144,11 @@ class Process(google.protobuf.message.Message):
         host: builtins.str = ...,
         pid: builtins.int = ...,
         ordinal: builtins.int = ...,
+        node_rank: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "incarnation", b"incarnation", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
 
 global___Process = Process
 

@@ -22,20 +22,32 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
+from muster.v1 import rendezvous_pb2 as muster_dot_v1_dot_rendezvous__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/state.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"/\n\tRunRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"Y\n\x0bGroupRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x04\"\xe7\x01\n\rSpeakerRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x16\n\x0estart_sequence\x18\x08 \x01(\x04\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x14\n\x0cparticipants\x18\n \x03(\x05\x12%\n\x05state\x18\x0b \x01(\x0e\x32\x16.muster.v1.MemberStateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/state.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\x1a\x1amuster/v1/rendezvous.proto\"R\n\tRunRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x11.muster.v1.Closed\"S\n\x0e\x45victionRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07ordinal\x18\x04 \x01(\x04\"\x83\x01\n\x0bRoundRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_us\x18\x05 \x01(\x04\"\xa6\x01\n\x11ParticipantRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x1d\n\x15keep_alive_timeout_ms\x18\x07 \x01(\x04\"<\n\x0eStoreKeyRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"V\n\x14StoreOperationRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0e\n\x06\x61nswer\x18\x04 \x01(\x0c\"Y\n\x0bGroupRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x04\"\xe7\x01\n\rSpeakerRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x16\n\x0estart_sequence\x18\x08 \x01(\x04\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x14\n\x0cparticipants\x18\n \x03(\x05\x12%\n\x05state\x18\x0b \x01(\x0e\x32\x16.muster.v1.MemberStateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNRECORD']._serialized_start=60
-  _globals['_RUNRECORD']._serialized_end=107
-  _globals['_GROUPRECORD']._serialized_start=109
-  _globals['_GROUPRECORD']._serialized_end=198
-  _globals['_SPEAKERRECORD']._serialized_start=201
-  _globals['_SPEAKERRECORD']._serialized_end=432
+  _globals['_RUNRECORD']._serialized_start=121
+  _globals['_RUNRECORD']._serialized_end=203
+  _globals['_EVICTIONRECORD']._serialized_start=205
+  _globals['_EVICTIONRECORD']._serialized_end=288
+  _globals['_ROUNDRECORD']._serialized_start=291
+  _globals['_ROUNDRECORD']._serialized_end=422
+  _globals['_PARTICIPANTRECORD']._serialized_start=425
+  _globals['_PARTICIPANTRECORD']._serialized_end=591
+  _globals['_STOREKEYRECORD']._serialized_start=593
+  _globals['_STOREKEYRECORD']._serialized_end=653
+  _globals['_STOREOPERATIONRECORD']._serialized_start=655
+  _globals['_STOREOPERATIONRECORD']._serialized_end=741
+  _globals['_GROUPRECORD']._serialized_start=743
+  _globals['_GROUPRECORD']._serialized_end=832
+  _globals['_SPEAKERRECORD']._serialized_start=835
+  _globals['_SPEAKERRECORD']._serialized_end=1066
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,9 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import muster.v1.common_pb2
+import muster.v1.rendezvous_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -21,19 +23,194 @@ class RunRecord(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    CLOSED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     generation: builtins.int
     """The newest generation that said hello."""
+    @property
+    def closed(self) -> muster.v1.common_pb2.Closed:
+        """How it was closed; unset while it is open."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         generation: builtins.int = ...,
+        closed: muster.v1.common_pb2.Closed | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
 
 global___RunRecord = RunRecord
+
+@typing.final
+class EvictionRecord(google.protobuf.message.Message):
+    """EvictionRecord is a rank whose processes were sent away."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    ORDINAL_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    rank: builtins.int
+    """The rank."""
+    generation: builtins.int
+    """The generation that it counts for."""
+    ordinal: builtins.int
+    """The newest ordinal that is refused."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        generation: builtins.int = ...,
+        ordinal: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "ordinal", b"ordinal", "rank", b"rank", "run_id", b"run_id"]) -> None: ...
+
+global___EvictionRecord = EvictionRecord
+
+@typing.final
+class RoundRecord(google.protobuf.message.Message):
+    """RoundRecord is one completed rendezvous."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    COMPLETED_AT_FIELD_NUMBER: builtins.int
+    JOIN_US_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    round: builtins.int
+    """The round."""
+    world_size: builtins.int
+    """How many nodes it had."""
+    join_us: builtins.int
+    """Time from its first join to its completion, in microseconds."""
+    @property
+    def completed_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was completed."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        round: builtins.int = ...,
+        world_size: builtins.int = ...,
+        completed_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        join_us: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["completed_at", b"completed_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["completed_at", b"completed_at", "join_us", b"join_us", "round", b"round", "run_id", b"run_id", "world_size", b"world_size"]) -> None: ...
+
+global___RoundRecord = RoundRecord
+
+@typing.final
+class ParticipantRecord(google.protobuf.message.Message):
+    """ParticipantRecord is a node that is in the complete round."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    MIN_NODES_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
+    KEEP_ALIVE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    attempt: builtins.int
+    """The attempt that brought it in."""
+    rank: builtins.int
+    """Its rank."""
+    min_nodes: builtins.int
+    """The fewest nodes that make a round, as it joined."""
+    max_nodes: builtins.int
+    """The most."""
+    keep_alive_timeout_ms: builtins.int
+    """How long its place is kept when its stream is lost, in milliseconds."""
+    @property
+    def node(self) -> muster.v1.rendezvous_pb2.Node:
+        """The node."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        node: muster.v1.rendezvous_pb2.Node | None = ...,
+        attempt: builtins.int = ...,
+        rank: builtins.int = ...,
+        min_nodes: builtins.int = ...,
+        max_nodes: builtins.int = ...,
+        keep_alive_timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "keep_alive_timeout_ms", b"keep_alive_timeout_ms", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "node", b"node", "rank", b"rank", "run_id", b"run_id"]) -> None: ...
+
+global___ParticipantRecord = ParticipantRecord
+
+@typing.final
+class StoreKeyRecord(google.protobuf.message.Message):
+    """StoreKeyRecord is one key of a run's store."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    key: builtins.str
+    """The key."""
+    value: builtins.bytes
+    """Its value."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        key: builtins.str = ...,
+        value: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "run_id", b"run_id", "value", b"value"]) -> None: ...
+
+global___StoreKeyRecord = StoreKeyRecord
+
+@typing.final
+class StoreOperationRecord(google.protobuf.message.Message):
+    """StoreOperationRecord is the last operation of a store's client that must not be carried out twice."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    CLIENT_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    ANSWER_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    client: builtins.str
+    """The client's id."""
+    number: builtins.int
+    """The operation's number."""
+    answer: builtins.bytes
+    """Its answer, to be given again."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        client: builtins.str = ...,
+        number: builtins.int = ...,
+        answer: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "client", b"client", "number", b"number", "run_id", b"run_id"]) -> None: ...
+
+global___StoreOperationRecord = StoreOperationRecord
 
 @typing.final
 class GroupRecord(google.protobuf.message.Message):

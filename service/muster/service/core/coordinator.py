@@ -16,6 +16,8 @@ from muster.service.core.effects import (
     Refused,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
     Welcome,
 )
 from muster.service.core.events import (
@@ -28,14 +30,17 @@ from muster.service.core.events import (
     JoinGroup,
     ProcessInfo,
     SessionId,
+    StoreRequest,
     Tick,
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant, MemberState, Shape
+from muster.service.core.operations import Change, Waiting
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.run import Run
+from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
 EPOCH_SHIFT = 32
@@ -67,7 +72,9 @@ class Coordinator:
         self.epoch = epoch
         self.runs: dict[str, Run] = {}
         self.sessions: dict[SessionId, Session] = {}
-        self._timers: Timers[Group | Process] = Timers()
+        self._waiting: dict[SessionId, Store] = {}
+        """Calls that wait for keys, and where."""
+        self._timers: Timers[Group | Process | Waiter] = Timers()
         self._last_ordinal = epoch << EPOCH_SHIFT
 
     # ------------------------------------------------------------------ driving
@@ -94,6 +101,8 @@ class Coordinator:
                 self._disconnected(event, now)
             case Abort():
                 self._abort(event, now, effects)
+            case StoreRequest():
+                self._store(event, now, effects)
             case Tick():
                 self._tick(now, effects)
             case _:
@@ -124,6 +133,12 @@ class Coordinator:
         for record in kept.get(SpeakerRecord, []):
             assert isinstance(record, SpeakerRecord)
             self._restore_speaker(record, now)
+        for record in kept.get(StoreKeyRecord, []):
+            assert isinstance(record, StoreKeyRecord)
+            self.runs[record.run_id].store.restore_key(record)
+        for record in kept.get(StoreOperationRecord, []):
+            assert isinstance(record, StoreOperationRecord)
+            self.runs[record.run_id].store.restore_operation(record)
         for run in self.runs.values():
             for process in run.roster:
                 for group in run.groups.values():
@@ -219,6 +234,9 @@ class Coordinator:
         session.run.check(now, effects)
 
     def _disconnected(self, event: Disconnected, now: Instant) -> None:
+        store = self._waiting.pop(event.session, None)
+        if store is not None:
+            store.forget(event.session)
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
@@ -236,6 +254,8 @@ class Coordinator:
         for item in self._timers.pop_due(now.monotonic):
             if isinstance(item, Group):
                 groups.append(item)
+            elif isinstance(item, Waiter):
+                item.store.on_time(item, effects)
             elif (run := self._expire(item, now, effects)) is not None:
                 runs[run.run_id] = run
         # All who died at once are known before a barrier fails, so that its report names them all.
@@ -319,6 +339,23 @@ class Coordinator:
             return
         effects.send(event.session, decision)
 
+    # ------------------------------------------------------------------ the store
+
+    def _store(self, event: StoreRequest, now: Instant, effects: Effects) -> None:
+        """An operation on a run's store; a run that nobody knew begins with it."""
+        try:
+            self._check_store_request(event)
+            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0)
+            run.store.carry_out(event.session, event.operation, now, effects)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+            return
+        if event.run_id not in self.runs:
+            self.runs[event.run_id] = run
+            effects.records.append(run.record)
+        if event.session in run.store.waiters:
+            self._waiting[event.session] = run.store
+
     # ------------------------------------------------------------------ looking up
 
     def run(self, run_id: str) -> Run:
@@ -386,8 +423,7 @@ class Coordinator:
                 "max_sessions", limits.max_sessions, f"{len(self.sessions)} sessions are open"
             )
         self._check_name("run_id", event.run_id)
-        if event.run_id not in self.runs and len(self.runs) >= limits.max_runs:
-            raise limit_exceeded("max_runs", limits.max_runs, f"{len(self.runs)} runs are known already")
+        self._check_room_for_run(event.run_id)
         if not event.processes:
             raise _invalid("processes", "empty", "a Hello names at least one process")
         ranks = {info.rank for info in event.processes}
@@ -403,6 +439,22 @@ class Coordinator:
         if event.run_id in self.runs:
             for info in event.processes:
                 self.runs[event.run_id].check_room(event.generation, info)
+
+    def _check_store_request(self, event: StoreRequest) -> None:
+        self._check_name("run_id", event.run_id)
+        self._check_room_for_run(event.run_id)
+        operation = event.operation
+        if isinstance(operation, Waiting) and operation.timeout:
+            self._check_timeout(operation.timeout)
+        if isinstance(operation, Change) and operation.id is not None:
+            self._check_name("operation.client", operation.id.client)
+            if operation.id.number < 1:
+                raise _invalid("operation.number", operation.id.number, "a client's operations count from 1")
+
+    def _check_room_for_run(self, run_id: str) -> None:
+        if run_id not in self.runs and len(self.runs) >= self.limits.max_runs:
+            most = self.limits.max_runs
+            raise limit_exceeded("max_runs", most, f"{len(self.runs)} runs are known already")
 
     def _check_shape(self, event: JoinGroup) -> Shape:
         self._check_name("prefix", event.prefix)

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from muster.service.core.events import SessionId
 from muster.service.core.model import Decision, MemberState, MissingRank, Shape
+from muster.service.core.operations import Answer, Changed
 from muster.service.core.refusal import Refusal
 
 
@@ -62,8 +63,43 @@ class ForgetDecision:
     sequence: int
 
 
-Kept: TypeAlias = RunRecord | GroupRecord | SpeakerRecord | Decision
-Record: TypeAlias = Kept | ForgetSpeaker | ForgetDecision
+@dataclass(frozen=True, slots=True)
+class StoreKeyRecord:
+    """One key of a run's store."""
+
+    run_id: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStoreKey:
+    """A key was removed from a run's store."""
+
+    run_id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOperationRecord:
+    """The last change of a store's client, which must not be carried out twice, and its answer."""
+
+    run_id: str
+    client: str
+    number: int
+    answer: Changed
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStoreOperation:
+    """A store's client is not remembered any more."""
+
+    run_id: str
+    client: str
+
+
+Kept: TypeAlias = RunRecord | GroupRecord | SpeakerRecord | Decision | StoreKeyRecord | StoreOperationRecord
+Record: TypeAlias = Kept | ForgetSpeaker | ForgetDecision | ForgetStoreKey | ForgetStoreOperation
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +145,7 @@ class Refused:
     """The session is over; nothing more is said on it."""
 
 
-Message: TypeAlias = Welcome | GroupJoined | Decision | Progress | Refused
+Message: TypeAlias = Welcome | GroupJoined | Decision | Progress | Refused | Answer
 
 
 class Delivery(NamedTuple):

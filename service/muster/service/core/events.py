@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from muster.service.core.operations import Operation
+
 SessionId: TypeAlias = int
 """Names one open stream, or one unary call, for as long as it lasts."""
 
@@ -91,8 +93,17 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """A call asks something of a run's store; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The next deadline has come."""
 
 
-Event: TypeAlias = Hello | JoinGroup | Arrive | Goodbye | Disconnected | Abort | Tick
+Event: TypeAlias = Hello | JoinGroup | Arrive | Goodbye | Disconnected | Abort | StoreRequest | Tick

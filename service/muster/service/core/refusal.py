@@ -26,6 +26,9 @@ class Reason(enum.StrEnum):
     SESSION_REPLACED = enum.auto()
     COORDINATOR_DRAINING = enum.auto()
     SLOW_CONSUMER = enum.auto()
+    STORE_TIMED_OUT = enum.auto()
+    NOT_A_NUMBER = enum.auto()
+    STALE_OPERATION = enum.auto()
 
 
 class Refusal(Exception):

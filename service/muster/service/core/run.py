@@ -11,6 +11,7 @@ from muster.service.core.model import Instant, MemberState, Shape
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.roster import Roster
+from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
 
@@ -20,14 +21,17 @@ class Run:
     Args:
         run_id: its id.
         limits: the coordinator's bounds.
-        timers: where its groups and processes ask to be woken.
+        timers: where its groups, processes and waiters ask to be woken.
         generation: the generation that speaks.
     """
 
-    def __init__(self, run_id: str, limits: Limits, timers: Timers[Group | Process], generation: int) -> None:
+    def __init__(
+        self, run_id: str, limits: Limits, timers: Timers[Group | Process | Waiter], generation: int
+    ) -> None:
         self.run_id = run_id
         self.roster = Roster(generation)
         self.groups: dict[str, Group] = {}
+        self.store = Store(run_id, limits, timers)
         self._limits = limits
         self._timers = timers
 

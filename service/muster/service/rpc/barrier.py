@@ -1,24 +1,21 @@
 """BarrierService: barriers for callers without a session, and for people."""
 
-import asyncio
 import hashlib
 from typing import Any
 
 from muster.service.core import views
-from muster.service.core.effects import Message, Refused
 from muster.service.core.events import (
     Abort,
     Arrival,
     Arrive,
-    Disconnected,
     Hello,
     JoinGroup,
     ProcessInfo,
 )
 from muster.service.core.model import Decision
-from muster.service.core.refusal import Refusal
-from muster.service.driver import Driver, Outgoing
-from muster.service.rpc import codec, errors
+from muster.service.driver import Driver
+from muster.service.rpc import codec
+from muster.service.rpc.call import Call, LongPolls
 from muster.service.wire import decision_to_pb
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
@@ -26,91 +23,45 @@ MAX_HISTORY = 1_000
 """The most decided barriers of one group that List shows."""
 
 
-class Call:
-    """A unary call as a session: the first decision or refusal that comes is its answer."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self.id = driver.connect(self)
-
-    def deliver(self, outgoing: Outgoing) -> None:
-        """Take a message; what is neither a decision nor a refusal is of no interest here."""
-        message: Message = outgoing.message
-        if self._answer.done():
-            return
-        if isinstance(message, Decision):
-            self._answer.set_result(message)
-        elif isinstance(message, Refused):
-            self._answer.set_exception(message.refusal)
-
-    def refuse(self, refusal: Refusal) -> None:
-        """End the wait."""
-        if not self._answer.done():
-            self._answer.set_exception(refusal)
-
-    async def answer(self) -> Decision:
-        """Wait for the decision.
-
-        Raises:
-            Refusal: there is none.
-        """
-        try:
-            return await self._answer
-        finally:
-            self._driver.disconnect(self.id)
-            self._driver.submit(Disconnected(self.id))
-
-
 class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
     """Serves ``muster.v1.BarrierService``."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._calls: set[Call] = set()
+        self._polls = LongPolls(driver)
 
     async def Arrive(  # noqa: N802
         self, request: barrier_pb2.ArriveRequest, context: Any
     ) -> barrier_pb2.ArriveResponse:
         """Arrive, and wait for the decision."""
-        call = Call(self._driver)
         # One life for each group, so that calls for two groups at once do not take turns.
         group = hashlib.blake2s(request.prefix.encode(), digest_size=4).hexdigest()
         incarnation = f"{request.incarnation or 'unary'}/{group}"
         process = ProcessInfo(request.rank, incarnation, request.host or "unknown host", request.pid)
         failure = request.failure if request.HasField("failure") else None
-        self._driver.submit(Hello(call.id, request.run_id, request.generation, (process,), unary=True))
-        self._driver.submit(
-            JoinGroup(
-                call.id,
-                request.prefix,
-                request.world_size,
-                codec.at_most("participants", request.participants),
+        participants = codec.at_most("participants", request.participants)
+        with self._polls.open(Decision) as call:
+            self._driver.submit(Hello(call.id, request.run_id, request.generation, (process,), unary=True))
+            self._driver.submit(JoinGroup(call.id, request.prefix, request.world_size, participants))
+            self._driver.submit(
+                Arrive(
+                    call.id,
+                    request.prefix,
+                    request.sequence if request.HasField("sequence") else None,
+                    request.timeout_ms / 1000,
+                    (Arrival(request.rank, request.payload, failure),),
+                )
             )
-        )
-        self._driver.submit(
-            Arrive(
-                call.id,
-                request.prefix,
-                request.sequence if request.HasField("sequence") else None,
-                request.timeout_ms / 1000,
-                (Arrival(request.rank, request.payload, failure),),
-            )
-        )
-        self._calls.add(call)
-        try:
             return barrier_pb2.ArriveResponse(decision=decision_to_pb(await call.answer()))
-        finally:
-            self._calls.discard(call)
 
     async def Abort(  # noqa: N802
         self, request: barrier_pb2.AbortRequest, context: Any
     ) -> barrier_pb2.AbortResponse:
         """End an open barrier for everyone."""
-        call = Call(self._driver)
         sequence = request.sequence if request.HasField("sequence") else None
-        self._driver.submit(Abort(call.id, request.run_id, request.prefix, request.reason, sequence))
-        return barrier_pb2.AbortResponse(decision=decision_to_pb(await call.answer()))
+        with Call(self._driver, Decision) as call:
+            self._driver.submit(Abort(call.id, request.run_id, request.prefix, request.reason, sequence))
+            return barrier_pb2.AbortResponse(decision=decision_to_pb(await call.answer()))
 
     async def Get(  # noqa: N802
         self, request: barrier_pb2.BarrierServiceGetRequest, context: Any
@@ -134,5 +85,4 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
 
     def drain(self) -> None:
         """End every long poll; its caller asks again."""
-        for call in list(self._calls):
-            call.refuse(errors.DRAINING)
+        self._polls.drain()

@@ -34,6 +34,9 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.SESSION_REPLACED: grpc.StatusCode.ABORTED,
     Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.STORE_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.NOT_A_NUMBER: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STALE_OPERATION: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 DRAINING = Refusal(

@@ -1,6 +1,7 @@
 """The core's records as keys and values.
 
-Names hold no control characters, so NUL parts the fields of a key.
+Names hold no control characters, so NUL parts the fields of a key. A store's key may hold any, and stands
+last for that reason.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,13 +11,18 @@ from google.protobuf.message import DecodeError
 from muster.service.core.effects import (
     ForgetDecision,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupRecord,
     Kept,
     Record,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
 from muster.service.core.model import Decision, MemberState, Shape
+from muster.service.core.operations import Changed, Done, Flag, Number, Value
 from muster.service.storage.engine import StorageError
 from muster.service.wire import decision_from_pb, decision_to_pb
 from muster.v1 import common_pb2, state_pb2
@@ -51,6 +57,15 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
         case RunRecord():
             run = state_pb2.RunRecord(run_id=record.run_id, generation=record.generation)
             return _key("run", record.run_id), run.SerializeToString()
+        case StoreKeyRecord():
+            entry = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
+            return _key("storekey", record.run_id, record.key), entry.SerializeToString()
+        case ForgetStoreKey():
+            return _key("storekey", record.run_id, record.key), None
+        case StoreOperationRecord():
+            return _key("storeop", record.run_id, record.client), _operation_to_pb(record).SerializeToString()
+        case ForgetStoreOperation():
+            return _key("storeop", record.run_id, record.client), None
 
 
 def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
@@ -85,6 +100,11 @@ def _decode(key: bytes, value: bytes) -> Kept:
         case b"run":
             run = state_pb2.RunRecord.FromString(value)
             return RunRecord(run.run_id, run.generation)
+        case b"storekey":
+            entry = state_pb2.StoreKeyRecord.FromString(value)
+            return StoreKeyRecord(entry.run_id, entry.key, entry.value)
+        case b"storeop":
+            return _operation_from_pb(state_pb2.StoreOperationRecord.FromString(value))
         case kind:
             raise ValueError(f"no record is called {kind!r}")
 
@@ -130,3 +150,29 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         shape=Shape(message.world_size, tuple(message.participants)),
         state=MemberState(message.state),
     )
+
+
+def _operation_to_pb(record: StoreOperationRecord) -> state_pb2.StoreOperationRecord:
+    message = state_pb2.StoreOperationRecord(run_id=record.run_id, client=record.client, number=record.number)
+    match record.answer:
+        case Number(number):
+            message.number_answer = number
+        case Value(value):
+            message.value_answer = value
+        case Flag(flag):
+            message.flag_answer = flag
+    return message
+
+
+def _operation_from_pb(message: state_pb2.StoreOperationRecord) -> StoreOperationRecord:
+    answer: Changed
+    match message.WhichOneof("answer"):
+        case "number_answer":
+            answer = Number(message.number_answer)
+        case "value_answer":
+            answer = Value(message.value_answer)
+        case "flag_answer":
+            answer = Flag(message.flag_answer)
+        case _:
+            answer = Done()
+    return StoreOperationRecord(message.run_id, message.client, message.number, answer)

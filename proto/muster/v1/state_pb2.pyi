@@ -199,24 +199,34 @@ class StoreOperationRecord(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
-    ANSWER_FIELD_NUMBER: builtins.int
+    NUMBER_ANSWER_FIELD_NUMBER: builtins.int
+    VALUE_ANSWER_FIELD_NUMBER: builtins.int
+    FLAG_ANSWER_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     client: builtins.str
     """The client's id."""
     number: builtins.int
     """The operation's number."""
-    answer: builtins.bytes
-    """Its answer, to be given again."""
+    number_answer: builtins.int
+    """A number."""
+    value_answer: builtins.bytes
+    """A value."""
+    flag_answer: builtins.bool
+    """Yes or no."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         client: builtins.str = ...,
         number: builtins.int = ...,
-        answer: builtins.bytes = ...,
+        number_answer: builtins.int = ...,
+        value_answer: builtins.bytes = ...,
+        flag_answer: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answer", b"answer", "client", b"client", "number", b"number", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["answer", b"answer", "flag_answer", b"flag_answer", "number_answer", b"number_answer", "value_answer", b"value_answer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "client", b"client", "flag_answer", b"flag_answer", "number", b"number", "number_answer", b"number_answer", "run_id", b"run_id", "value_answer", b"value_answer"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["answer", b"answer"]) -> typing.Literal["number_answer", "value_answer", "flag_answer"] | None: ...
 
 global___StoreOperationRecord = StoreOperationRecord
 

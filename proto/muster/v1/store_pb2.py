@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/store.proto\x12\tmuster.v1\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"-\n\x0bOperationId\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"B\n\nSetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x13.muster.v1.KeyValue\"\r\n\x0bSetResponse\"J\n\x16StoreServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x04\")\n\x17StoreServiceGetResponse\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"?\n\x0bWaitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x04\"\x0e\n\x0cWaitResponse\",\n\x0c\x43heckRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\" \n\rCheckResponse\x12\x0f\n\x07present\x18\x01 \x01(\x08\"d\n\nAddRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x61mount\x18\x03 \x01(\x03\x12)\n\toperation\x18\x04 \x01(\x0b\x32\x16.muster.v1.OperationId\"\x1c\n\x0b\x41\x64\x64Response\x12\r\n\x05value\x18\x01 \x01(\x03\"~\n\x11\x43ompareSetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65sired\x18\x04 \x01(\x0c\x12)\n\toperation\x18\x05 \x01(\x0b\x32\x16.muster.v1.OperationId\"#\n\x12\x43ompareSetResponse\x12\r\n\x05value\x18\x01 \x01(\x0c\"f\n\rAppendRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\x12)\n\toperation\x18\x04 \x01(\x0b\x32\x16.muster.v1.OperationId\"\x10\n\x0e\x41ppendResponse\"W\n\rDeleteRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12)\n\toperation\x18\x03 \x01(\x0b\x32\x16.muster.v1.OperationId\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x65xisted\x18\x01 \x01(\x08\"!\n\x0fListKeysRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\" \n\x10ListKeysResponse\x12\x0c\n\x04keys\x18\x01 \x03(\t\" \n\x0eNumKeysRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\" \n\x0fNumKeysResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x32\x8d\x05\n\x0cStoreService\x12\x34\n\x03Set\x12\x15.muster.v1.SetRequest\x1a\x16.muster.v1.SetResponse\x12L\n\x03Get\x12!.muster.v1.StoreServiceGetRequest\x1a\".muster.v1.StoreServiceGetResponse\x12\x37\n\x04Wait\x12\x16.muster.v1.WaitRequest\x1a\x17.muster.v1.WaitResponse\x12:\n\x05\x43heck\x12\x17.muster.v1.CheckRequest\x1a\x18.muster.v1.CheckResponse\x12\x34\n\x03\x41\x64\x64\x12\x15.muster.v1.AddRequest\x1a\x16.muster.v1.AddResponse\x12I\n\nCompareSet\x12\x1c.muster.v1.CompareSetRequest\x1a\x1d.muster.v1.CompareSetResponse\x12=\n\x06\x41ppend\x12\x18.muster.v1.AppendRequest\x1a\x19.muster.v1.AppendResponse\x12=\n\x06\x44\x65lete\x12\x18.muster.v1.DeleteRequest\x1a\x19.muster.v1.DeleteResponse\x12\x43\n\x08ListKeys\x12\x1a.muster.v1.ListKeysRequest\x1a\x1b.muster.v1.ListKeysResponse\x12@\n\x07NumKeys\x12\x19.muster.v1.NumKeysRequest\x1a\x1a.muster.v1.NumKeysResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/store.proto\x12\tmuster.v1\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"-\n\x0bOperationId\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"m\n\nSetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x13.muster.v1.KeyValue\x12)\n\toperation\x18\x03 \x01(\x0b\x32\x16.muster.v1.OperationId\"\r\n\x0bSetResponse\"J\n\x16StoreServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x04\")\n\x17StoreServiceGetResponse\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"?\n\x0bWaitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x04\"\x0e\n\x0cWaitResponse\",\n\x0c\x43heckRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\" \n\rCheckResponse\x12\x0f\n\x07present\x18\x01 \x01(\x08\"d\n\nAddRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x61mount\x18\x03 \x01(\x03\x12)\n\toperation\x18\x04 \x01(\x0b\x32\x16.muster.v1.OperationId\"\x1c\n\x0b\x41\x64\x64Response\x12\r\n\x05value\x18\x01 \x01(\x03\"~\n\x11\x43ompareSetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65sired\x18\x04 \x01(\x0c\x12)\n\toperation\x18\x05 \x01(\x0b\x32\x16.muster.v1.OperationId\"#\n\x12\x43ompareSetResponse\x12\r\n\x05value\x18\x01 \x01(\x0c\"f\n\rAppendRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\x12)\n\toperation\x18\x04 \x01(\x0b\x32\x16.muster.v1.OperationId\"\x10\n\x0e\x41ppendResponse\"W\n\rDeleteRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12)\n\toperation\x18\x03 \x01(\x0b\x32\x16.muster.v1.OperationId\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x65xisted\x18\x01 \x01(\x08\"!\n\x0fListKeysRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\" \n\x10ListKeysResponse\x12\x0c\n\x04keys\x18\x01 \x03(\t\" \n\x0eNumKeysRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\" \n\x0fNumKeysResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x32\x8d\x05\n\x0cStoreService\x12\x34\n\x03Set\x12\x15.muster.v1.SetRequest\x1a\x16.muster.v1.SetResponse\x12L\n\x03Get\x12!.muster.v1.StoreServiceGetRequest\x1a\".muster.v1.StoreServiceGetResponse\x12\x37\n\x04Wait\x12\x16.muster.v1.WaitRequest\x1a\x17.muster.v1.WaitResponse\x12:\n\x05\x43heck\x12\x17.muster.v1.CheckRequest\x1a\x18.muster.v1.CheckResponse\x12\x34\n\x03\x41\x64\x64\x12\x15.muster.v1.AddRequest\x1a\x16.muster.v1.AddResponse\x12I\n\nCompareSet\x12\x1c.muster.v1.CompareSetRequest\x1a\x1d.muster.v1.CompareSetResponse\x12=\n\x06\x41ppend\x12\x18.muster.v1.AppendRequest\x1a\x19.muster.v1.AppendResponse\x12=\n\x06\x44\x65lete\x12\x18.muster.v1.DeleteRequest\x1a\x19.muster.v1.DeleteResponse\x12\x43\n\x08ListKeys\x12\x1a.muster.v1.ListKeysRequest\x1a\x1b.muster.v1.ListKeysResponse\x12@\n\x07NumKeys\x12\x19.muster.v1.NumKeysRequest\x1a\x1a.muster.v1.NumKeysResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,45 +36,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPERATIONID']._serialized_start=76
   _globals['_OPERATIONID']._serialized_end=121
   _globals['_SETREQUEST']._serialized_start=123
-  _globals['_SETREQUEST']._serialized_end=189
-  _globals['_SETRESPONSE']._serialized_start=191
-  _globals['_SETRESPONSE']._serialized_end=204
-  _globals['_STORESERVICEGETREQUEST']._serialized_start=206
-  _globals['_STORESERVICEGETREQUEST']._serialized_end=280
-  _globals['_STORESERVICEGETRESPONSE']._serialized_start=282
-  _globals['_STORESERVICEGETRESPONSE']._serialized_end=323
-  _globals['_WAITREQUEST']._serialized_start=325
-  _globals['_WAITREQUEST']._serialized_end=388
-  _globals['_WAITRESPONSE']._serialized_start=390
-  _globals['_WAITRESPONSE']._serialized_end=404
-  _globals['_CHECKREQUEST']._serialized_start=406
-  _globals['_CHECKREQUEST']._serialized_end=450
-  _globals['_CHECKRESPONSE']._serialized_start=452
-  _globals['_CHECKRESPONSE']._serialized_end=484
-  _globals['_ADDREQUEST']._serialized_start=486
-  _globals['_ADDREQUEST']._serialized_end=586
-  _globals['_ADDRESPONSE']._serialized_start=588
-  _globals['_ADDRESPONSE']._serialized_end=616
-  _globals['_COMPARESETREQUEST']._serialized_start=618
-  _globals['_COMPARESETREQUEST']._serialized_end=744
-  _globals['_COMPARESETRESPONSE']._serialized_start=746
-  _globals['_COMPARESETRESPONSE']._serialized_end=781
-  _globals['_APPENDREQUEST']._serialized_start=783
-  _globals['_APPENDREQUEST']._serialized_end=885
-  _globals['_APPENDRESPONSE']._serialized_start=887
-  _globals['_APPENDRESPONSE']._serialized_end=903
-  _globals['_DELETEREQUEST']._serialized_start=905
-  _globals['_DELETEREQUEST']._serialized_end=992
-  _globals['_DELETERESPONSE']._serialized_start=994
-  _globals['_DELETERESPONSE']._serialized_end=1027
-  _globals['_LISTKEYSREQUEST']._serialized_start=1029
-  _globals['_LISTKEYSREQUEST']._serialized_end=1062
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1064
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1096
-  _globals['_NUMKEYSREQUEST']._serialized_start=1098
-  _globals['_NUMKEYSREQUEST']._serialized_end=1130
-  _globals['_NUMKEYSRESPONSE']._serialized_start=1132
-  _globals['_NUMKEYSRESPONSE']._serialized_end=1164
-  _globals['_STORESERVICE']._serialized_start=1167
-  _globals['_STORESERVICE']._serialized_end=1820
+  _globals['_SETREQUEST']._serialized_end=232
+  _globals['_SETRESPONSE']._serialized_start=234
+  _globals['_SETRESPONSE']._serialized_end=247
+  _globals['_STORESERVICEGETREQUEST']._serialized_start=249
+  _globals['_STORESERVICEGETREQUEST']._serialized_end=323
+  _globals['_STORESERVICEGETRESPONSE']._serialized_start=325
+  _globals['_STORESERVICEGETRESPONSE']._serialized_end=366
+  _globals['_WAITREQUEST']._serialized_start=368
+  _globals['_WAITREQUEST']._serialized_end=431
+  _globals['_WAITRESPONSE']._serialized_start=433
+  _globals['_WAITRESPONSE']._serialized_end=447
+  _globals['_CHECKREQUEST']._serialized_start=449
+  _globals['_CHECKREQUEST']._serialized_end=493
+  _globals['_CHECKRESPONSE']._serialized_start=495
+  _globals['_CHECKRESPONSE']._serialized_end=527
+  _globals['_ADDREQUEST']._serialized_start=529
+  _globals['_ADDREQUEST']._serialized_end=629
+  _globals['_ADDRESPONSE']._serialized_start=631
+  _globals['_ADDRESPONSE']._serialized_end=659
+  _globals['_COMPARESETREQUEST']._serialized_start=661
+  _globals['_COMPARESETREQUEST']._serialized_end=787
+  _globals['_COMPARESETRESPONSE']._serialized_start=789
+  _globals['_COMPARESETRESPONSE']._serialized_end=824
+  _globals['_APPENDREQUEST']._serialized_start=826
+  _globals['_APPENDREQUEST']._serialized_end=928
+  _globals['_APPENDRESPONSE']._serialized_start=930
+  _globals['_APPENDRESPONSE']._serialized_end=946
+  _globals['_DELETEREQUEST']._serialized_start=948
+  _globals['_DELETEREQUEST']._serialized_end=1035
+  _globals['_DELETERESPONSE']._serialized_start=1037
+  _globals['_DELETERESPONSE']._serialized_end=1070
+  _globals['_LISTKEYSREQUEST']._serialized_start=1072
+  _globals['_LISTKEYSREQUEST']._serialized_end=1105
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1107
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1139
+  _globals['_NUMKEYSREQUEST']._serialized_start=1141
+  _globals['_NUMKEYSREQUEST']._serialized_end=1173
+  _globals['_NUMKEYSRESPONSE']._serialized_start=1175
+  _globals['_NUMKEYSRESPONSE']._serialized_end=1207
+  _globals['_STORESERVICE']._serialized_start=1210
+  _globals['_STORESERVICE']._serialized_end=1863
 # @@protoc_insertion_point(module_scope)

@@ -36,7 +36,9 @@ global___KeyValue = KeyValue
 
 @typing.final
 class OperationId(google.protobuf.message.Message):
-    """OperationId names an operation, so that repeating it does no harm. A client sends one at a time."""
+    """OperationId names an operation, so that repeating it does no harm. A client sends one at a time. An
+    operation without one is carried out each time that it is received.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -45,7 +47,7 @@ class OperationId(google.protobuf.message.Message):
     client: builtins.str
     """An id of the client, made at its start and never used again."""
     number: builtins.int
-    """The number of its operation, from 1, rising."""
+    """The number of its operation, from 1, rising. Only the newest can be repeated; a lower one is refused."""
     def __init__(
         self,
         *,
@@ -64,19 +66,26 @@ class SetRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     ENTRIES_FIELD_NUMBER: builtins.int
+    OPERATION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     @property
     def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeyValue]:
-        """The keys with their values."""
+        """The keys with their values. Of a key that stands here twice, the last counts."""
+
+    @property
+    def operation(self) -> global___OperationId:
+        """The operation's name."""
 
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         entries: collections.abc.Iterable[global___KeyValue] | None = ...,
+        operation: global___OperationId | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["entries", b"entries", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["operation", b"operation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "operation", b"operation", "run_id", b"run_id"]) -> None: ...
 
 global___SetRequest = SetRequest
 
@@ -104,7 +113,7 @@ class StoreServiceGetRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """The training job."""
     timeout_ms: builtins.int
-    """How long to wait for them, in milliseconds."""
+    """How long to wait for them, in milliseconds; 0: for as long as the call lasts."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The keys."""
@@ -152,7 +161,7 @@ class WaitRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """The training job."""
     timeout_ms: builtins.int
-    """How long to wait for them, in milliseconds."""
+    """How long to wait for them, in milliseconds; 0: for as long as the call lasts."""
     @property
     def keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The keys."""

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class StoreServiceStub(object):
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
-    answered by push. One that changes something and could not be repeated names itself by an
-    OperationId: sent again after a lost connection, it is answered and not carried out twice.
+    answered by push. One that changes something may name itself by an OperationId: sent again after a
+    lost connection, it is answered and not carried out twice.
     """
 
     def __init__(self, channel):
@@ -91,8 +91,8 @@ class StoreServiceStub(object):
 
 class StoreServiceServicer(object):
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
-    answered by push. One that changes something and could not be repeated names itself by an
-    OperationId: sent again after a lost connection, it is answered and not carried out twice.
+    answered by push. One that changes something may name itself by an OperationId: sent again after a
+    lost connection, it is answered and not carried out twice.
     """
 
     def Set(self, request, context):
@@ -228,8 +228,8 @@ def add_StoreServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StoreService(object):
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
-    answered by push. One that changes something and could not be repeated names itself by an
-    OperationId: sent again after a lost connection, it is answered and not carried out twice.
+    answered by push. One that changes something may name itself by an OperationId: sent again after a
+    lost connection, it is answered and not carried out twice.
     """
 
     @staticmethod

@@ -19,8 +19,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class StoreServiceStub:
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
-    answered by push. One that changes something and could not be repeated names itself by an
-    OperationId: sent again after a lost connection, it is answered and not carried out twice.
+    answered by push. One that changes something may name itself by an OperationId: sent again after a
+    lost connection, it is answered and not carried out twice.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -86,8 +86,8 @@ class StoreServiceStub:
 
 class StoreServiceAsyncStub:
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
-    answered by push. One that changes something and could not be repeated names itself by an
-    OperationId: sent again after a lost connection, it is answered and not carried out twice.
+    answered by push. One that changes something may name itself by an OperationId: sent again after a
+    lost connection, it is answered and not carried out twice.
     """
 
     Set: grpc.aio.UnaryUnaryMultiCallable[
@@ -152,8 +152,8 @@ class StoreServiceAsyncStub:
 
 class StoreServiceServicer(metaclass=abc.ABCMeta):
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
-    answered by push. One that changes something and could not be repeated names itself by an
-    OperationId: sent again after a lost connection, it is answered and not carried out twice.
+    answered by push. One that changes something may name itself by an OperationId: sent again after a
+    lost connection, it is answered and not carried out twice.
     """
 
     @abc.abstractmethod

@@ -1,7 +1,8 @@
-"""What a training process imports to take part in Muster's barriers.
+"""What a training process imports to take part in Muster's barriers, and to use its store.
 
 Importing this package registers barrier type ``grpc`` in torch's own registry of barriers, where this
-torch has one, and in :mod:`muster.worker.barriers` in any case.
+torch has one, and in :mod:`muster.worker.barriers` in any case; and ``muster://`` as an init method of
+``torch.distributed.init_process_group``.
 """
 
 import os
@@ -11,7 +12,7 @@ if "grpc" not in sys.modules:
     # With gRPC's own fork handlers on, forked children of a process with an open stream hang.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config
+from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config, synchronize
 from muster.worker.checkpointing import GrpcBarrierConfig
 from muster.worker.closed import Closed
 from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
@@ -25,8 +26,13 @@ from muster.worker.errors import (
     MusterError,
     OutcomeUnknownError,
     RefusedError,
+    StoreTimeoutError,
 )
+from muster.worker.init_method import register
 from muster.worker.sessions import close
+from muster.worker.store import CoordinatorStore
+
+register()
 
 __all__ = [
     "BarrierAbortedError",
@@ -36,6 +42,7 @@ __all__ = [
     "BarrierTimeoutError",
     "Closed",
     "ConnectError",
+    "CoordinatorStore",
     "Decision",
     "GrpcBarrier",
     "GrpcBarrierConfig",
@@ -46,6 +53,8 @@ __all__ = [
     "Outcome",
     "OutcomeUnknownError",
     "RefusedError",
+    "StoreTimeoutError",
     "close",
     "create_barrier_from_config",
+    "synchronize",
 ]

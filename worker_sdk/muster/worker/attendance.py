@@ -22,16 +22,10 @@ from grpc_status import rpc_status
 
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
+from muster.worker.channel import FIRST_BACKOFF, KEEPALIVE_MS, MOST_BACKOFF, channel_options, explain
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.session import (
-    FIRST_BACKOFF,
-    KEEPALIVE_MS,
-    MOST_BACKOFF,
-    PROTOCOL_VERSION,
-    channel_options,
-    explain,
-)
+from muster.worker.session import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -119,19 +113,23 @@ class Attendance:
             self._end_stream()
             name = f"muster-node-{self._attempt}"
             threading.Thread(target=self._hold, args=(self._attempt,), name=name, daemon=True).start()
-            while self._place is None:
-                if self._error is not None:
-                    raise self._error
-                left = None
-                if not self._connected:
-                    patience = self.config.join_timeout if self._met else self.config.connect_timeout
-                    left = self._lost_at + patience - time.monotonic()
-                    if left <= 0:
-                        self._attempt += 1
-                        self._end_stream()
-                        raise ConnectError(self._unreachable(patience))
-                self._changed.wait(left)
-            return self._place
+            return self._await_place()
+
+    def _await_place(self) -> Place:
+        while self._place is None:
+            if self._error is not None:
+                raise self._error
+            left = None
+            if not self._connected:
+                # Only contact that is lost is measured here; the join timeout is the coordinator's.
+                patience = self.config.join_timeout if self._met else self.config.connect_timeout
+                left = self._lost_at + patience - time.monotonic()
+                if left <= 0:
+                    self._attempt += 1
+                    self._end_stream()
+                    raise ConnectError(self._unreachable(patience))
+            self._changed.wait(left)
+        return self._place
 
     @property
     def nodes_waiting(self) -> int:
@@ -265,7 +263,7 @@ class Attendance:
                 self._waiting = response.nodes_waiting.count
             elif kind == "closed":
                 self._closed = closed_from_pb(response.closed)
-                logger.warning("run %s was closed by %s", self.config.run_id, self._closed)
+                logger.info("run %s was closed by %s", self.config.run_id, self._closed)
             self._changed.notify_all()
 
     def _refused(self, attempt: int, error: RefusedError) -> None:

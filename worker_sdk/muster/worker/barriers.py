@@ -44,6 +44,7 @@ __all__ = [
     "TCPStoreBarrier",
     "create_barrier_from_config",
     "register_barrier",
+    "synchronize",
 ]
 
 DEFAULT_INIT_TIMEOUT = 600.0
@@ -208,6 +209,43 @@ class GrpcBarrier(Barrier):
         if decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
         return decision
+
+
+def synchronize(
+    data: bytes,
+    rank: int | None = None,
+    world_size: int | None = None,
+    prefix: str = "synchronize",
+    timeout: float = DEFAULT_TIMEOUT,
+    endpoint: str | None = None,
+    run_id: str | None = None,
+) -> list[bytes]:
+    """Hand in some bytes, and get those of every rank: torch elastic's ``synchronize``, at one barrier.
+
+    Each rank sends one message and gets one, where a store is asked for each rank's key by each rank. A
+    prefix may be used any number of times.
+
+    Args:
+        data: this rank's bytes, at most the coordinator's ``max_payload_bytes``.
+        rank: this process's rank; default: ``RANK``.
+        world_size: the number of ranks; default: ``WORLD_SIZE``.
+        prefix: the barriers' group.
+        timeout: seconds to reach the coordinator, and then for all ranks to arrive.
+        endpoint: the coordinator's ``host:port``; default: ``MUSTER_ENDPOINT``.
+        run_id: the training job; default as in :class:`GrpcBarrier`.
+
+    Returns:
+        The bytes of all ranks, in ascending order of rank.
+
+    Raises:
+        BarrierError: not all ranks handed in theirs; ``.missing`` says who did not.
+        ConnectError: the coordinator could not be reached in time.
+        OutcomeUnknownError: the coordinator was lost meanwhile.
+        RefusedError: the coordinator refused, for example since the data is too large.
+        ValueError: an argument is not usable.
+    """
+    barrier = GrpcBarrier(rank, world_size, prefix, endpoint, timeout, timeout, run_id)
+    return barrier.gather(data)
 
 
 def _check_timeout(name: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong at a barrier, as exceptions that existing handlers of store errors already catch."""
+"""What goes wrong at a barrier or in a store, as exceptions that handlers of store errors already catch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +30,22 @@ class RefusedError(MusterError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.reason), vars(self)
+
+
+class StoreTimeoutError(MusterError):
+    """Keys were waited for, and not all of them were set in time.
+
+    Args:
+        message: which are missing, and what to do next.
+        keys: all keys that were waited for.
+    """
+
+    def __init__(self, message: str, keys: Sequence[str]) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.keys), vars(self)
 
 
 class BarrierError(MusterError):

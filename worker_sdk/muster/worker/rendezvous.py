@@ -9,7 +9,11 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]  # they are, in C++
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -57,6 +61,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._config = config
         self._close_timeout = close_timeout
         self._attendance = Attendance(config)
+        self._store = CoordinatorStore(config.endpoint, config.run_id, timeout=STORE_TIMEOUT)
         self._worker_store: TCPStore | None = None
         """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
         outlives the agents' exit barrier."""
@@ -88,17 +93,13 @@ class MusterRendezvousHandler(RendezvousHandler):
         except MusterError as error:
             raise _rendezvous_error(error) from error
         self._export(place)
-        store = self._store(place)
+        store = PrefixStore(f"torch.rendezvous.{self._config.run_id}.{place.round}", self._store)
         return RendezvousInfo(store, place.rank, place.world_size, self._bootstrap(store, place))
 
     def _export(self, place: Place) -> None:
         """What the workers inherit, so that a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
         os.environ.setdefault("MUSTER_ENDPOINT", self._config.endpoint)
-
-    def _store(self, place: Place) -> Store:
-        store = CoordinatorStore(self._config.endpoint, self._config.run_id, timeout=STORE_TIMEOUT)
-        return PrefixStore(f"torch.rendezvous.{self._config.run_id}.{place.round}", store)
 
     def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo:
         """Where the workers find rank 0; anew in every round, since it may have moved."""

@@ -20,6 +20,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
+from muster.worker.channel import FIRST_BACKOFF, KEEPALIVE_MS, MOST_BACKOFF, channel_options, explain
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
@@ -27,45 +28,12 @@ from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError,
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
-KEEPALIVE_MS = 3_333
-"""Ping after so long without data, and give up after so long without an answer: a third of the
-coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
-coordinator with a shorter TTL says so in its Welcome, and the session is opened anew with a third of that."""
-CONNECT_TIMEOUT_MS = 5_000
-"""For one attempt to connect, where nobody answers; a refusal ends it at once."""
-FIRST_BACKOFF = 0.1
-MOST_BACKOFF = 2.0
-"""Seconds between attempts, jittered; well below the session TTL."""
 WELCOME_TIMEOUT = 30.0
 """Seconds that a peer that took the connection has to say Welcome."""
 MOST_REASON_BYTES = 65_536
 """Of a vote's reason; the coordinator cuts it further."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds that a goodbye may take when the process ends."""
-
-CHANNEL_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's transparent retry loses the end of a call that meets a GOAWAY; its reader then waits for ever.
-    ("grpc.enable_retries", 0),
-    # Probing for bandwidth sends a ping for each small message.
-    ("grpc.http2.bdp_probe", 0),
-    # gRPC's name is misleading: it is the time that one attempt to connect may take.
-    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-]
-
-
-def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
-    """The options of a channel to the coordinator.
-
-    Args:
-        keepalive_ms: milliseconds without data after which to ping, and again for the answer.
-    """
-    timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    return [*CHANNEL_OPTIONS, *((timer, keepalive_ms) for timer in timers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,13 +486,6 @@ def _sayable(text: str) -> str:
     """Text that UTF-8 can carry (a file name may hold what it cannot), and not too long for a message."""
     data = text.encode("utf-8", "backslashreplace")
     return data[:MOST_REASON_BYTES].decode("utf-8", "ignore")
-
-
-def explain(error: grpc.RpcError) -> str:
-    """A failed stream in a few words; its error is also the call, which knows the status."""
-    code = getattr(error, "code", None)
-    details = getattr(error, "details", None)
-    return f"{code().name}: {details()}" if code and details else repr(error)
 
 
 def _described(shape: Shape) -> str:

@@ -4,7 +4,7 @@ import atexit
 import os
 import threading
 
-from muster.worker.errors import MusterError
+from muster.worker.channel import forked
 from muster.worker.session import Session, SessionConfig
 
 _lock = threading.Lock()
@@ -18,11 +18,7 @@ def session_for(config: SessionConfig) -> Session:
     with _lock:
         if _owner != os.getpid():
             if _sessions:
-                raise MusterError(
-                    f"process {os.getpid()} was forked from process {_owner}, which holds a session: gRPC "
-                    "does not work across a fork. Report to the parent by exit code or pipe, or start the "
-                    "process by spawn."
-                )
+                raise forked("a session", _owner)
             _owner = os.getpid()
         session = _sessions.get(config)
         if session is None or session.ended:

@@ -62,6 +62,22 @@ def serve(
     max_unheard_decisions: Annotated[
         int, typer.Option(min=1, help="Decisions of a group in a row without a release.")
     ] = DEFAULTS.max_unheard_decisions,
+    max_store_keys: Annotated[int, typer.Option(min=1, help="Keys of one run.")] = DEFAULTS.max_store_keys,
+    max_store_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of all keys and values of one run.")
+    ] = DEFAULTS.max_store_bytes,
+    max_store_value_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of one value.")
+    ] = DEFAULTS.max_store_value_bytes,
+    max_store_key_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of one key.")
+    ] = DEFAULTS.max_store_key_bytes,
+    max_store_clients: Annotated[
+        int, typer.Option(min=1, help="Clients of one run whose last change is remembered.")
+    ] = DEFAULTS.max_store_clients,
+    max_store_waits: Annotated[
+        int, typer.Option(min=1, help="Calls that wait for keys of one run.")
+    ] = DEFAULTS.max_store_waits,
     log_format: Annotated[
         LogFormat, typer.Option(envvar="MUSTER_LOG_FORMAT", help="How to write the log.")
     ] = LogFormat.CONSOLE,
@@ -90,6 +106,12 @@ def serve(
                 max_payload_bytes=max_payload_bytes,
                 max_gather_bytes=max_gather_bytes,
                 max_unheard_decisions=max_unheard_decisions,
+                max_store_keys=max_store_keys,
+                max_store_bytes=max_store_bytes,
+                max_store_value_bytes=max_store_value_bytes,
+                max_store_key_bytes=max_store_key_bytes,
+                max_store_clients=max_store_clients,
+                max_store_waits=max_store_waits,
             ),
         )
     except ValueError as error:

@@ -22,6 +22,8 @@ from muster.service.core.effects import (
     RunClosed,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
     Welcome,
 )
 from muster.service.core.events import (
@@ -38,15 +40,18 @@ from muster.service.core.events import (
     LeaveRendezvous,
     ProcessInfo,
     SessionId,
+    StoreRequest,
     Tick,
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
+from muster.service.core.operations import Change, Waiting
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous
 from muster.service.core.run import Run
+from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
 EPOCH_SHIFT = 32
@@ -80,7 +85,9 @@ class Coordinator:
         self.sessions: dict[SessionId, Session] = {}
         self.attendances: dict[SessionId, tuple[Run, Node]] = {}
         """The streams of nodes that have, or had, a place in a rendezvous."""
-        self._timers: Timers[Group | Process | Rendezvous] = Timers()
+        self._waiting: dict[SessionId, Store] = {}
+        """Calls that wait for keys, and where."""
+        self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
         self._last_ordinal = epoch << EPOCH_SHIFT
 
     # ------------------------------------------------------------------ driving
@@ -115,6 +122,8 @@ class Coordinator:
                 self._close(event, now, effects)
             case Evict():
                 self._evict(event, now, effects)
+            case StoreRequest():
+                self._store(event, now, effects)
             case Tick():
                 self._tick(now, effects)
             case _:
@@ -149,6 +158,12 @@ class Coordinator:
         for record in kept.get(SpeakerRecord, []):
             assert isinstance(record, SpeakerRecord)
             self._restore_speaker(record, now)
+        for record in kept.get(StoreKeyRecord, []):
+            assert isinstance(record, StoreKeyRecord)
+            self.runs[record.run_id].store.restore_key(record)
+        for record in kept.get(StoreOperationRecord, []):
+            assert isinstance(record, StoreOperationRecord)
+            self.runs[record.run_id].store.restore_operation(record)
         for run in self.runs.values():
             for process in run.roster:
                 for group in run.groups.values():
@@ -266,6 +281,9 @@ class Coordinator:
         if event.session in self.attendances:
             run, node = self.attendances.pop(event.session)
             run.rendezvous.disconnect(node, event.session, now)
+        store = self._waiting.pop(event.session, None)
+        if store is not None:
+            store.forget(event.session)
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
@@ -285,6 +303,8 @@ class Coordinator:
                 groups.append(item)
             elif isinstance(item, Rendezvous):
                 item.on_time(now, effects)
+            elif isinstance(item, Waiter):
+                item.store.on_time(item, effects)
             elif (run := self._expire(item, now, effects)) is not None:
                 runs[run.run_id] = run
         # All who died at once are known before a barrier fails, so that its report names them all.
@@ -403,6 +423,23 @@ class Coordinator:
             effects.send(event.session, Evicted())
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
+
+    # ------------------------------------------------------------------ the store
+
+    def _store(self, event: StoreRequest, now: Instant, effects: Effects) -> None:
+        """An operation on a run's store; a run that nobody knew begins with it."""
+        try:
+            self._check_store_request(event)
+            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0)
+            run.store.carry_out(event.session, event.operation, now, effects)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+            return
+        if event.run_id not in self.runs:
+            self.runs[event.run_id] = run
+            effects.records.append(run.record)
+        if event.session in run.store.waiters:
+            self._waiting[event.session] = run.store
 
     # ------------------------------------------------------------------ looking up
 
@@ -523,6 +560,16 @@ class Coordinator:
         size, most = len(reason.encode("utf-8", "replace")), self.limits.max_reason_bytes
         if size > most:
             raise _invalid("reason", f"{size:,} bytes", f"it may have {most:,}")
+
+    def _check_store_request(self, event: StoreRequest) -> None:
+        self._check_run(event.run_id)
+        operation = event.operation
+        if isinstance(operation, Waiting) and operation.timeout:
+            self._check_timeout(operation.timeout)
+        if isinstance(operation, Change) and operation.id is not None:
+            self._check_name("operation.client", operation.id.client)
+            if operation.id.number < 1:
+                raise _invalid("operation.number", operation.id.number, "a client's operations count from 1")
 
     def _check_shape(self, event: JoinGroup) -> Shape:
         self._check_name("prefix", event.prefix)

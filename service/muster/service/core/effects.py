@@ -15,6 +15,7 @@ from muster.service.core.model import (
     RendezvousSettings,
     Shape,
 )
+from muster.service.core.operations import Answer, Changed
 from muster.service.core.refusal import Refusal
 
 
@@ -122,10 +123,61 @@ class ForgetDecision:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoreKeyRecord:
+    """One key of a run's store."""
+
+    run_id: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStoreKey:
+    """A key was removed from a run's store."""
+
+    run_id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOperationRecord:
+    """The last change of a store's client, which must not be carried out twice, and its answer."""
+
+    run_id: str
+    client: str
+    number: int
+    answer: Changed
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStoreOperation:
+    """A store's client is not remembered any more."""
+
+    run_id: str
+    client: str
+
+
 Kept: TypeAlias = (
-    RunRecord | GroupRecord | SpeakerRecord | Decision | EvictionRecord | RoundRecord | ParticipantRecord
+    RunRecord
+    | GroupRecord
+    | SpeakerRecord
+    | Decision
+    | EvictionRecord
+    | RoundRecord
+    | ParticipantRecord
+    | StoreKeyRecord
+    | StoreOperationRecord
 )
-Record: TypeAlias = Kept | ForgetSpeaker | ForgetDecision | ForgetRound | ForgetParticipant
+Record: TypeAlias = (
+    Kept
+    | ForgetSpeaker
+    | ForgetDecision
+    | ForgetRound
+    | ForgetParticipant
+    | ForgetStoreKey
+    | ForgetStoreOperation
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +281,7 @@ Message: TypeAlias = (
     | NodeLeft
     | RunClosed
     | Evicted
+    | Answer
 )
 
 

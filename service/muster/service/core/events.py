@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from muster.service.core.model import NodeInfo, RendezvousSettings
+from muster.service.core.operations import Operation
 
 SessionId: TypeAlias = int
 """Names one open stream, or one unary call, for as long as it lasts."""
@@ -140,6 +141,15 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """A call asks something of a run's store; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The next deadline has come."""
 
@@ -155,5 +165,6 @@ Event: TypeAlias = (
     | LeaveRendezvous
     | CloseRun
     | Evict
+    | StoreRequest
     | Tick
 )

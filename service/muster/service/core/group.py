@@ -44,7 +44,7 @@ from muster.service.core.model import (
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.roster import Roster
-from muster.service.core.timers import Alarm
+from muster.service.core.timers import Alarms
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Group:
         *,
         roster: Roster,
         limits: Limits,
-        timers: "Alarm[Group]",
+        timers: "Alarms[Group]",
         generation: int,
         first_sequence: int = 0,
     ) -> None:

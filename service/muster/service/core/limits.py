@@ -31,6 +31,18 @@ class Limits:
     """Missing ranks in all kept decisions of one group: fewer decisions are kept when each is large."""
     decision_history: int = 64
     """Decisions of a group that are kept for people to look at when no rank needs them any more."""
+    max_store_keys: int = 262_144
+    """Keys in the store of one run."""
+    max_store_bytes: int = 67_108_864
+    """All keys and values in the store of one run; and as much again, the answers kept for its clients."""
+    max_store_value_bytes: int = 1_048_576
+    """One value in a store."""
+    max_store_key_bytes: int = 4_096
+    """Length of a store's key, in UTF-8."""
+    max_store_clients: int = 65_536
+    """Clients of a run's store whose last change is remembered; the one heard least recently is forgotten."""
+    max_store_waits: int = 65_536
+    """Calls that wait for keys of one run."""
 
     def unheard_decisions(self, ranks: int) -> int:
         """``max_unheard_decisions`` for barriers of so many ranks, each of which may be missing."""

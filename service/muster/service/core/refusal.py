@@ -33,6 +33,9 @@ class Reason(enum.StrEnum):
     MEMBER_NOT_FOUND = enum.auto()
     COORDINATOR_DRAINING = enum.auto()
     SLOW_CONSUMER = enum.auto()
+    STORE_TIMED_OUT = enum.auto()
+    NOT_A_NUMBER = enum.auto()
+    STALE_OPERATION = enum.auto()
 
 
 class Refusal(Exception):

@@ -29,7 +29,7 @@ from muster.service.core.effects import (
 from muster.service.core.events import JoinRendezvous, SessionId
 from muster.service.core.model import Closed, Instant, NodeInfo, NodeStanding, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.timers import Alarm
+from muster.service.core.timers import Alarms
 
 ROUND_HISTORY = 64
 """Completed rounds of a run that are kept for people to look at."""
@@ -99,7 +99,7 @@ class Rendezvous:
         timers: where it asks to be woken.
     """
 
-    def __init__(self, run_id: str, timers: "Alarm[Rendezvous]") -> None:
+    def __init__(self, run_id: str, timers: "Alarms[Rendezvous]") -> None:
         self.run_id = run_id
         self.round = 0
         """The round that is complete, or comes together."""

@@ -12,6 +12,7 @@ from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
+from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
 
@@ -21,7 +22,7 @@ class Run:
     Args:
         run_id: its id.
         limits: the coordinator's bounds.
-        timers: where its groups, processes and rendezvous ask to be woken.
+        timers: where its groups, processes, rendezvous and store ask to be woken.
         generation: the generation that speaks.
         closed: how it was closed, if it was.
     """
@@ -30,7 +31,7 @@ class Run:
         self,
         run_id: str,
         limits: Limits,
-        timers: Timers[Group | Process | Rendezvous],
+        timers: Timers[Group | Process | Rendezvous | Waiter],
         generation: int,
         closed: Closed | None = None,
     ) -> None:
@@ -41,6 +42,7 @@ class Run:
         self.closed = closed
         self.evictions: dict[int, EvictionRecord] = {}
         """By rank; those of an older generation count no more."""
+        self.store = Store(run_id, limits, timers)
         self._limits = limits
         self._timers = timers
 

@@ -6,14 +6,21 @@ from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T", bound=Hashable)
-T_contra = TypeVar("T_contra", contravariant=True)
+Mine = TypeVar("Mine", contravariant=True)
+
+FEW = 64
+"""Stale entries that are not worth clearing away."""
 
 
-class Alarm(Protocol[T_contra]):
-    """Where an item asks to be woken."""
+class Alarms(Protocol[Mine]):
+    """What one who wants to be woken sees of the timers, whoever else is woken by them."""
 
-    def arm(self, item: T_contra, at: float) -> None:
-        """Wake ``item`` at ``at``, or earlier if it is armed for an earlier time."""
+    def arm(self, item: Mine, at: float) -> None:
+        """See :class:`Timers`."""
+        ...
+
+    def disarm(self, item: Mine) -> None:
+        """See :class:`Timers`."""
         ...
 
 
@@ -34,6 +41,14 @@ class Timers(Generic[T]):
         if self._armed.get(item, float("inf")) > at:
             self._armed[item] = at
             heapq.heappush(self._heap, (at, next(self._tie), item))
+
+    def disarm(self, item: T) -> None:
+        """Wake ``item`` no more."""
+        self._armed.pop(item, None)
+        # Many items may be armed for much later and disarmed at once: stale entries must not pile up.
+        if len(self._heap) > 2 * len(self._armed) + FEW:
+            self._heap = [entry for entry in self._heap if self._armed.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
 
     def next_time(self) -> float | None:
         """The earliest time at which an item may be due."""

@@ -14,8 +14,8 @@ from muster.service.core.events import (
 )
 from muster.service.core.model import Decision
 from muster.service.driver import Driver
-from muster.service.rpc import codec, errors
-from muster.service.rpc.call import Call
+from muster.service.rpc import codec
+from muster.service.rpc.call import Call, LongPolls
 from muster.service.wire import decision_to_pb
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
@@ -28,50 +28,40 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._calls: set[Call[Decision]] = set()
+        self._polls = LongPolls(driver)
 
     async def Arrive(  # noqa: N802
         self, request: barrier_pb2.ArriveRequest, context: Any
     ) -> barrier_pb2.ArriveResponse:
         """Arrive, and wait for the decision."""
-        call = Call(self._driver, Decision)
         # One life for each group, so that calls for two groups at once do not take turns.
         group = hashlib.blake2s(request.prefix.encode(), digest_size=4).hexdigest()
         incarnation = f"{request.incarnation or 'unary'}/{group}"
         process = ProcessInfo(request.rank, incarnation, request.host or "unknown host", request.pid)
         failure = request.failure if request.HasField("failure") else None
-        self._driver.submit(Hello(call.id, request.run_id, request.generation, (process,), unary=True))
-        self._driver.submit(
-            JoinGroup(
-                call.id,
-                request.prefix,
-                request.world_size,
-                codec.at_most("participants", request.participants),
+        participants = codec.at_most("participants", request.participants)
+        with self._polls.open(Decision) as call:
+            self._driver.submit(Hello(call.id, request.run_id, request.generation, (process,), unary=True))
+            self._driver.submit(JoinGroup(call.id, request.prefix, request.world_size, participants))
+            self._driver.submit(
+                Arrive(
+                    call.id,
+                    request.prefix,
+                    request.sequence if request.HasField("sequence") else None,
+                    request.timeout_ms / 1000,
+                    (Arrival(request.rank, request.payload, failure),),
+                )
             )
-        )
-        self._driver.submit(
-            Arrive(
-                call.id,
-                request.prefix,
-                request.sequence if request.HasField("sequence") else None,
-                request.timeout_ms / 1000,
-                (Arrival(request.rank, request.payload, failure),),
-            )
-        )
-        self._calls.add(call)
-        try:
             return barrier_pb2.ArriveResponse(decision=decision_to_pb(await call.answer()))
-        finally:
-            self._calls.discard(call)
 
     async def Abort(  # noqa: N802
         self, request: barrier_pb2.AbortRequest, context: Any
     ) -> barrier_pb2.AbortResponse:
         """End an open barrier for everyone."""
-        call = Call(self._driver, Decision)
         sequence = request.sequence if request.HasField("sequence") else None
-        self._driver.submit(Abort(call.id, request.run_id, request.prefix, request.reason, sequence))
-        return barrier_pb2.AbortResponse(decision=decision_to_pb(await call.answer()))
+        with Call(self._driver, Decision) as call:
+            self._driver.submit(Abort(call.id, request.run_id, request.prefix, request.reason, sequence))
+            return barrier_pb2.AbortResponse(decision=decision_to_pb(await call.answer()))
 
     async def Get(  # noqa: N802
         self, request: barrier_pb2.BarrierServiceGetRequest, context: Any
@@ -95,5 +85,4 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
 
     def drain(self) -> None:
         """End every long poll; its caller asks again."""
-        for call in list(self._calls):
-            call.refuse(errors.DRAINING)
+        self._polls.drain()

@@ -1,22 +1,26 @@
-"""A unary call as a session of the driver: the first answer of the kind that it waits for ends it."""
+"""A unary call as a session of the driver: it is asked for one answer."""
 
 import asyncio
-from typing import Generic, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 from muster.service.core.effects import Message, Refused
 from muster.service.core.events import Disconnected
 from muster.service.core.refusal import Refusal
 from muster.service.driver import Driver, Outgoing
+from muster.service.rpc import errors
 
 T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """One call that waits for one answer.
+    """The first message of the kind wanted, or the first refusal, is its answer; with its block it ends.
 
     Args:
-        driver: whom it is submitted to.
-        kind: the type of the answer; other messages are of no interest to a call.
+        driver: takes the events, which name the call by its ``id``.
+        kind: the class of the message that is wanted.
     """
 
     def __init__(self, driver: Driver, kind: type[T]) -> None:
@@ -25,15 +29,27 @@ class Call(Generic[T]):
         self._answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.id = driver.connect(self)
 
+    def __enter__(self) -> "Call[T]":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._answer.cancel()
+        self._driver.disconnect(self.id)
+        self._driver.submit(Disconnected(self.id))
+
     def deliver(self, outgoing: Outgoing) -> None:
-        """Take a message."""
+        """Take a message; what is neither of the kind nor a refusal is of no interest here."""
         message: Message = outgoing.message
-        if self._answer.done():
-            return
         if isinstance(message, self._kind):
-            self._answer.set_result(message)
+            if not self._answer.done():
+                self._answer.set_result(message)
         elif isinstance(message, Refused):
-            self._answer.set_exception(message.refusal)
+            self.refuse(message.refusal)
 
     def refuse(self, refusal: Refusal) -> None:
         """End the wait."""
@@ -46,8 +62,39 @@ class Call(Generic[T]):
         Raises:
             Refusal: there is none.
         """
-        try:
-            return await self._answer
-        finally:
-            self._driver.disconnect(self.id)
-            self._driver.submit(Disconnected(self.id))
+        return await self._answer
+
+
+class LongPolls:
+    """The calls of a service that may wait for long, so that a drain can end them.
+
+    Args:
+        driver: takes their events.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._open: set[Call[Any]] = set()
+        self._draining = False
+
+    @contextmanager
+    def open(self, kind: type[T]) -> Iterator[Call[T]]:
+        """A call that a drain ends.
+
+        Raises:
+            Refusal: COORDINATOR_DRAINING.
+        """
+        if self._draining:
+            raise errors.DRAINING
+        with Call(self._driver, kind) as call:
+            self._open.add(call)
+            try:
+                yield call
+            finally:
+                self._open.discard(call)
+
+    def drain(self) -> None:
+        """End every call, and take no more; the callers ask again."""
+        self._draining = True
+        for call in list(self._open):
+            call.refuse(errors.DRAINING)

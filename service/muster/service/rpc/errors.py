@@ -41,6 +41,9 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.MEMBER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.STORE_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.NOT_A_NUMBER: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.STALE_OPERATION: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 DRAINING = Refusal(

@@ -51,9 +51,9 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             lambda core, now: views.eviction(core.run(request.run_id), request.rank, now)
         )
         if not request.dry_run:
-            call = Call(self._driver, Evicted)
-            self._driver.submit(Evict(call.id, request.run_id, request.rank, request.reason))
-            await call.answer()
+            with Call(self._driver, Evicted) as call:
+                self._driver.submit(Evict(call.id, request.run_id, request.rank, request.reason))
+                await call.answer()
         return run_pb2.EvictResponse(
             members=codec.members_to_pb(affected.members),
             failed_barriers=[

@@ -14,6 +14,7 @@ from muster.service.rpc.interceptor import CallInterceptor, CallObserver
 from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
 from muster.service.rpc.session import SessionServicer
+from muster.service.rpc.store import StoreServicer
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
@@ -22,6 +23,8 @@ from muster.v1 import (
     run_pb2,
     run_pb2_grpc,
     session_pb2,
+    store_pb2,
+    store_pb2_grpc,
 )
 
 SERVICES = (
@@ -29,12 +32,15 @@ SERVICES = (
     barrier_pb2.DESCRIPTOR.services_by_name["BarrierService"],
     rendezvous_pb2.DESCRIPTOR.services_by_name["RendezvousService"],
     run_pb2.DESCRIPTOR.services_by_name["RunService"],
+    store_pb2.DESCRIPTOR.services_by_name["StoreService"],
 )
 METHODS = [f"/{service.full_name}/{m.name}" for service in SERVICES for m in service.methods]
 MESSAGE_HEADROOM = 1 << 20
-"""Bytes of a message beyond the payloads that it carries."""
+"""Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
+VALUES_PER_MESSAGE = 2
+"""A message may carry so many of a store's values: the expected and the desired one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class RpcServer:
     sessions: SessionServicer
     barriers: BarrierServicer
     rendezvous: RendezvousServicer
+    stores: StoreServicer
 
     async def drain(self, grace: float) -> None:
         """Ask everyone to connect again, then stop.
@@ -57,6 +64,7 @@ class RpcServer:
         self.sessions.drain()
         self.barriers.drain()
         self.rendezvous.drain()
+        self.stores.drain()
         await self.server.stop(grace)
 
 
@@ -78,7 +86,11 @@ def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", limits.max_sessions),
         (
             "grpc.max_receive_message_length",
-            limits.max_payload_bytes * RANKS_PER_MESSAGE + MESSAGE_HEADROOM,
+            max(
+                limits.max_payload_bytes * RANKS_PER_MESSAGE,
+                limits.max_store_value_bytes * VALUES_PER_MESSAGE,
+            )
+            + MESSAGE_HEADROOM,
         ),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", third),
@@ -105,15 +117,17 @@ async def build_server(
     server = grpc.aio.server(interceptors=[CallInterceptor(observer)], options=options(session_ttl, limits))
     sessions = SessionServicer(driver)
     barriers = BarrierServicer(driver)
+    stores = StoreServicer(driver)
     server.add_generic_rpc_handlers((sessions.handler(),))
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
     rendezvous = RendezvousServicer(driver)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
+    store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
     checks = health_v1.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in SERVICES]
     for name in ("", *names):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection([*names, health_v1.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return RpcServer(server, checks, sessions, barriers, rendezvous)
+    return RpcServer(server, checks, sessions, barriers, rendezvous, stores)

@@ -1,6 +1,7 @@
 """The core's records as keys and values.
 
-Names hold no control characters, so NUL parts the fields of a key.
+Names hold no control characters, so NUL parts the fields of a key. A store's key may hold any, and stands
+last for that reason.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,8 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupRecord,
     Kept,
     ParticipantRecord,
@@ -20,8 +23,11 @@ from muster.service.core.effects import (
     RoundRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
 from muster.service.core.model import Decision, MemberState, RendezvousSettings, Shape
+from muster.service.core.operations import Changed, Done, Flag, Number, Value
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
     closed_from_pb,
@@ -87,6 +93,15 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
             return key, _participant_to_pb(record).SerializeToString()
         case ForgetParticipant():
             return _key("participant", record.run_id, record.incarnation), None
+        case StoreKeyRecord():
+            entry = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
+            return _key("storekey", record.run_id, record.key), entry.SerializeToString()
+        case ForgetStoreKey():
+            return _key("storekey", record.run_id, record.key), None
+        case StoreOperationRecord():
+            return _key("storeop", record.run_id, record.client), _operation_to_pb(record).SerializeToString()
+        case ForgetStoreOperation():
+            return _key("storeop", record.run_id, record.client), None
 
 
 def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
@@ -129,6 +144,11 @@ def _decode(key: bytes, value: bytes) -> Kept:
             return _round_from_pb(state_pb2.RoundRecord.FromString(value))
         case b"participant":
             return _participant_from_pb(state_pb2.ParticipantRecord.FromString(value))
+        case b"storekey":
+            entry = state_pb2.StoreKeyRecord.FromString(value)
+            return StoreKeyRecord(entry.run_id, entry.key, entry.value)
+        case b"storeop":
+            return _operation_from_pb(state_pb2.StoreOperationRecord.FromString(value))
         case kind:
             raise ValueError(f"no record is called {kind!r}")
 
@@ -228,3 +248,29 @@ def _participant_from_pb(message: state_pb2.ParticipantRecord) -> ParticipantRec
             keep_alive_timeout=message.keep_alive_timeout_ms / 1000,
         ),
     )
+
+
+def _operation_to_pb(record: StoreOperationRecord) -> state_pb2.StoreOperationRecord:
+    message = state_pb2.StoreOperationRecord(run_id=record.run_id, client=record.client, number=record.number)
+    match record.answer:
+        case Number(number):
+            message.number_answer = number
+        case Value(value):
+            message.value_answer = value
+        case Flag(flag):
+            message.flag_answer = flag
+    return message
+
+
+def _operation_from_pb(message: state_pb2.StoreOperationRecord) -> StoreOperationRecord:
+    answer: Changed
+    match message.WhichOneof("answer"):
+        case "number_answer":
+            answer = Number(message.number_answer)
+        case "value_answer":
+            answer = Value(message.value_answer)
+        case "flag_answer":
+            answer = Flag(message.flag_answer)
+        case _:
+            answer = Done()
+    return StoreOperationRecord(message.run_id, message.client, message.number, answer)

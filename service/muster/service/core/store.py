@@ -1,0 +1,365 @@
+"""The key-value store of a run: keys, the calls that wait for them, and what must not be done twice.
+
+The operations mean what they mean in torch's stores. Two things are added. A change that names itself is
+carried out once, however often it is sent: its number and answer are kept with what it wrote. And a value
+that is not a number is refused by ``add``, where torch reads as far as it can.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muster.service.core import report
+from muster.service.core.effects import (
+    Effects,
+    ForgetStoreKey,
+    ForgetStoreOperation,
+    Refused,
+    StoreKeyRecord,
+    StoreOperationRecord,
+)
+from muster.service.core.events import SessionId
+from muster.service.core.limits import Limits
+from muster.service.core.model import Instant
+from muster.service.core.operations import (
+    Add,
+    Append,
+    Change,
+    Changed,
+    Check,
+    CompareSet,
+    Delete,
+    Done,
+    Flag,
+    Get,
+    Keys,
+    ListKeys,
+    Number,
+    NumKeys,
+    Operation,
+    OperationId,
+    Set,
+    Value,
+    Values,
+    Wait,
+    Waiting,
+)
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.timers import Alarms
+
+NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+LEAST, MOST = -(2**63), 2**63 - 1
+"""What an ``add`` can hold."""
+MOST_KEYS_NAMED = 4
+"""Of the keys that a call waited for in vain: a status must fit in a header."""
+
+ANSWERED_BY: dict[type[Change], type[Changed]] = {
+    Set: Done,
+    Add: Number,
+    CompareSet: Value,
+    Append: Done,
+    Delete: Flag,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A call that waits for keys."""
+
+    store: "Store"
+    session: SessionId
+    operation: Waiting
+    watched: int = 0
+    """Which of its keys it watches: one that is not there."""
+
+
+class Store:
+    """The keys of one run.
+
+    Args:
+        run_id: the run.
+        limits: the coordinator's bounds.
+        timers: where its waiters ask to be woken.
+    """
+
+    def __init__(self, run_id: str, limits: Limits, timers: Alarms[Waiter]) -> None:
+        self.run_id = run_id
+        self.values: dict[str, bytes] = {}
+        self.bytes = 0
+        """Of all keys and values."""
+        self.waiters: dict[SessionId, Waiter] = {}
+        self._limits = limits
+        self._timers = timers
+        self._watchers: dict[str, dict[SessionId, Waiter]] = {}
+        """By key. Each waiter stands at one key only, so that a write costs what it wakes and no more."""
+        self._last: dict[str, StoreOperationRecord] = {}
+        """The last named change of each client, the client that was heard least recently first."""
+        self._last_bytes = 0
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore_key(self, record: StoreKeyRecord) -> None:
+        """Take back a key from storage."""
+        self._put(record.key, record.value)
+
+    def restore_operation(self, record: StoreOperationRecord) -> None:
+        """Take back a client's last change from storage."""
+        self._keep(record)
+
+    # ------------------------------------------------------------------ operations
+
+    def carry_out(self, session: SessionId, operation: Operation, now: Instant, effects: Effects) -> None:
+        """Carry an operation out, and answer its call; one that waits is answered when its keys are there.
+
+        Raises:
+            Refusal: it cannot be carried out, and nothing is changed.
+        """
+        match operation:
+            case Get() | Wait():
+                self._wait(session, operation, now, effects)
+            case Check():
+                effects.send(session, Flag(all(key in self.values for key in operation.keys)))
+            case ListKeys():
+                effects.send(session, Keys(tuple(sorted(self.values))))
+            case NumKeys():
+                effects.send(session, Number(len(self.values)))
+            case _:
+                effects.send(session, self._change(operation, effects))
+
+    # ------------------------------------------------------------------ changing
+
+    def _change(self, change: Change, effects: Effects) -> Changed:
+        answer = self._answer_given(change)
+        if answer is not None:
+            return answer
+        writes, answer = self._plan(change)
+        self._check_room(writes)
+        for key, value in writes.items():
+            if value is None:
+                self._remove(key)
+                effects.records.append(ForgetStoreKey(self.run_id, key))
+            else:
+                self._put(key, value)
+                effects.records.append(StoreKeyRecord(self.run_id, key, value))
+        if change.id is not None:
+            self._remember(change.id, answer, effects)
+        for key in writes:
+            self._wake(key, effects)
+        return answer
+
+    def _plan(self, change: Change) -> tuple[Mapping[str, bytes | None], Changed]:
+        """What a change writes, None to remove a key, and its answer."""
+        match change:
+            case Set():
+                return dict(change.entries), Done()
+            case Add():
+                total = self._number(change.key) + change.amount
+                if not LEAST <= total <= MOST:
+                    raise self._not_a_number(change.key, f"would become {total}, beyond 64 bits")
+                return {change.key: str(total).encode()}, Number(total)
+            case CompareSet():
+                present = self.values.get(change.key)
+                if present == change.expected or (present is None and not change.expected):
+                    return {change.key: change.desired}, Value(change.desired)
+                return {}, Value(change.expected if present is None else present)
+            case Append():
+                return {change.key: self.values.get(change.key, b"") + change.value}, Done()
+            case Delete():
+                existed = change.key in self.values
+                return {change.key: None} if existed else {}, Flag(existed)
+
+    def _number(self, key: str) -> int:
+        value = self.values.get(key) or b"0"
+        if not NUMBER.fullmatch(value):
+            shown = report.shown(value[: report.MOST_NAME_SHOWN].decode("utf-8", "backslashreplace"))
+            raise self._not_a_number(key, f'holds "{shown}", which is none')
+        return int(value)
+
+    def _not_a_number(self, key: str, why: str) -> Refusal:
+        return Refusal(
+            Reason.NOT_A_NUMBER,
+            f'cannot add to key "{report.shown(key)}" of run {self.run_id} as to a whole number of 64 bits: '
+            f"it {why}. Use another key, or set this one to a number first.",
+        )
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._remove(key)
+        self.values[key] = value
+        self.bytes += _size(key, value)
+
+    def _remove(self, key: str) -> None:
+        value = self.values.pop(key, None)
+        if value is not None:
+            self.bytes -= _size(key, value)
+
+    def _check_room(self, writes: Mapping[str, bytes | None]) -> None:
+        limits = self._limits
+        more_keys, more_bytes = 0, 0
+        for key, value in writes.items():
+            if value is None:
+                continue
+            self._check_key(key)
+            if len(value) > limits.max_store_value_bytes:
+                raise limit_exceeded(
+                    "max_store_value_bytes",
+                    limits.max_store_value_bytes,
+                    f'the value of key "{report.shown(key)}" would have {len(value):,} bytes',
+                )
+            old = self.values.get(key)
+            more_keys += old is None
+            more_bytes += _size(key, value) - (0 if old is None else _size(key, old))
+        if more_keys > 0 and len(self.values) + more_keys > limits.max_store_keys:
+            raise limit_exceeded(
+                "max_store_keys",
+                limits.max_store_keys,
+                f"run {self.run_id} has {len(self.values):,} keys, and {more_keys:,} would be added",
+            )
+        if more_bytes > 0 and self.bytes + more_bytes > limits.max_store_bytes:
+            raise limit_exceeded(
+                "max_store_bytes",
+                limits.max_store_bytes,
+                f"run {self.run_id} has {self.bytes:,} bytes of keys and values, and {more_bytes:,} would be "
+                "added",
+            )
+
+    def _check_key(self, key: str) -> None:
+        size, most = len(key.encode()), self._limits.max_store_key_bytes
+        if size > most:
+            shown = report.shown(key[:20])
+            raise limit_exceeded("max_store_key_bytes", most, f'key "{shown}…" has {size:,} bytes')
+
+    # ------------------------------------------------------------------ once
+
+    def _answer_given(self, change: Change) -> Changed | None:
+        """The answer that a change was given before, if it is sent again."""
+        last = None if change.id is None else self._last.get(change.id.client)
+        if last is None or change.id is None or change.id.number > last.number:
+            return None
+        if change.id.number < last.number:
+            raise Refusal(
+                Reason.STALE_OPERATION,
+                f"operation {change.id.number} of client {last.client} is over: {last.number} has been "
+                "carried out since. Give each operation a higher number than the one before.",
+                last=last.number,
+            )
+        if type(last.answer) is not ANSWERED_BY[type(change)]:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"operation.number = {last.number}: client {last.client} has used it for an operation of "
+                "another kind. Give each operation a number of its own.",
+                field="operation.number",
+            )
+        return last.answer
+
+    def _remember(self, id: OperationId, answer: Changed, effects: Effects) -> None:
+        """Keep a change's answer; the clients that were heard least recently are forgotten for it."""
+        record = StoreOperationRecord(self.run_id, id.client, id.number, answer)
+        self._keep(record)
+        effects.records.append(record)
+        limits = self._limits
+        while len(self._last) > limits.max_store_clients or self._last_bytes > limits.max_store_bytes:
+            client = next(iter(self._last))
+            self._drop(client)
+            effects.records.append(ForgetStoreOperation(self.run_id, client))
+
+    def _keep(self, record: StoreOperationRecord) -> None:
+        self._drop(record.client)
+        self._last[record.client] = record
+        self._last_bytes += _answer_size(record)
+
+    def _drop(self, client: str) -> None:
+        record = self._last.pop(client, None)
+        if record is not None:
+            self._last_bytes -= _answer_size(record)
+
+    # ------------------------------------------------------------------ waiting
+
+    def _wait(self, session: SessionId, operation: Waiting, now: Instant, effects: Effects) -> None:
+        for key in operation.keys:
+            self._check_key(key)
+        waiter = Waiter(self, session, operation)
+        if self._find_missing(waiter) is None:
+            self._answer(waiter, effects)
+            return
+        if len(self.waiters) >= self._limits.max_store_waits:
+            raise limit_exceeded(
+                "max_store_waits",
+                self._limits.max_store_waits,
+                f"{len(self.waiters):,} calls wait for keys of run {self.run_id}",
+            )
+        self.waiters[session] = waiter
+        self._watch(waiter)
+        if operation.timeout:
+            self._timers.arm(waiter, now.monotonic + operation.timeout)
+
+    def _find_missing(self, waiter: Waiter) -> str | None:
+        """The next of its keys that is not there, from the one watched on and round once.
+
+        So each key is looked at about once, in whatever order they come, and one that was removed again
+        while it waited for others is found.
+        """
+        keys = waiter.operation.keys
+        for step in range(len(keys)):
+            position = (waiter.watched + step) % len(keys)
+            if keys[position] not in self.values:
+                waiter.watched = position
+                return keys[position]
+        return None
+
+    def _watch(self, waiter: Waiter) -> None:
+        key = waiter.operation.keys[waiter.watched]
+        self._watchers.setdefault(key, {})[waiter.session] = waiter
+
+    def _wake(self, key: str, effects: Effects) -> None:
+        if key not in self.values:
+            return
+        for waiter in self._watchers.pop(key, {}).values():
+            if self._find_missing(waiter) is None:
+                del self.waiters[waiter.session]
+                self._timers.disarm(waiter)
+                self._answer(waiter, effects)
+            else:
+                self._watch(waiter)
+
+    def _answer(self, waiter: Waiter, effects: Effects) -> None:
+        operation = waiter.operation
+        if isinstance(operation, Get):
+            effects.send(waiter.session, Values(tuple(self.values[key] for key in operation.keys)))
+        else:
+            effects.send(waiter.session, Done())
+
+    def forget(self, session: SessionId) -> None:
+        """The call is over: wait for it no more."""
+        waiter = self.waiters.pop(session, None)
+        if waiter is None:
+            return
+        self._timers.disarm(waiter)
+        key = waiter.operation.keys[waiter.watched]
+        del self._watchers[key][session]
+        if not self._watchers[key]:
+            del self._watchers[key]
+
+    def on_time(self, waiter: Waiter, effects: Effects) -> None:
+        """A waiter's time is over."""
+        self.forget(waiter.session)
+        operation = waiter.operation
+        missing = [key for key in dict.fromkeys(operation.keys) if key not in self.values]
+        names = ", ".join(f'"{report.shown(key)}"' for key in missing[:MOST_KEYS_NAMED])
+        if len(missing) > MOST_KEYS_NAMED:
+            names += f" and {len(missing) - MOST_KEYS_NAMED:,} more"
+        refusal = Refusal(
+            Reason.STORE_TIMED_OUT,
+            f"waited {report.seconds(operation.timeout)} for keys of run {self.run_id} that nobody set: "
+            f"{names}. Look at the processes that should set them, or wait longer.",
+            missing=len(missing),
+        )
+        effects.send(waiter.session, Refused(refusal))
+
+
+def _size(key: str, value: bytes) -> int:
+    return len(key.encode()) + len(value)
+
+
+def _answer_size(record: StoreOperationRecord) -> int:
+    answer = record.answer
+    return len(record.client) + (len(answer.value) if isinstance(answer, Value) else 0)

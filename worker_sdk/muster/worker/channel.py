@@ -1,0 +1,93 @@
+"""Channels to the coordinator: their options, and one for all unary calls of this process."""
+
+import os
+import threading
+
+import grpc
+
+from muster.worker.errors import MusterError
+
+KEEPALIVE_MS = 3_333
+"""Ping after so long without data, and give up after so long without an answer: a third of the
+coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
+coordinator with a shorter TTL says so in its Welcome, and the session is opened anew with a third of that."""
+CONNECT_TIMEOUT_MS = 5_000
+"""For one attempt to connect, where nobody answers; a refusal ends it at once."""
+FIRST_BACKOFF = 0.1
+MOST_BACKOFF = 2.0
+"""Seconds between attempts, jittered; well below the session TTL."""
+
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's transparent retry loses the end of a call that meets a GOAWAY; its reader then waits for ever.
+    ("grpc.enable_retries", 0),
+    # Probing for bandwidth sends a ping for each small message.
+    ("grpc.http2.bdp_probe", 0),
+    # gRPC's name is misleading: it is the time that one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+SHARED_OPTIONS = [
+    # A channel that lives on must not wait for long before it tries again; its callers pause by themselves.
+    ("grpc.initial_reconnect_backoff_ms", round(FIRST_BACKOFF * 1000)),
+    ("grpc.max_reconnect_backoff_ms", round(MOST_BACKOFF * 1000)),
+]
+
+_lock = threading.Lock()
+_channels: dict[str, grpc.Channel] = {}
+_owner = os.getpid()
+
+
+def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
+    """The options of a channel to the coordinator.
+
+    Args:
+        keepalive_ms: milliseconds without data after which to ping, and again for the answer.
+    """
+    timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return [*CHANNEL_OPTIONS, *((timer, keepalive_ms) for timer in timers)]
+
+
+def shared_channel(endpoint: str) -> grpc.Channel:
+    """The process's channel for unary calls to a coordinator; it is opened at the first call.
+
+    Raises:
+        MusterError: this process was forked from one that has such channels.
+    """
+    global _owner
+    with _lock:
+        if _owner != os.getpid():
+            if _channels:
+                raise forked("a store", _owner)
+            _owner = os.getpid()
+        channel = _channels.get(endpoint)
+        if channel is None:
+            options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
+            channel = _channels[endpoint] = grpc.insecure_channel(endpoint, options=options)
+        return channel
+
+
+def forked(what: str, owner: int) -> MusterError:
+    """The error for using in a forked child what belongs to its parent."""
+    return MusterError(
+        f"process {os.getpid()} was forked from process {owner}, which holds {what}: gRPC does not work "
+        "across a fork. Report to the parent by exit code or pipe, or start the process by spawn."
+    )
+
+
+def explain(error: grpc.RpcError) -> str:
+    """A failed call in a few words; its error is also the call, which knows the status."""
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    return f"{code().name}: {details()}" if code and details else repr(error)
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,58 @@
+"""``init_process_group(init_method="muster://…")``: the ranks meet at the coordinator; none hosts a store.
+
+The whole form is ``muster://host:port/run_id?rank=0&world_size=2``. What is left out is taken from the
+environment, so that ``muster://`` is enough under torchrun.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are, in C++
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from muster.worker import environment
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.store import DEFAULT_TIMEOUT, CoordinatorStore
+
+SCHEME = "muster"
+PREFIX = "init_process_group"
+"""Of the barriers at which the ranks meet, and of the keys that they use then."""
+
+
+def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:  # noqa: ANN401
+    """Torch's rendezvous handler: wait until every rank is there, and hand out a store for them alone.
+
+    Args:
+        url: as above.
+        timeout: how long to wait for the other ranks; and the store's.
+
+    Yields:
+        The store, the rank and the world size.
+
+    Raises:
+        BarrierError: not all ranks came; ``.missing`` says who did not.
+        ConnectError: the coordinator could not be reached in time.
+        RefusedError: the coordinator refused this process.
+        ValueError: the URL or the environment is not usable.
+    """
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if not query.keys() <= {"rank", "world_size"}:
+        raise ValueError(f"{url}: only rank and world_size may stand behind the question mark.")
+    environ = {**os.environ, **{name.upper(): value for name, value in query.items()}}
+    rank, world_size = environment.rank(None, environ), environment.world_size(None, environ)
+    store = CoordinatorStore(parts.netloc, unquote(parts.path.removeprefix("/")), timeout)
+    seconds = timeout.total_seconds()
+    barrier = GrpcBarrier(rank, world_size, PREFIX, store.endpoint, seconds, seconds, store.run_id)
+    # A barrier's number is never given again, so what earlier lives of the job have left is not met.
+    prefix = f"{PREFIX}/{barrier.sequence}"
+    barrier.execute_barrier()
+    yield PrefixStore(prefix, store), rank, world_size
+
+
+def register() -> None:
+    """Make the scheme known to torch, once in a process."""
+    register_rendezvous_handler(SCHEME, meet)  # type: ignore[no-untyped-call]

@@ -99,7 +99,8 @@ class MusterRendezvousHandler(RendezvousHandler):
     def _export(self, place: Place) -> None:
         """What the workers inherit, so that a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
-        os.environ.setdefault("MUSTER_ENDPOINT", self._config.endpoint)
+        if not os.environ.get("MUSTER_ENDPOINT"):
+            os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
 
     def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo:
         """Where the workers find rank 0; anew in every round, since it may have moved."""

@@ -1,0 +1,177 @@
+"""Real torchrun agents on this machine, and the program that their workers run."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT = 60.0
+
+PROGRAM = '''
+"""Reduce a number over all workers again and again, until a file tells to finish; then pass a barrier."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from muster.worker import GrpcBarrier
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+barrier = GrpcBarrier(barrier_prefix="checkpoint", timeout_secs=60)
+born = folder / f"born-{os.getpid()}"
+born.write_text(f"{os.environ['MUSTER_ROUND']} {dist.get_rank()} {dist.get_world_size()} {os.getppid()}")
+born.rename(folder / f"worker-{os.getpid()}")
+finished = 0
+while not finished:
+    wish = torch.tensor([int((folder / "finish").exists())])
+    dist.all_reduce(wish, dist.ReduceOp.MAX)
+    finished = int(wish)
+    time.sleep(0.02)
+barrier.execute_barrier()
+print("rank", dist.get_rank(), "finished", flush=True)
+'''
+
+CONF = {
+    "join_timeout": 30,
+    "last_call_timeout": 1,
+    "close_timeout": 5,
+    "keep_alive_interval": 1,
+    "keep_alive_max_attempt": 1,
+    "read_timeout": 10,
+}
+"""torch's settings, shortened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that has come through to its process group."""
+
+    pid: int
+    round: int
+    rank: int
+    world_size: int
+    agent: int
+
+
+class Job:
+    """The agents and workers of one run, in one folder.
+
+    Args:
+        folder: where the workers leave their traces.
+        endpoint: the coordinator's.
+        run_id: the run.
+    """
+
+    def __init__(self, folder: Path, endpoint: str, run_id: str = "job") -> None:
+        self.folder = folder
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.program = folder / "program.py"
+        self.program.write_text(PROGRAM)
+        self.agents: list[Agent] = []
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents:
+            agent.kill()
+        for worker in self.workers():
+            _kill(worker.pid)
+
+    def agent(self, nnodes: str, *, endpoint: str = "", **conf: int) -> "Agent":
+        """Start one more torchrun."""
+        name = f"agent-{len(self.agents)}"
+        agent = Agent(self, name, nnodes, endpoint or self.endpoint, CONF | conf)
+        self.agents.append(agent)
+        return agent
+
+    def workers(self) -> list[Worker]:
+        """All that ever came through, by round and rank."""
+        found = []
+        for path in self.folder.glob("worker-*"):
+            round, rank, size, agent = (int(part) for part in path.read_text().split())
+            found.append(Worker(int(path.name.removeprefix("worker-")), round, rank, size, agent))
+        return sorted(found, key=lambda worker: (worker.round, worker.rank))
+
+    def round(self, size: int, *, after: int = -1) -> list[Worker]:
+        """Wait for a round of so many workers, with a number above ``after``."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            for number in {worker.round for worker in self.workers() if worker.round > after}:
+                members = [worker for worker in self.workers() if worker.round == number]
+                if len(members) == size == members[0].world_size:
+                    return members
+            assert time.monotonic() < deadline, f"no round of {size}: {self.workers()}\n{self.said()}"
+            time.sleep(0.05)
+
+    def finish(self) -> None:
+        """Let the workers end."""
+        (self.folder / "finish").touch()
+
+    def said(self) -> str:
+        """What all agents said, for a failed test."""
+        return "\n".join(f"--- {agent.name}\n{agent.said()}" for agent in self.agents)
+
+
+class Agent:
+    """One torchrun with one worker."""
+
+    def __init__(self, job: Job, name: str, nnodes: str, endpoint: str, conf: dict[str, int]) -> None:
+        self.name = name
+        self._job = job
+        self._log = job.folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "torch.distributed.run"),
+                    *("--rdzv-backend=muster", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.run_id}"),
+                    f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
+                    *(f"--nnodes={nnodes}", "--nproc-per-node=1", "--local-addr=127.0.0.1"),
+                    *("--max-restarts=5", "--monitor-interval=0.1"),
+                    *(str(job.program), str(job.folder)),
+                ],
+                env=os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self) -> str:
+        """Its output, with its workers'."""
+        return self._log.read_text()
+
+    def wait(self) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} does not end:\n{self._job.said()}") from None
+
+    def terminate(self) -> int:
+        """SIGTERM: a graceful end. Returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL for the agent and its workers, as when a machine dies."""
+        self.process.kill()
+        self.process.wait()
+        for worker in self._job.workers():
+            if worker.agent == self.process.pid:
+                _kill(worker.pid)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

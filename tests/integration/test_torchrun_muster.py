@@ -2,13 +2,15 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.agents import Job
 from tests.support.coordinator import Coordinator
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -19,6 +21,13 @@ def job(coordinator: Coordinator, tmp_path: Path) -> Iterator[Job]:
     folder.mkdir()
     with Job(folder, coordinator.endpoint) as job:
         yield job
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
 
 
 def departed(coordinator: Coordinator) -> list[str]:
@@ -104,3 +113,19 @@ def test_the_node_with_rank_0_leaves_first_and_the_rest_finds_the_new_one(coordi
     assert {worker.agent for worker in second} == {first[1].agent, first[2].agent}
     job.finish()
     assert [by_pid[worker.agent].wait() for worker in second] == [0, 0], job.said()
+
+
+def test_a_partitioned_node_is_removed_and_comes_back_as_a_newcomer(coordinator: Coordinator, job: Job):
+    with Proxy(coordinator.port) as proxy:
+        near = job.agent("1:2")
+        far = job.agent("1:2", endpoint=proxy.endpoint)
+        first = job.round(2)
+        proxy.black_hole()
+        wait_until(lambda: any(f"(pid {far.process.pid})" in line for line in departed(coordinator)))
+        proxy.heal()
+        proxy.cut()
+        second = job.round(2, after=first[0].round)
+        assert {worker.agent for worker in second} == {near.process.pid, far.process.pid}
+        assert "is not in round 0 of run job any more (connection lost)" in far.said()
+        job.finish()
+        assert [near.wait(), far.wait()] == [0, 0], job.said()

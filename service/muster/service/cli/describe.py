@@ -176,8 +176,10 @@ def _rendezvous(rendezvous: rendezvous_pb2.Rendezvous) -> str:
     shown = {
         "Round": str(rendezvous.round),
         "State": current_state(rendezvous),
-        "Message": rendezvous.message,
     }
+    if not rendezvous.HasField("closed"):
+        # Of a closed run it would only say once more how it was closed.
+        shown["Message"] = rendezvous.message
     return f"Rendezvous:\n{indented(fields(shown))}"
 
 

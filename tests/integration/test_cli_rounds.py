@@ -174,7 +174,7 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
     ]
     (gone,) = rows(text.partition("Gone nodes:\n")[2].partition("\n\n")[0])[1:]
     assert gone[:3] + gone[4:] == ["node-2", "902", "0", "left", "(disk\\x1b[2J", "full)"]
-    assert "Node:         1 (node-1 (pid 901))\n" in member
+    assert "Node:         1, node-1 (pid 901)\n" in member
 
 
 # ---------------------------------------------------------------------- close

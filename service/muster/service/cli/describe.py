@@ -269,7 +269,7 @@ def _node(member: run_pb2.Member, rendezvous: rendezvous_pb2.Rendezvous) -> str:
     """The node of a process: its rank and, if it is in the round, its address."""
     for view in rendezvous.nodes:
         if member.HasField("node_rank") and view.HasField("rank") and view.rank == member.node_rank:
-            return f"{member.node_rank} ({report.node_name(node_from_pb(view.node))})"
+            return f"{member.node_rank}, {report.node_name(node_from_pb(view.node))}"
     return columns.member_node(member)
 
 

@@ -53,6 +53,8 @@ def closing_text(request: rendezvous_pb2.CloseRequest, done: rendezvous_pb2.Clos
     run, would = request.run_id, request.dry_run
     if done.HasField("closed"):
         headline = report.run_closed(run, closed_from_pb(done.closed))
+        if would:
+            headline = f"would only end barriers: {headline}"
     else:
         headline = f"would close run {run}"
     lines = []

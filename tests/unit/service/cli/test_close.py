@@ -70,6 +70,10 @@ def test_a_second_closing_only_ends_barriers():
         "run job1 was closed by ann@desk: the budget is spent\n"
         '  barrier "checkpoint" #7 of run job1 was aborted'
     )
+    assert closing_text(request(abort_barriers=True, dry_run=True), done) == (
+        "would only end barriers: run job1 was closed by ann@desk: the budget is spent\n"
+        '  barrier "checkpoint" #7 of run job1 is aborted'
+    )
 
 
 def test_names_and_reasons_cannot_speak_to_the_terminal():

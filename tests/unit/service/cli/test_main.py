@@ -38,6 +38,14 @@ def test_top_refuses_a_stdout_that_is_no_terminal():
         ("abort", "job1"),
         ("abort", "job1", "checkpoint", "--sequence=-1"),
         ("abort", "job1", "checkpoint", "--reason=\udcff"),
+        ("get", "rounds"),
+        ("get", "rounds", "job1", "--interval=0"),
+        ("close",),
+        ("close", "job1", "--reason=\udcff"),
+        ("evict", "job1"),
+        ("evict", "job1", "-1"),
+        ("evict", "job1", str(2**31)),
+        ("evict", "job1", "three"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(arguments):

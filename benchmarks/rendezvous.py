@@ -242,9 +242,9 @@ in seconds. Take the ratios with you.
 ## How it was measured
 
 - *torchrun's handler* is what torchrun calls: `next_rendezvous()` of the registered backend, a thread for
-  each node, in a few processes. With c10d, the first node hosts the TCPStore, as in a job; the connection to it is
-  made before the clock starts. Muster's coordinator is a process of its own on SQLite, and each node's
-  connection is made while the clock runs.
+  each node, in a few processes. With c10d, the first node hosts the TCPStore, as in a job; the connection
+  to it is made before the clock starts. Muster's coordinator is a process of its own on SQLite, and each
+  node's connection is made while the clock runs.
 - *Nodes on the wire* do the same without torch and threads, each on a connection of its own: join, and read
   the address of rank 0 from the store.
 - c10d's nodes poll once a second, race to swap one state of all nodes, and sleep up to 0.3 s before they

@@ -264,10 +264,15 @@ class Run:
         for process in processes:
             if process.session is not None:
                 info = ProcessInfo(rank, process.incarnation, process.host, process.pid)
-                effects.send(process.session, Refused(self._evicted(info), final=True))
+                alone = self._speaks_alone(process)
+                effects.send(process.session, Refused(self._evicted(info), rank=rank, final=alone))
             process.evict(now.monotonic)
             self.gone(process, effects, reason)
         self.check(now, effects)
+
+    def _speaks_alone(self, process: Process) -> bool:
+        """Whether the process's stream speaks for nobody else."""
+        return not any(p is not process and p.session == process.session for p in self.roster)
 
     def to_evict(self, rank: int) -> list[Process]:
         """The processes that :meth:`evict` would send away.

@@ -4,6 +4,7 @@ What must hold at every step is watched by :mod:`tests.support.rendezvous_world`
 :mod:`tests.support.core_world`; what must hold in the end is asked here, when all are back and time has passed.
 """
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,7 +31,7 @@ ENDS = {
 index = st.integers(0, 11)
 addresses = st.sampled_from(["node-1", "node-2", "node-10", "10.0.0.9"])
 rarely = st.sampled_from([False] * 14 + [True])
-crashes = st.sampled_from([None, None, None, *Crash])
+crashes = st.sampled_from([None] * 18 + [*Crash])
 
 
 class Job(RuleBasedStateMachine):
@@ -74,10 +75,10 @@ class Job(RuleBasedStateMachine):
             self.world.crash_next = crash
             agent.join(seen=seen)
 
-    @rule()
-    def all_join_anew(self) -> None:
+    @rule(but=index)
+    def all_join_anew(self, but: int) -> None:
         """As they do when they learn that someone waits, or that one of their workers has failed."""
-        for agent in self.alive:
+        for agent in self.alive[but % 3 :]:
             agent.join()
 
     @rule(number=index, seen=st.booleans())
@@ -123,15 +124,16 @@ class Job(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.wait(seconds)
 
-    @rule(crash=st.sampled_from(Crash), seconds=st.sampled_from([KEEP_ALIVE, LAST_CALL]))
-    def the_coordinator_dies_when_a_time_comes(self, crash: Crash, seconds: float) -> None:
+    @rule(crash=crashes, seconds=st.sampled_from([KEEP_ALIVE, LAST_CALL]))
+    def the_coordinator_dies_when_a_time_comes(self, crash: Crash | None, seconds: float) -> None:
         self.world.crash_next = crash
         self.world.wait(seconds)
         self.world.crash_next = None
 
-    @rule()
-    def the_coordinator_dies(self) -> None:
-        self.world.crash()
+    @rule(sure=rarely)
+    def the_coordinator_dies(self, sure: bool) -> None:
+        if sure:
+            self.world.crash()
 
     @precondition(lambda self: RUN in self.world.coordinator.runs)
     @rule(sure=rarely, crash=crashes)
@@ -203,5 +205,5 @@ class Job(RuleBasedStateMachine):
                 assert agent.waiting == waiting, "the latest count is told in the end"
 
 
-Job.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestRules = Job.TestCase
+TestJob = pytest.mark.timeout(600)(Job.TestCase)  # a failure takes minutes to be made small
+TestJob.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -393,11 +393,14 @@ class Coordinator:
     def _join_rendezvous(self, event: JoinRendezvous, now: Instant, effects: Effects) -> None:
         try:
             self._check_node(event)
-            run = self._run_for(event.run_id, 0, effects)
+            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0)
             node = run.join_rendezvous(event, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
             return
+        if event.run_id not in self.runs:
+            self.runs[event.run_id] = run
+            effects.records.append(run.record)
         self.attendances[event.session] = run, node
 
     def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
@@ -533,6 +536,9 @@ class Coordinator:
         if event.attempt < 1:
             raise _invalid("attempt", event.attempt, "attempts are counted from 1")
         settings, most = event.settings, self.limits.max_world_size
+        if run is not None and known is None and len(run.rendezvous) >= most:
+            given = f"{len(run.rendezvous):,} nodes have a place in the rendezvous of run {event.run_id} already"
+            raise limit_exceeded("max_world_size", most, given)
         if not 1 <= settings.min_nodes <= most:
             raise _invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")
         if not settings.min_nodes <= settings.max_nodes <= most:

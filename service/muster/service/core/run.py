@@ -242,7 +242,7 @@ class Run:
             self.closed = Closed(event.by, event.reason, now.wall)
             effects.records.append(self.record)
             effects.deliveries.append(Delivery(self.sessions(), self.closed))
-            self.rendezvous.close(self.closed, effects)
+            self.rendezvous.close(self.closed, now, effects)
             effects.notices.append(
                 Notice("run.closed", self.run_id, report.run_closed(self.run_id, self.closed))
             )

@@ -13,11 +13,16 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
     ForgetDecision,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
 from muster.service.core.model import Decision, Instant, MemberState, Shape
+from muster.service.core.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
@@ -37,7 +42,19 @@ SPEAKER = SpeakerRecord(
     shape=Shape(16, (0, 3, 5)),
     state=MemberState.DISCONNECTED,
 )
-ALL_KINDS = [RunRecord("job1", 3), GroupRecord("job1", "checkpoint", 3, 6), SPEAKER, records.decision()]
+STORE = [
+    StoreKeyRecord("job1", "a key\0with NUL", b"\0\xff"),
+    StoreKeyRecord("job1", "", b""),
+    StoreOperationRecord("job1", "c1", 2**63, Number(-(2**63))),
+    StoreOperationRecord("job1", "c2", 1, Done()),
+]
+ALL_KINDS = [
+    RunRecord("job1", 3),
+    GroupRecord("job1", "checkpoint", 3, 6),
+    *STORE,
+    SPEAKER,
+    records.decision(),
+]
 
 
 class Place:
@@ -206,7 +223,19 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
     ]
     keep(place, *ALL_KINDS, *others)
     forgotten = [ForgetDecision("job1", "checkpoint", 7), ForgetSpeaker("job1", "checkpoint", 3)]
-    assert by_key(keep(place, *forgotten)) == by_key([*ALL_KINDS[:2], *others])
+    forgotten += [ForgetStoreKey("job1", ""), ForgetStoreOperation("job1", "c1")]
+    assert by_key(keep(place, *forgotten)) == by_key([*ALL_KINDS[:2], STORE[0], STORE[3], *others])
+
+
+def test_the_keys_of_two_runs_are_told_apart_whatever_is_in_them(place: Place):
+    """A run id holds no NUL, so the first one ends it."""
+    alike = [
+        StoreKeyRecord("a", "b\0c", b"1"),
+        StoreKeyRecord("a", "b", b"2"),
+        StoreKeyRecord("a\u00e9", "", b"3"),
+    ]
+    assert by_key(keep(place, *alike)) == by_key(alike)
+    assert len(by_key(alike)) == 3
 
 
 def test_the_last_record_for_a_key_wins_within_a_batch(place: Place):
@@ -235,6 +264,7 @@ def test_a_coordinator_takes_them_back(place: Place):
     core = Coordinator(epoch=2)
     core.restore(keep(place, *ALL_KINDS), Instant(0.0, 0.0))
     assert core.run("job1").groups["checkpoint"].decisions == {7: records.decision()}
+    assert core.run("job1").store.values == {"a key\0with NUL": b"\0\xff", "": b""}
 
 
 RUN_KEY, RUN_VALUE = codec.encode(ALL_KINDS[0])

@@ -25,6 +25,9 @@ def test_the_reasons_are_stable():
         "SESSION_REPLACED",
         "COORDINATOR_DRAINING",
         "SLOW_CONSUMER",
+        "STORE_TIMED_OUT",
+        "NOT_A_NUMBER",
+        "STALE_OPERATION",
     ]
 
 

@@ -123,7 +123,7 @@ def test_a_wait_is_ended_by_another_client(shared: Coordinator):
 def test_a_wait_in_vain_names_the_keys(shared: Coordinator):
     store = in_a_run(shared)
     store.set("there", "1")
-    with pytest.raises(StoreTimeoutError, match='waited 20 ms .* nobody set: "nowhere"') as caught:
+    with pytest.raises(StoreTimeoutError, match=r'waited 20 ms .* nobody set: "nowhere"') as caught:
         store.wait(["there", "nowhere"], timedelta(milliseconds=20))
     assert caught.value.keys == ("there", "nowhere")
 
@@ -194,12 +194,12 @@ def test_a_value_past_the_limit_is_refused_with_its_name(shared: Coordinator):
 
 
 def test_a_message_past_grpcs_limit_is_refused_and_explained(shared: Coordinator):
-    with pytest.raises(RefusedError, match="RESOURCE_EXHAUSTED.*larger than max"):
+    with pytest.raises(RefusedError, match=r"RESOURCE_EXHAUSTED.*larger than max"):
         in_a_run(shared).set("k", bytes(20 << 20))
 
 
 def test_a_run_id_past_its_limit_is_refused(shared: Coordinator):
-    with pytest.raises(RefusedError, match='run_id = "jjjj.*10,000 bytes and may have 256') as caught:
+    with pytest.raises(RefusedError, match=r'run_id = "jjjj.*10,000 bytes and may have 256') as caught:
         CoordinatorStore(shared.endpoint, "j" * 10_000, SOON).num_keys()
     assert caught.value.reason == "INVALID_ARGUMENT"
 
@@ -218,16 +218,23 @@ def test_limits_are_flags(tmp_path: Path):
             store.set("l", "1")
 
 
+def reason_of(error: grpc.RpcError) -> str:
+    status, info = rpc_status.from_call(error), ErrorInfo()
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    return info.reason
+
+
 def test_garbage_is_refused_and_disturbs_nobody(shared: Coordinator):
     with grpc.insecure_channel(shared.endpoint) as channel:
         raw = channel.unary_unary("/muster.v1.StoreService/Set")
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as caught:
             raw(b"\xff" * 100, timeout=20)
+        assert "100 bytes that are not a request of /muster.v1.StoreService/Set" in caught.value.details()
+        assert reason_of(caught.value) == "INVALID_ARGUMENT"
         stub = store_pb2_grpc.StoreServiceStub(channel)
         for request in (pb.AddRequest(), pb.AddRequest(run_id="r", operation=pb.OperationId(client="c"))):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Add(request, timeout=20)
-            info = ErrorInfo()
-            assert rpc_status.from_call(caught.value).details[0].Unpack(info)
-            assert info.reason == "INVALID_ARGUMENT"
+            assert reason_of(caught.value) == "INVALID_ARGUMENT"
     assert in_a_run(shared).add("n", 1) == 1

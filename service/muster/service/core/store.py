@@ -320,10 +320,17 @@ class Store:
 
     def _answer(self, waiter: Waiter, effects: Effects) -> None:
         operation = waiter.operation
-        if isinstance(operation, Get):
-            effects.send(waiter.session, Values(tuple(self.values[key] for key in operation.keys)))
-        else:
+        if isinstance(operation, Wait):
             effects.send(waiter.session, Done())
+            return
+        values = tuple(self.values[key] for key in operation.keys)
+        size, most = sum(map(len, values)), self._limits.max_store_bytes
+        if size > most:
+            # A key may be asked for many times in one call.
+            refusal = limit_exceeded("max_store_bytes", most, f"the values asked for have {size:,} bytes")
+            effects.send(waiter.session, Refused(refusal))
+            return
+        effects.send(waiter.session, Values(values))
 
     def forget(self, session: SessionId) -> None:
         """The call is over: wait for it no more."""

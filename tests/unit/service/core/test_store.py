@@ -381,6 +381,17 @@ def test_limits_not_luck_too_many_bytes():
     assert stores.store.bytes == 10
 
 
+def test_limits_not_luck_too_many_bytes_in_one_answer():
+    stores = Stores(max_store_bytes=10)
+    stores.set(k=b"12345")
+    assert stores.ask(Get(("k", "k"), 1.0)) == Values((b"12345",) * 2)
+    assert_limited(stores.refused(Get(("k",) * 3, 1.0)), "max_store_bytes", 10)
+    waiter = stores.wait(Get(("k", "k", "l"), 1.0))
+    ((session, told),) = stores.set(l=b"6")
+    assert session == waiter
+    assert_limited(told.refusal, "max_store_bytes", 10)
+
+
 def test_limits_not_luck_too_large_a_value_or_a_key():
     stores = Stores(max_store_value_bytes=4, max_store_key_bytes=3)
     assert stores.ask(Set((("abc", b"1234"),))) == Done()

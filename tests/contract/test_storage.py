@@ -16,11 +16,15 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupRecord,
     ParticipantRecord,
     RoundRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
 from muster.service.core.model import (
     Closed,
@@ -31,6 +35,7 @@ from muster.service.core.model import (
     RendezvousSettings,
     Shape,
 )
+from muster.service.core.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
@@ -60,6 +65,12 @@ NODE = ParticipantRecord(
         min_nodes=2, max_nodes=4, join_timeout=600.0, last_call_timeout=30.0, keep_alive_timeout=0.5
     ),
 )
+STORE = [
+    StoreKeyRecord("job1", "a key\0with NUL", b"\0\xff"),
+    StoreKeyRecord("job1", "", b""),
+    StoreOperationRecord("job1", "c1", 2**63, Number(-(2**63))),
+    StoreOperationRecord("job1", "c2", 1, Done()),
+]
 ALL_KINDS = [
     RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25)),
     GroupRecord("job1", "checkpoint", 3, 6),
@@ -68,6 +79,7 @@ ALL_KINDS = [
     EvictionRecord("job1", 5, 3, (1 << 32) + 9),
     ROUND,
     NODE,
+    *STORE,
 ]
 
 
@@ -243,8 +255,22 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
         ForgetSpeaker("job1", "checkpoint", 3),
         ForgetRound("job1", 12),
         ForgetParticipant("job1", "decaf"),
+        ForgetStoreKey("job1", ""),
+        ForgetStoreOperation("job1", "c1"),
     ]
-    assert by_key(keep(place, *forgotten)) == by_key([*ALL_KINDS[:2], ALL_KINDS[4], *others])
+    left = [*ALL_KINDS[:2], ALL_KINDS[4], STORE[0], STORE[3], *others]
+    assert by_key(keep(place, *forgotten)) == by_key(left)
+
+
+def test_the_keys_of_two_runs_are_told_apart_whatever_is_in_them(place: Place):
+    """A run id holds no NUL, so the first one ends it."""
+    alike = [
+        StoreKeyRecord("a", "b\0c", b"1"),
+        StoreKeyRecord("a", "b", b"2"),
+        StoreKeyRecord("a\u00e9", "", b"3"),
+    ]
+    assert by_key(keep(place, *alike)) == by_key(alike)
+    assert len(by_key(alike)) == 3
 
 
 def test_the_last_record_for_a_key_wins_within_a_batch(place: Place):
@@ -294,6 +320,7 @@ def test_a_coordinator_takes_them_back(place: Place):
     assert list(run.rendezvous.rounds) == [ROUND]
     assert run.rendezvous.complete
     assert [(node.info, node.attempt, node.rank) for node in run.rendezvous] == [(NODE.node, 13, 1)]
+    assert run.store.values == {"a key\0with NUL": b"\0\xff", "": b""}
 
 
 RUN_KEY, RUN_VALUE = codec.encode(ALL_KINDS[0])

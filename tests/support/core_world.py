@@ -24,6 +24,8 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupJoined,
     GroupRecord,
     Kept,
@@ -35,6 +37,8 @@ from muster.service.core.effects import (
     RoundRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
     Welcome,
 )
 from muster.service.core.events import (
@@ -119,6 +123,14 @@ class Disk:
                     self.eras[record.run_id, record.prefix] += 1
                 case SpeakerRecord():
                     self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
+                case StoreKeyRecord():
+                    self.kept[StoreKeyRecord, record.run_id, record.key] = record
+                case ForgetStoreKey():
+                    del self.kept[StoreKeyRecord, record.run_id, record.key]
+                case StoreOperationRecord():
+                    self.kept[StoreOperationRecord, record.run_id, record.client] = record
+                case ForgetStoreOperation():
+                    del self.kept[StoreOperationRecord, record.run_id, record.client]
                 case Decision():
                     decided = self.decided.setdefault((record.run_id, record.prefix), [])
                     assert record.sequence == len(decided), "sequences have no gaps, and are decided once"

@@ -9,6 +9,8 @@ from muster.service.core.effects import (
     RoundRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
 from muster.service.core.model import (
     Closed,
@@ -22,6 +24,7 @@ from muster.service.core.model import (
     RendezvousSettings,
     Shape,
 )
+from muster.service.core.operations import Done, Flag, Number, Value
 
 names = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=12)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -99,7 +102,17 @@ decisions = st.builds(
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
 )
-kept = runs | groups | speakers | decisions | evictions | rounds | participants
+store_keys = st.builds(StoreKeyRecord, names, texts, st.binary(max_size=20))
+changed = (
+    st.builds(Done)
+    | st.builds(Flag, st.booleans())
+    | st.builds(Number, st.integers(-(2**63), 2**63 - 1))
+    | st.builds(Value, st.binary(max_size=20))
+)
+store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed)
+kept = (
+    runs | groups | speakers | decisions | evictions | rounds | participants | store_keys | store_operations
+)
 
 
 def decision(**changed: object) -> Decision:

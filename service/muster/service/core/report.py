@@ -251,3 +251,8 @@ def run_closed(run_id: str, closed: Closed) -> str:
     """How a run was closed."""
     why = f": {shown(closed.reason)}" if closed.reason else ""
     return f"run {run_id} was closed by {shown(closed.by)}{why}"
+
+
+def evicted(reason: str) -> str:
+    """Why the processes of a rank were sent away."""
+    return f"evicted: {shown(reason)}" if reason else "evicted"

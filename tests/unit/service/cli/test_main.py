@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.service.core import coordinator, group, run
+from muster.service.core import coordinator, group, run, store
 
 
 def invoke(*arguments: str):
@@ -56,7 +56,7 @@ def test_what_makes_no_sense_is_a_usage_error(arguments):
 
 
 def test_every_limit_that_a_refusal_says_to_raise_is_an_option_of_serve():
-    source = "".join(inspect.getsource(module) for module in (coordinator, group, run))
+    source = "".join(inspect.getsource(module) for module in (coordinator, group, run, store))
     limits = set(re.findall(r'limit_exceeded\(\s*"(\w+)"', source))
     assert limits >= {"max_runs", "max_groups_per_run", "max_unheard_decisions"}
     shown = invoke("serve", "--help").stdout

@@ -286,7 +286,9 @@ class RendezvousWorld(World):
         assert len({one.rank for one in others.values()}) == len(others), "two nodes have one rank"
         assert len({one.world_size for one in others.values()}) == 1
 
-    def close(self, by: str = "node-0", reason: str = "", *, abort: bool = False, run: str = RUN) -> RunClosed:
+    def close(
+        self, by: str = "node-0", reason: str = "", *, abort: bool = False, run: str = RUN
+    ) -> RunClosed:
         """Someone closes the run."""
         (answer,) = self.ask(CloseRun(self.new_session(), run, by, reason, abort))
         assert isinstance(answer, RunClosed)

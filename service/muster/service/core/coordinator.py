@@ -500,7 +500,9 @@ class Coordinator:
             raise _invalid("attempt", event.attempt, "attempts are counted from 1")
         settings, most = event.settings, self.limits.max_world_size
         if run is not None and known is None and len(run.rendezvous) >= most:
-            given = f"{len(run.rendezvous):,} nodes have a place in the rendezvous of run {event.run_id} already"
+            given = (
+                f"{len(run.rendezvous):,} nodes have a place in the rendezvous of run {event.run_id} already"
+            )
             raise limit_exceeded("max_world_size", most, given)
         if not 1 <= settings.min_nodes <= most:
             raise _invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")

@@ -1,7 +1,8 @@
 """The rules of the rendezvous, under whatever happens in whatever order.
 
 What must hold at every step is watched by :mod:`tests.support.rendezvous_world` and
-:mod:`tests.support.core_world`; what must hold in the end is asked here, when all are back and time has passed.
+:mod:`tests.support.core_world`; what must hold in the end is asked here, when all are back and time has
+passed.
 """
 
 import pytest

@@ -289,7 +289,11 @@ class TestNodes:
         [
             (
                 Standing(NodeStanding.WAITING, 7, "wait"),
-                {"standing": rendezvous_pb2.Standing(standing="NODE_STANDING_WAITING", round=7, message="wait")},
+                {
+                    "standing": rendezvous_pb2.Standing(
+                        standing="NODE_STANDING_WAITING", round=7, message="wait"
+                    )
+                },
             ),
             (
                 RoundComplete(0, 0, 2),

@@ -779,7 +779,7 @@ def test_a_tick_that_comes_early_or_twice_does_no_harm(pair):
     before = pair.disk.records()
     for _ in range(3):
         effects = pair.do(Tick())
-        assert not (effects.records or effects.deliveries or effects.notices)
+        assert [effects.records, effects.deliveries, effects.notices] == [[], [], []]
     assert pair.disk.records() == before
 
 

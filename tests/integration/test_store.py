@@ -20,6 +20,7 @@ from muster.v1 import store_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, RefusedError, StoreTimeoutError
 from tests.support import store_users
 from tests.support.coordinator import Coordinator, free_port
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(180)
 SOON = timedelta(seconds=60)
@@ -179,6 +180,49 @@ def test_a_coordinator_that_is_stopped_and_started_again_fails_nobody(coordinato
         coordinator.start()
         store.set("late", "2")
         assert waiting.result(60) == [b"1", b"2"]
+
+
+# ---------------------------------------------------------------------- bad networks
+
+
+def test_connections_that_break_again_and_again_never_count_an_add_twice(shared: Coordinator):
+    with Proxy(shared.port) as proxy, ThreadPoolExecutor(3) as threads:
+        far = CoordinatorStore(proxy.endpoint, uuid.uuid4().hex, SOON)
+        near = CoordinatorStore(shared.endpoint, far.run_id, SOON)
+        enough = threading.Event()
+
+        def add(client: CoordinatorStore) -> list[int]:
+            sums = []
+            while not enough.is_set():
+                sums.append(client.add("n", 1))
+            return sums
+
+        adders = [threads.submit(add, far.clone()) for _ in range(3)]
+        try:
+            for _ in range(5):
+                seen = near.add("n", 0)
+                proxy.cut()
+                while near.add("n", 0) < seen + 10:
+                    near.wait(["n"])
+        finally:
+            enough.set()
+        sums = [value for adder in adders for value in adder.result(60)]
+    assert sorted(sums) == list(range(1, len(sums) + 1))
+    assert near.add("n", 0) == len(sums)
+
+
+def test_a_change_that_was_swallowed_is_sent_again_over_another_connection(shared: Coordinator):
+    with Proxy(shared.port) as proxy, ThreadPoolExecutor(1) as threads:
+        far = CoordinatorStore(proxy.endpoint, uuid.uuid4().hex, SOON)
+        assert far.add("n", 1) == 1
+        proxy.black_hole()
+        adding = threads.submit(far.add, "n", 1)
+        # An idle wait is wanted here: that nothing comes through is what is tried.
+        with pytest.raises(TimeoutError):
+            adding.result(0.5)
+        proxy.cut(refuse=True)
+        proxy.heal()
+        assert adding.result(60) == 2
 
 
 # ---------------------------------------------------------------------- bad input

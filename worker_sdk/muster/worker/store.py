@@ -240,6 +240,8 @@ class CoordinatorStore(Store):
         return _seconds(timeout)
 
     def _change(self, method: Callable[..., Response], request: Change) -> Response:
+        # Before the lock: in a forked child it may be held for ever, by a thread that only the parent has.
+        self._check_owner()
         with self._turn:
             self._number += 1
             request.operation.CopyFrom(pb.OperationId(client=self._client, number=self._number))
@@ -247,8 +249,7 @@ class CoordinatorStore(Store):
 
     def _send(self, method: Callable[..., Response], request: Message, timeout: float) -> Response:
         """Send a request, and again while no coordinator answers, until the timeout is over."""
-        if os.getpid() != self._owner:
-            raise forked("this store", self._owner)
+        self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
         left, backoff = timeout, FIRST_BACKOFF
         while True:
@@ -266,6 +267,10 @@ class CoordinatorStore(Store):
             time.sleep(pause)
             left -= pause
             backoff = min(backoff * 2, MOST_BACKOFF)
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise forked("this store", self._owner)
 
     def _refused(self, error: grpc.RpcError, request: Message) -> MusterError:
         reason, sentence = _reason(error), str(error.details())

@@ -536,10 +536,10 @@ class Coordinator:
         if event.attempt < 1:
             raise _invalid("attempt", event.attempt, "attempts are counted from 1")
         settings, most = event.settings, self.limits.max_world_size
-        if run is not None and known is None and len(run.rendezvous) >= self.limits.max_sessions:
-            # A place outlives its stream for the keep-alive timeout, so the streams do not bound them.
+        if run is not None and known is None and len(run.rendezvous) >= most:
+            # A place outlives its stream for the keep-alive timeout, so max_sessions does not bound them.
             given = f"{len(run.rendezvous):,} nodes have a place in the rendezvous of run {event.run_id}"
-            raise limit_exceeded("max_sessions", self.limits.max_sessions, given)
+            raise limit_exceeded("max_world_size", most, given)
         if not 1 <= settings.min_nodes <= most:
             raise _invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")
         if not settings.min_nodes <= settings.max_nodes <= most:

@@ -491,6 +491,14 @@ class Coordinator:
         run = self.runs.get(event.run_id)
         known = run.rendezvous.find(event.node.incarnation) if run is not None else None
         self._check_sessions(known is not None and known.session is not None)
+        places = len(run.rendezvous) if run is not None else 0
+        if known is None and places >= self.limits.max_sessions:
+            raise limit_exceeded(
+                "max_sessions",
+                self.limits.max_sessions,
+                f"{places} nodes have a place in the rendezvous of run {event.run_id} already, those that "
+                "are away among them",
+            )
         self._check_run(event.run_id)
         self._check_name("incarnation", event.node.incarnation)
         self._check_name("address", event.node.address)
@@ -499,11 +507,6 @@ class Coordinator:
         if event.attempt < 1:
             raise _invalid("attempt", event.attempt, "attempts are counted from 1")
         settings, most = event.settings, self.limits.max_world_size
-        if run is not None and known is None and len(run.rendezvous) >= most:
-            given = (
-                f"{len(run.rendezvous):,} nodes have a place in the rendezvous of run {event.run_id} already"
-            )
-            raise limit_exceeded("max_world_size", most, given)
         if not 1 <= settings.min_nodes <= most:
             raise _invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")
         if not settings.min_nodes <= settings.max_nodes <= most:

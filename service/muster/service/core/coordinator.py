@@ -528,6 +528,14 @@ class Coordinator:
         run = self.runs.get(event.run_id)
         known = run.rendezvous.find(event.node.incarnation) if run is not None else None
         self._check_sessions(known is not None and known.session is not None)
+        places = len(run.rendezvous) if run is not None else 0
+        if known is None and places >= self.limits.max_sessions:
+            raise limit_exceeded(
+                "max_sessions",
+                self.limits.max_sessions,
+                f"{places} nodes have a place in the rendezvous of run {event.run_id} already, those that "
+                "are away among them",
+            )
         self._check_run(event.run_id)
         self._check_name("incarnation", event.node.incarnation)
         self._check_name("address", event.node.address)

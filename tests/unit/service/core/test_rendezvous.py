@@ -636,7 +636,7 @@ def test_limits_not_luck_too_many_streams_of_nodes():
     assert c.refusal.metadata == {"limit": "max_sessions", "value": "2"}
     a.connect()
     assert a.stands is PARTICIPANT
-    a.lose_stream()
+    a.leave()
     assert world.agent("c").stands is PARTICIPANT
 
 
@@ -649,12 +649,12 @@ def test_limits_not_luck_too_many_runs_of_nodes():
 
 
 def test_limits_not_luck_too_many_nodes_that_have_a_place():
-    world = RendezvousWorld(nodes(3), limits=Limits(max_world_size=3))
+    world = RendezvousWorld(nodes(3), limits=Limits(max_sessions=3))
     for address in "ab":
         world.agent(address).lose_stream()
     c = world.agent("c")
     d = world.agent("d")
-    assert d.refusal.metadata == {"limit": "max_world_size", "value": "3"}
+    assert d.refusal.metadata == {"limit": "max_sessions", "value": "3"}
     assert "3 nodes have a place" in d.refusal.message
     c.join()
     world.wait(KEEP_ALIVE)

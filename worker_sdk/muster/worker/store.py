@@ -218,6 +218,22 @@ class CoordinatorStore(Store):
         request = pb.DeleteRequest(run_id=self.run_id, key=_key(key))
         return self._change(self._stub.Delete, request).existed
 
+    def delete_prefix(self, prefix: str) -> int:
+        """Remove every key that begins so.
+
+        Args:
+            prefix: must not be empty.
+
+        Returns:
+            How many keys there were.
+
+        Raises:
+            ConnectError: the coordinator could not be reached; the keys may be removed or not.
+            RefusedError: the coordinator refused.
+        """
+        request = pb.DeletePrefixRequest(run_id=self.run_id, prefix=_key(prefix))
+        return self._send(self._stub.DeletePrefix, request, self._timeout()).count
+
     # ------------------------------------------------------------------ for torch
 
     def has_extended_api(self) -> bool:

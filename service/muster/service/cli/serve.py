@@ -49,9 +49,6 @@ def serve(
     max_groups_per_run: Annotated[
         int, typer.Option(min=1, help="Groups (prefixes) of one run.")
     ] = DEFAULTS.max_groups_per_run,
-    max_world_size: Annotated[
-        int, typer.Option(min=1, help="Ranks of a job, and nodes of a rendezvous.")
-    ] = DEFAULTS.max_world_size,
     max_sessions: Annotated[int, typer.Option(min=1, help="Sessions open at once.")] = DEFAULTS.max_sessions,
     max_processes_per_rank: Annotated[
         int, typer.Option(min=1, help="Living processes that speak for one rank.")
@@ -104,7 +101,6 @@ def serve(
             limits=Limits(
                 max_runs=max_runs,
                 max_groups_per_run=max_groups_per_run,
-                max_world_size=max_world_size,
                 max_sessions=max_sessions,
                 max_processes_per_rank=max_processes_per_rank,
                 max_payload_bytes=max_payload_bytes,

@@ -528,6 +528,7 @@ class Coordinator:
         run = self.runs.get(event.run_id)
         known = run.rendezvous.find(event.node.incarnation) if run is not None else None
         self._check_sessions(known is not None and known.session is not None)
+        # A place outlives its stream for the keep-alive timeout, so open streams alone do not bound them.
         places = len(run.rendezvous) if run is not None else 0
         if known is None and places >= self.limits.max_sessions:
             raise limit_exceeded(
@@ -544,10 +545,6 @@ class Coordinator:
         if event.attempt < 1:
             raise _invalid("attempt", event.attempt, "attempts are counted from 1")
         settings, most = event.settings, self.limits.max_world_size
-        if run is not None and known is None and len(run.rendezvous) >= most:
-            # A place outlives its stream for the keep-alive timeout, so max_sessions does not bound them.
-            given = f"{len(run.rendezvous):,} nodes have a place in the rendezvous of run {event.run_id}"
-            raise limit_exceeded("max_world_size", most, given)
         if not 1 <= settings.min_nodes <= most:
             raise _invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")
         if not settings.min_nodes <= settings.max_nodes <= most:

@@ -175,6 +175,11 @@ class Rendezvous:
 
     # ------------------------------------------------------------------ what nodes do
 
+    def begin_above(self, round: int) -> None:
+        """Number the first round above this one; nothing happens once there has been a round."""
+        if not self.rounds:
+            self.round = max(self.round, round + 1)
+
     def join(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
         """Give a node a place, or the one back that it has.
 

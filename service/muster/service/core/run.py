@@ -223,6 +223,9 @@ class Run:
         Raises:
             Refusal: RUN_CLOSED, or as :meth:`Rendezvous.join`.
         """
+        if self.rendezvous.settings is None and self.groups:
+            # The round will be the workers' generation, and must not be one that has been before.
+            self.rendezvous.begin_above(self.generation)
         closed = self.closed
         if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
             raise run_closed(self.run_id, closed)

@@ -29,6 +29,7 @@ from muster.service.core.operations import (
     Check,
     CompareSet,
     Delete,
+    DeletePrefix,
     Done,
     Flag,
     Get,
@@ -119,6 +120,8 @@ class Store:
                 self._wait(session, operation, now, effects)
             case Check():
                 effects.send(session, Flag(all(key in self.values for key in operation.keys)))
+            case DeletePrefix():
+                effects.send(session, Number(self._delete_prefix(operation.prefix, effects)))
             case ListKeys():
                 effects.send(session, Keys(tuple(sorted(self.values))))
             case NumKeys():
@@ -146,6 +149,19 @@ class Store:
         for key in writes:
             self._wake(key, effects)
         return answer
+
+    def _delete_prefix(self, prefix: str, effects: Effects) -> int:
+        if not prefix:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                'prefix = "": it must not be empty, since every key begins so. Name a prefix.',
+                field="prefix",
+            )
+        doomed = [key for key in self.values if key.startswith(prefix)]
+        for key in doomed:
+            self._remove(key)
+            effects.records.append(ForgetStoreKey(self.run_id, key))
+        return len(doomed)
 
     def _plan(self, change: Change) -> tuple[Mapping[str, bytes | None], Changed]:
         """What a change writes, None to remove a key, and its answer."""

@@ -8,7 +8,7 @@ from muster.service.core.limits import Limits
 from muster.service.core.model import NodeInfo, NodeStanding
 from muster.service.core.refusal import Reason
 from muster.service.core.rendezvous import MOST_DEPARTED, ROUND_HISTORY, natural
-from tests.support.core_world import RUN, Crash
+from tests.support.core_world import CKPT, RUN, Crash
 from tests.support.rendezvous_world import JOIN, KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT, WAITING, REDUNDANT = NodeStanding
@@ -807,3 +807,27 @@ def test_what_happens_is_noticed(pair):
     assert notices[0].message == f"node b (pid {b.pid}) of round 0: left (bye)"
     names = f"a (pid {a.pid}), b (pid {b.pid})"
     assert notices[1].message == f"round 1 of run job1 was completed in 30 s: {names}"
+
+
+# ---------------------------------------------------------------------- beside barriers
+
+
+def test_the_first_round_is_numbered_above_the_generation_that_has_been():
+    """Else its workers, whose generation the round is, would be refused as those of a past life."""
+    world = RendezvousWorld(nodes(1))
+    old = world.start(0, generation=3)
+    old.join()
+    old.goodbye()
+    world.agent("a")
+    assert world.rendezvous.round == 4
+    world.crash()
+    assert world.rendezvous.round == 4
+    worker = world.start(0, generation=world.rendezvous.round)
+    worker.join()
+    assert worker.seats[CKPT].refused is None
+
+
+def test_the_first_round_of_a_job_without_a_past_is_0():
+    world = RendezvousWorld(nodes(1))
+    world.agent("a")
+    assert world.rendezvous.round == 0

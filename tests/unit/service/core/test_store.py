@@ -15,6 +15,7 @@ from muster.service.core.operations import (
     Check,
     CompareSet,
     Delete,
+    DeletePrefix,
     Done,
     Flag,
     Get,
@@ -466,4 +467,24 @@ def test_a_run_that_began_with_its_store_takes_any_generation(stores: Stores):
     client = stores.world.start(0, generation=3)
     assert client.session is not None
     assert stores.world.coordinator.runs[RUN].generation == 3
+    assert stores.ask(NumKeys()) == Number(1)
+
+
+# ---------------------------------------------------------------------- by prefix
+
+
+def test_all_keys_that_begin_so_are_removed_for_good_and_no_other():
+    stores = Stores()
+    stores.ask(Set((("round.1/a", b"1"), ("round.1/b", b"2"), ("round.10/a", b"3"), ("x", b"4"))))
+    assert stores.ask(DeletePrefix("round.1/")) == Number(2)
+    assert stores.ask(DeletePrefix("round.1/")) == Number(0)
+    stores.world.crash()
+    assert stores.ask(ListKeys()) == Keys(("round.10/a", "x"))
+    assert stores.world.coordinator.run(RUN).store.bytes == len("round.10/a3x4")
+
+
+def test_all_keys_at_once_are_not_removed_by_mistake():
+    stores = Stores()
+    stores.ask(Set((("x", b"4"),)))
+    assert stores.refused(DeletePrefix("")).reason is Reason.INVALID_ARGUMENT
     assert stores.ask(NumKeys()) == Number(1)

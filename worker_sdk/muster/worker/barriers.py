@@ -111,8 +111,10 @@ class GrpcBarrier(Barrier):
                 f"participants = {list(shape.participants)}: they must be different ranks from 0 to "
                 f"{self.world_size - 1}."
             )
+        self._shape = shape
         self._ranks = shape.participants or range(self.world_size)
         self._timeout = timeout_secs
+        self._init_timeout = timeout_barrier_init_secs
         self._session = session_for(
             SessionConfig(
                 endpoint=environment.endpoint(endpoint),
@@ -124,6 +126,40 @@ class GrpcBarrier(Barrier):
             )
         )
         self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)
+
+    def sibling(self, barrier_prefix: str) -> "GrpcBarrier":
+        """A barrier of another group for the same ranks, on the same session.
+
+        Args:
+            barrier_prefix: the other group.
+
+        Raises:
+            ConnectError: the coordinator could not be reached in time.
+            RefusedError: it refused.
+        """
+        config = self._session.config
+        return GrpcBarrier(
+            self.rank,
+            self.world_size,
+            barrier_prefix,
+            config.endpoint,
+            self._init_timeout,
+            self._timeout,
+            config.run_id,
+            config.generation,
+            self._shape.participants or None,
+            config.host,
+        )
+
+    @property
+    def run_id(self) -> str:
+        """The training job."""
+        return self._session.config.run_id
+
+    @property
+    def generation(self) -> int:
+        """The job's life between restarts."""
+        return self._session.config.generation
 
     @property
     def sequence(self) -> int:

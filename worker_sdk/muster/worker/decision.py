@@ -46,6 +46,17 @@ class MissingRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A rank's vote that a barrier must not be released."""
+
+    rank: int
+    host: str
+    pid: int
+    reason: str
+    """In the rank's own words."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The one outcome of a barrier, the same for every rank."""
 
@@ -55,6 +66,8 @@ class Decision:
     message: str
     """What happened, for people."""
     missing: tuple[MissingRank, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    """The votes that aborted it, if votes did."""
     payloads: Mapping[int, bytes] = field(default_factory=dict)
     """What each rank handed in; ranks that handed in nothing are absent."""
     wait: float = 0.0
@@ -63,6 +76,11 @@ class Decision:
     """Seconds from the first to the last arrival."""
     last_arrival_rank: int | None = None
     """The straggler."""
+
+    @property
+    def released(self) -> bool:
+        """Whether every rank arrived and none voted to fail."""
+        return self.outcome is Outcome.RELEASED
 
 
 def decision_from_pb(message: pb.Decision) -> Decision:
@@ -73,6 +91,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
         outcome=_outcome(message.outcome),
         message=message.message,
         missing=tuple(missing_from_pb(one) for one in message.missing),
+        failures=tuple(Failure(f.rank, f.host, f.pid, f.reason) for f in message.failures),
         payloads={one.rank: one.data for one in message.payloads},
         wait=message.wait_ms / 1000,
         skew=message.skew_ms / 1000,

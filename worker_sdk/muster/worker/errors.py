@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from muster.worker.decision import Decision, MissingRank, Outcome
+from muster.worker.decision import Decision, Failure, MissingRank, Outcome
 
 
 class MusterError(DistStoreError):
@@ -100,6 +100,34 @@ class OutcomeUnknownError(BarrierError):
     The barrier is neither released nor failed for that reason. Executing the barrier again asks for
     the outcome of this same sequence.
     """
+
+
+class AsyncSaveError(MusterError):
+    """A save was not committed, on any rank, and nobody has finalized it.
+
+    Args:
+        message: what happened: which ranks failed or are missing, where they run, and why.
+        call_idx: the number of the save in its queue.
+        decision: what the ranks were told.
+    """
+
+    def __init__(self, message: str, call_idx: int, decision: Decision) -> None:
+        super().__init__(message)
+        self.call_idx = call_idx
+        self.decision = decision
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The ranks that failed to write, with exit status and the child's traceback."""
+        return self.decision.failures
+
+    @property
+    def missing(self) -> tuple[MissingRank, ...]:
+        """The ranks that had not said how their write ended."""
+        return self.decision.missing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.call_idx, self.decision), vars(self)
 
 
 _BY_OUTCOME: dict[Outcome, type[BarrierError]] = {

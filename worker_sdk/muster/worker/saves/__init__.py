@@ -1,0 +1,18 @@
+"""Asynchronous saves: written aside, and finalized by every rank or by none."""
+
+from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
+from muster.worker.saves.checkpointer import Checkpointer
+from muster.worker.saves.queue import AsyncCallsQueue, SaveTimings
+from muster.worker.saves.request import AsyncRequest
+from muster.worker.saves.torch_checkpoint import TorchAsyncCheckpoint
+
+__all__ = [
+    "AsyncCaller",
+    "AsyncCallsQueue",
+    "AsyncRequest",
+    "Checkpointer",
+    "ForkCaller",
+    "PersistentCaller",
+    "SaveTimings",
+    "TorchAsyncCheckpoint",
+]

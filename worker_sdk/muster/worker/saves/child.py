@@ -1,0 +1,82 @@
+"""What a forked child does: write, report to its parent through a pipe, and end.
+
+It shares the parent's memory as it was at the fork, and nothing else that it could harm: it does not touch
+CUDA or gRPC, closes the parent's sockets, takes the signals' default actions, runs without garbage collection
+(which would run the finalizers of the parent's objects) and ends without any cleaning up.
+"""
+
+import gc
+import os
+import select
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from muster.worker.saves.failure import failure_text
+
+FAILED = 1
+"""The exit status of a child whose function raised."""
+
+
+def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
+    """Become the child: write, report a failure, end.
+
+    Args:
+        write: what writes.
+        report: the file descriptor on which a failure is reported.
+        parent: the parent's process id; when it ends, so does the child.
+    """
+    status = FAILED
+    try:
+        _settle_down(report, parent)
+        write()
+        _flush()
+        status = 0
+    except BaseException as error:
+        os.write(report, failure_text(error).encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(status)
+
+
+def _settle_down(report: int, parent: int) -> None:
+    gc.disable()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _close_sockets(report)
+    # The parent's threads are not here: work that was shared among them would wait for ever.
+    torch.set_num_threads(1)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _close_sockets(spared: int) -> None:
+    """The other side of a connection must see it end with the parent, not with the child."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number <= 2 or number == spared:
+            continue
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+        except OSError:
+            continue  # It was the listing's own.
+
+
+def _die_with(parent: int) -> None:
+    """A rank that died is restarted, and must not meet its own past at work."""
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(FAILED)
+    select.select([watched], [], [])
+    os._exit(FAILED)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -1,0 +1,133 @@
+"""A folder of checkpoints that cannot lie: what has a checkpoint's name is one.
+
+A save is written under a name that begins with a dot, and gets its own by one rename, when every rank has
+written and all that it needs is on the disk. A marker inside records what it is.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MARKER = "committed.json"
+WIDTH = 10
+"""Digits of a step, so that names sort as steps do."""
+
+
+class UncommittedError(ValueError):
+    """A directory is not a checkpoint that was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A checkpoint: the marker's content, and where it is."""
+
+    step: int
+    world_size: int
+    run_id: str
+    prefix: str
+    sequence: int
+    """Of the decision that committed it."""
+    path: Path
+
+
+class CheckpointDirectory:
+    """The checkpoints of one job.
+
+    Args:
+        folder: where they are; it is made if it is not there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(
+                f"{folder} cannot be written by this user. Mend its permissions, or name another."
+            )
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or will be."""
+        return self.folder / f"step-{step:0{WIDTH}}"
+
+    def unfinished(self, step: int, life: str) -> Path:
+        """Where a step is written before it is committed.
+
+        Args:
+            step: the step.
+            life: what makes the name this save's own, the same for all ranks.
+        """
+        return self.folder / f".step-{step:0{WIDTH}}.{life}"
+
+    def commit(self, unfinished: Path, made: Committed) -> None:
+        """Make a written save a checkpoint, on the disk and for good."""
+        marker = {key: value for key, value in asdict(made).items() if key != "path"}
+        with (unfinished / MARKER).open("w") as file:
+            json.dump(marker, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(unfinished)
+        unfinished.rename(made.path)
+        sync(self.folder)
+
+    def read(self, path: Path) -> Committed:
+        """What a checkpoint is.
+
+        Raises:
+            UncommittedError: it is none.
+        """
+        try:
+            return Committed(**json.loads((path / MARKER).read_text()), path=path)
+        except (OSError, ValueError, TypeError) as error:
+            raise UncommittedError(
+                f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that another "
+                f"program wrote, is not loaded; the last committed one here is {self._last_name()}."
+            ) from error
+
+    def all(self) -> list[Committed]:
+        """The committed checkpoints, oldest step first."""
+        found = []
+        for path in sorted(self.folder.glob("step-*")):
+            if (path / MARKER).is_file():
+                found.append(self.read(path))
+        return found
+
+    def latest(self) -> Committed | None:
+        """The committed checkpoint of the highest step."""
+        checkpoints = self.all()
+        return checkpoints[-1] if checkpoints else None
+
+    def sweep(self, keep_last: int | None, busy: set[Path]) -> None:
+        """Remove what failed saves have left, and all but the last checkpoints.
+
+        Args:
+            keep_last: how many checkpoints to keep; None keeps all.
+            busy: unfinished saves that are still wanted.
+        """
+        for left in self.folder.glob(".*"):
+            if left.name.startswith((".step-", ".removed-")) and left not in busy:
+                shutil.rmtree(left, ignore_errors=True)
+        if keep_last is None:
+            return
+        for old in self.all()[:-keep_last]:
+            # Renamed first: half of a checkpoint must not look like one.
+            doomed = self.folder / f".removed-{old.path.name}"
+            old.path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _last_name(self) -> str:
+        names = [path.name for path in sorted(self.folder.glob("step-*")) if (path / MARKER).is_file()]
+        return names[-1] if names else "none"
+
+
+def sync(folder: Path) -> None:
+    """Put a folder's entries on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,326 @@
+"""The saves of one process, in order: scheduled, written aside, decided by all ranks, finalized."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.decision import Decision
+from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
+from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
+from muster.worker.saves.failure import failure_text, save_error
+from muster.worker.saves.request import PREFIX, AsyncRequest
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT = 1200.0
+"""Seconds for a write and for the others' writes; Orbax's default for an asynchronous save."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTimings:
+    """Where the time of one save went, in seconds."""
+
+    call_idx: int
+    preload: float
+    """Bringing tensors to the host; the training thread waits."""
+    start: float
+    """The fork, or handing over to the worker; the training thread waits."""
+    write: float = 0.0
+    """From the start to the end of this rank's write."""
+    vote: float = 0.0
+    """From this rank's arrival at the barrier to the decision: waiting for the other ranks."""
+    commit: float = 0.0
+    """Making it a checkpoint, on every rank."""
+    finalize: float = 0.0
+    """The finalize functions; the training thread waits."""
+
+    @property
+    def stall(self) -> float:
+        """How long the training thread waited, all in all."""
+        return self.preload + self.start + self.finalize
+
+
+@dataclass(slots=True)
+class _Call:
+    """A save that is not finalized."""
+
+    request: AsyncRequest
+    write: Write | None
+    timings: SaveTimings
+    on_written: Callable[[], None] | None = None
+    commit: Callable[[Decision], None] | None = None
+    decision: Decision | None = None
+    error: MusterError | None = None
+    """Why there is no decision."""
+
+    @property
+    def decided(self) -> bool:
+        return self.decision is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class _State:
+    calls: deque[_Call] = field(default_factory=deque)
+    """Not finalized, oldest first."""
+    undecided: deque[_Call] = field(default_factory=deque)
+    closing: bool = False
+
+
+class AsyncCallsQueue:
+    """Saves aside, and finalizes a save only when every rank has written.
+
+    When a rank's write has ended, well or not, the rank says so at the save's barrier; the decision comes back
+    by push and is kept in this process. All ranks must schedule the same saves in the same order.
+
+    Args:
+        persistent: write in a worker process that is spawned once; default: fork a child for each save.
+        barrier: decides the saves; default: one of group ``save``, taken from the environment. It must be used
+            for nothing else.
+        timeout: seconds for a write, from its start; a child that takes longer is killed, which is a failure.
+            The other ranks' writes are waited for as long again.
+        on_saved: called with the timings of each save that was finalized.
+        caller: starts the writes, instead of the two kinds that ``persistent`` chooses from.
+
+    Raises:
+        ConnectError: the coordinator could not be reached.
+        RefusedError: it refused this process.
+    """
+
+    def __init__(
+        self,
+        persistent: bool = False,
+        *,
+        barrier: GrpcBarrier | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        on_saved: Callable[[SaveTimings], None] | None = None,
+        caller: AsyncCaller | None = None,
+    ) -> None:
+        self._barrier = barrier or GrpcBarrier(barrier_prefix=PREFIX)
+        self._commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")
+        self._agreement = self._barrier.sibling(f"{self._barrier.prefix}/agreement")
+        self._caller = caller or (PersistentCaller() if persistent else ForkCaller())
+        self._timeout = timeout
+        self._on_saved = on_saved
+        self._changed = threading.Condition()
+        self._state = _State()
+        self._next_idx = 0
+        self._thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "AsyncCallsQueue":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(f"the training process failed: {type(error).__name__}: {error}")
+            self._end()
+        else:
+            self.close()
+
+    # ------------------------------------------------------------------ what users call
+
+    def schedule_async_request(
+        self,
+        async_request: AsyncRequest,
+        *,
+        on_written: Callable[[], None] | None = None,
+        commit: Callable[[Decision], None] | None = None,
+    ) -> int:
+        """Start a save; the training thread waits for the copy to the host and the fork only.
+
+        Args:
+            async_request: what to write, and what to do when every rank has written.
+            on_written: called, on another thread, when this rank's write has ended, well or not: what it
+                read may be used again.
+            commit: called, on another thread, when every rank has written, with that decision. The save is
+                finalized when it has succeeded on every rank.
+
+        Returns:
+            The save's number.
+
+        Raises:
+            TypeError: a function is not callable.
+            MusterError: the queue is closed.
+        """
+        async_request.check()
+        with self._changed:
+            if self._state.closing:
+                raise MusterError("this queue of saves is closed; make another one.")
+        idx, self._next_idx = self._next_idx, self._next_idx + 1
+        request = async_request.freeze()._replace(call_idx=idx)
+        write = self._caller.start(request) if request.async_fn is not None else None
+        timings = SaveTimings(
+            idx, write.preload_seconds if write else 0.0, write.start_seconds if write else 0.0
+        )
+        # What is written must not be kept until the end: it may be large.
+        request = request._replace(async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
+        call = _Call(request, write, timings, on_written, commit)
+        with self._changed:
+            self._state.calls.append(call)
+            self._state.undecided.append(call)
+            self._changed.notify_all()
+        return idx
+
+    def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
+        """Finalize the saves that every rank has written, oldest first.
+
+        Args:
+            blocking: wait for all saves that were scheduled.
+            no_dist: look at what this process has been told, which costs nothing, and may find a save a
+                little earlier or later than another rank does. Without it all ranks must call at the same
+                point, and find the same saves: for finalize functions that hold collectives.
+
+        Returns:
+            The numbers of the saves that were finalized.
+
+        Raises:
+            AsyncSaveError: a save was not committed, on any rank; later ones can still be finalized.
+        """
+        finalized: list[int] = []
+        ready = self._ready(blocking, no_dist)
+        for _ in range(ready):
+            with self._changed:
+                call = self._state.calls.popleft()
+            self._finalize(call)
+            finalized.append(call.request.call_idx)
+        return finalized
+
+    def get_num_unfinalized_calls(self) -> int:
+        """How many saves were scheduled and are not finalized."""
+        return len(self._state.calls)
+
+    def abort(self, reason: str) -> None:
+        """End every write that is under way: its save fails, for all ranks."""
+        with self._changed:
+            for call in self._state.undecided:
+                if call.write is not None:
+                    call.write.abort(reason)
+
+    def close(self) -> None:
+        """Finalize every save that was scheduled, and let go of the writers; no child is left.
+
+        Raises:
+            AsyncSaveError: a save was not committed; the others were finalized.
+        """
+        failed: AsyncSaveError | None = None
+        try:
+            while self._state.calls:
+                try:
+                    self.maybe_finalize_async_calls(blocking=True, no_dist=True)
+                except AsyncSaveError as error:
+                    failed = failed or error
+        finally:
+            self._end()
+        if failed is not None:
+            raise failed
+
+    def _end(self) -> None:
+        with self._changed:
+            self._state.closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._caller.close()
+
+    # ------------------------------------------------------------------ the training thread
+
+    def _ready(self, blocking: bool, no_dist: bool) -> int:
+        """How many saves, from the oldest on, are to be finalized now."""
+        with self._changed:
+            calls = self._state.calls
+            if blocking:
+                self._changed.wait_for(lambda: all(call.decided for call in calls))
+                return len(calls)
+            ready = next((n for n, call in enumerate(calls) if not call.decided), len(calls))
+            scheduled = len(calls)
+        if no_dist or not scheduled:
+            return ready
+        return min(int(count) for count in self._agreement.gather(str(ready).encode()))
+
+    def _finalize(self, call: _Call) -> None:
+        if call.error is not None:
+            raise call.error
+        assert call.decision is not None
+        if not call.decision.released:
+            raise save_error(call.request.call_idx, call.decision)
+        began = time.monotonic()
+        call.request.execute_finalize_fns()
+        timings = replace(call.timings, finalize=time.monotonic() - began)
+        logger.info(
+            "save %d is finalized: preload %.3f s, start %.3f s, write %.3f s, vote %.3f s, commit %.3f s, "
+            "finalize %.3f s",
+            timings.call_idx,
+            timings.preload,
+            timings.start,
+            timings.write,
+            timings.vote,
+            timings.commit,
+            timings.finalize,
+        )
+        if self._on_saved is not None:
+            self._on_saved(timings)
+
+    # ------------------------------------------------------------------ the deciding thread
+
+    def _decide_all(self) -> None:
+        """Wait for each write's end, arrive at the save's barrier, and keep the decision; in order."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._state.undecided or self._state.closing)
+                if not self._state.undecided:
+                    return
+                call = self._state.undecided[0]
+            self._decide(call)
+            with self._changed:
+                self._state.undecided.popleft()
+                self._changed.notify_all()
+
+    def _decide(self, call: _Call) -> None:
+        try:
+            failure, seconds = None, 0.0
+            if call.write is not None:
+                ending = call.write.wait(self._timeout)
+                failure, seconds = ending.failure, ending.seconds
+            if call.on_written is not None:
+                call.on_written()
+            began = time.monotonic()
+            decision = self._vote(self._barrier, failure)
+            voted = time.monotonic()
+            if decision.released and call.commit is not None:
+                decision = self._vote(self._commits, _failure_of(call.commit, decision))
+            call.timings = replace(
+                call.timings, write=seconds, vote=voted - began, commit=time.monotonic() - voted
+            )
+            call.decision = decision
+        except MusterError as error:
+            call.error = error
+        except Exception as error:
+            logger.exception("save %d cannot be decided", call.request.call_idx)
+            call.error = MusterError(f"save {call.request.call_idx} cannot be decided: {error!r}")
+
+    def _vote(self, barrier: GrpcBarrier, failure: str | None) -> Decision:
+        while True:
+            try:
+                return barrier.vote(failure, timeout_secs=self._timeout)
+            except OutcomeUnknownError as error:
+                # The write has ended and its outcome is decided, or will be: ask until someone knows.
+                logger.warning("%s", error)
+                if self._state.closing:
+                    raise
+
+
+def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:
+    try:
+        commit(decision)
+    except Exception as error:
+        return failure_text(error)
+    return None

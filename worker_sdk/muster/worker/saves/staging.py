@@ -1,0 +1,117 @@
+"""Bringing tensors to the host, into buffers that are kept until the write that reads them has ended.
+
+Pinned memory is not copied on write by a fork, so a buffer that is used again while a child still reads it
+gives the child another step's data. Each save in flight therefore holds buffers of its own; when it has ended
+they go back to the pool, and the next save copies into them without allocating or pinning.
+"""
+
+import threading
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+
+class Held:
+    """A state on the host, and the buffers that it is in."""
+
+    def __init__(self, state: Any, stager: DefaultStager, pool: "HostBuffers") -> None:  # noqa: ANN401
+        self.state = state
+        self._stager = stager
+        self._pool = pool
+
+    def release(self) -> None:
+        """The write has ended: the buffers may be used again."""
+        self.state = None
+        self._pool.give_back(self._stager)
+
+
+class HostBuffers:
+    """A pool of host buffers; torch's stager fills them.
+
+    Args:
+        shared: whether another process must be able to read them.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
+        self._free: list[DefaultStager] = []
+        self._lock = threading.Lock()
+
+    def stage(self, state: Any) -> Held:  # noqa: ANN401
+        """Copy every tensor of a state to the host. What is not a tensor is copied as well.
+
+        The copies from a GPU run on a stream of their own, after what the current stream has been given to
+        do; they have ended when this returns.
+
+        Args:
+            state: dictionaries, lists and tuples of tensors and other values.
+        """
+        with self._lock:
+            stager = self._free.pop() if self._free else self._new_stager()
+        with _side_stream():
+            copied = stager.stage({"state": state})
+        assert isinstance(copied, dict)
+        synchronize()
+        return Held(copied["state"], stager, self)
+
+    def give_back(self, stager: DefaultStager) -> None:
+        """Take buffers back that nobody reads any more."""
+        with self._lock:
+            self._free.append(stager)
+
+    def _new_stager(self) -> DefaultStager:
+        cuda = torch.cuda.is_available()
+        return DefaultStager(
+            StagingOptions(
+                use_pinned_memory=cuda,
+                use_shared_memory=self._shared,
+                use_async_staging=False,
+                use_non_blocking_copy=cuda,
+            )
+        )
+
+
+def _side_stream() -> Any:  # noqa: ANN401
+    """A stream for copies, that waits for the current one; nothing without a GPU."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return nullcontext()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(side)
+
+
+def synchronize() -> None:
+    """Wait for what this process has given the GPU to do, if it uses one: the copies to the host above all."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def check_memory(tensors: Iterable[torch.Tensor], most: float) -> None:
+    """Refuse a copy that the machine has no room for, before it is begun.
+
+    Args:
+        tensors: what is to be copied.
+        most: the part of the available memory that they may take.
+
+    Raises:
+        MemoryError: they would take more.
+    """
+    wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    free = available_memory()
+    if wanted > free * most:
+        raise MemoryError(
+            f"the state has {wanted / 2**30:.1f} GiB and this machine {free / 2**30:.1f} GiB of free memory: a "
+            "copy would have the process killed. Save less often at a time, or shard the state further."
+        )
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping, as the kernel estimates them."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo does not say MemAvailable.")

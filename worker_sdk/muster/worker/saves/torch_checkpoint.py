@@ -1,0 +1,81 @@
+"""``torch.save``, asynchronous."""
+
+from typing import Any
+
+import torch
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
+from muster.worker.saves.request import AsyncRequest
+from muster.worker.saves.staging import HostBuffers
+
+
+class TorchAsyncCheckpoint:
+    """Saves with the shape of ``torch.save``: each rank its own file, finalized when all have been written.
+
+    Args:
+        persistent_queue: write in a worker process that is spawned once; default: fork a child for each save.
+        barrier: as :class:`AsyncCallsQueue`.
+        timeout: seconds, as :class:`AsyncCallsQueue`.
+
+    Raises:
+        ConnectError: the coordinator could not be reached.
+        RefusedError: it refused this process.
+    """
+
+    def __init__(
+        self,
+        persistent_queue: bool = False,
+        *,
+        barrier: GrpcBarrier | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._queue = AsyncCallsQueue(persistent_queue, barrier=barrier, timeout=timeout)
+        self._buffers = HostBuffers()
+
+    def save(self, obj: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """``torch.save``, at once and in this process."""
+        torch.save(obj, *args, **kwargs)
+
+    def async_save(self, state_dict: Any, *args: Any, **kwargs: Any) -> int:  # noqa: ANN401
+        """``torch.save``, aside. The training thread waits for the copy to the host and the fork only.
+
+        Args:
+            state_dict: what is saved: its state at this moment.
+            args: further arguments of ``torch.save``, the path first.
+            kwargs: further keyword arguments of it.
+
+        Returns:
+            The save's number.
+
+        Raises:
+            MusterError: it was closed.
+        """
+        held = self._buffers.stage(state_dict)
+        request = AsyncRequest(torch.save, (held.state, *args), [], kwargs)
+        return self._queue.schedule_async_request(request, on_written=held.release)
+
+    def finalize_async_save(
+        self, blocking: bool = False, no_dist: bool = True, terminate: bool = False
+    ) -> None:
+        """Finalize the saves that every rank has written.
+
+        Args:
+            blocking: wait for all saves that were scheduled.
+            no_dist: as :meth:`AsyncCallsQueue.maybe_finalize_async_calls`.
+            terminate: close afterwards.
+
+        Raises:
+            AsyncSaveError: a save was not committed, on any rank.
+        """
+        self._queue.maybe_finalize_async_calls(blocking, no_dist=no_dist)
+        if terminate:
+            self._queue.close()
+
+    def close(self) -> None:
+        """Finalize every save that was scheduled, and let go of the writers.
+
+        Raises:
+            AsyncSaveError: a save was not committed, on any rank.
+        """
+        self._queue.close()

@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous.api import RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+)
 
 import muster.worker
 from tests.support.coordinator import Coordinator
@@ -33,7 +37,16 @@ from tests.support.meeting import (
 pytestmark = pytest.mark.timeout(120)
 
 Scenario = Callable[[Meeting], object]
+Each = Callable[[Scenario], tuple[object, object]]
+"""Runs a scenario on both; returns what came of it in theirs and in ours."""
 Both = Callable[[Scenario], object]
+"""Runs a scenario on both, which must do the same; returns it."""
+
+
+@pytest.fixture
+def workers_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers host their store: else torch 2.13 lets no newcomer through, as is shown below."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +59,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 
 @pytest.fixture
-def each(shared: Coordinator) -> Callable[[Scenario], tuple[object, object]]:
-    """Runs a scenario on both; returns what came of it in theirs and in ours."""
-
+def each(shared: Coordinator) -> Each:
     def run(scenario: Scenario) -> tuple[object, object]:
         def play(made: Meeting) -> object:
             with meeting(made):
@@ -65,9 +76,7 @@ def each(shared: Coordinator) -> Callable[[Scenario], tuple[object, object]]:
 
 
 @pytest.fixture
-def both(each: Callable[[Scenario], tuple[object, object]]) -> Both:
-    """Runs a scenario on both, which must do the same; returns it."""
-
+def both(each: Each) -> Both:
     def run(scenario: Scenario) -> object:
         theirs, ours = each(scenario)
         assert ours == theirs
@@ -76,7 +85,7 @@ def both(each: Callable[[Scenario], tuple[object, object]]) -> Both:
     return run
 
 
-def together(*handlers: dist.elastic.rendezvous.RendezvousHandler) -> list[RendezvousInfo]:
+def together(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
     """All join, one after the other, and all are let in."""
     return [joining.info() for joining in [Joining(handler) for handler in handlers]]
 
@@ -141,6 +150,7 @@ def test_all_join_again_for_a_new_round_with_the_same_ranks(both: Both):
 # ---------------------------------------------------------------------- those who come late
 
 
+@pytest.mark.usefixtures("workers_host")
 def test_a_latecomer_is_counted_and_let_in_when_the_members_join_again(both: Both):
     def scenario(run: Meeting) -> object:
         first, late = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2")
@@ -157,6 +167,7 @@ def test_a_latecomer_is_counted_and_let_in_when_the_members_join_again(both: Bot
     assert both(scenario) == ([(0, 1)], [0], Seen(True, 1, 1, 0), [(0, 2), (1, 2)])
 
 
+@pytest.mark.usefixtures("workers_host")
 def test_two_latecomers_are_counted_and_let_in_together(both: Both):
     def scenario(run: Meeting) -> object:
         first = run.node("1:3")
@@ -169,6 +180,7 @@ def test_two_latecomers_are_counted_and_let_in_together(both: Both):
     assert both(scenario) == ([0, 1, 2], {3})
 
 
+@pytest.mark.usefixtures("workers_host")
 def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(both: Both):
     def scenario(run: Meeting) -> object:
         stays, dies = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2", mortal=True)
@@ -189,9 +201,7 @@ def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(b
 
 def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
     def scenario(run: Meeting) -> object:
-        first, dies, last = (
-            run.node("2:3", f"127.0.0.{number}", mortal=number == 2) for number in (1, 2, 3)
-        )
+        first, dies, last = (run.node("2:3", f"127.0.0.{number}", mortal=number == 2) for number in (1, 2, 3))
         before = worlds(together(first, dies, last))
         run.part(dies)
         until(lambda: run.seen().participants == 2)
@@ -201,31 +211,33 @@ def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
     assert both(scenario) == ([(0, 3), (1, 3), (2, 3)], [0, 0], ([0, 1], {2}))
 
 
-def test_too_few_nodes_time_out(each: Callable[[Scenario], tuple[tuple[str, str, Seen], tuple[str, str, Seen]]]):
+def test_too_few_nodes_time_out_and_ours_says_who_was_there(both: Both):
+    said: dict[str, str] = {}
+
     def scenario(run: Meeting) -> object:
         error = Joining(run.node("2", join_timeout=1)).error()
-        return type(error).__name__, str(error), run.seen()
+        said[run.backend] = str(error)
+        return type(error).__name__, run.seen()
 
-    theirs, ours = each(scenario)
-    assert theirs == ("RendezvousTimeoutError", "", Seen())
-    assert ours[::2] == theirs[::2]
-    assert "did not come together within 1 s: 1 of 2 nodes had joined: 127.0.0.1 (pid " in ours[1]
+    assert both(scenario) == ("RendezvousTimeoutError", Seen())
+    assert said["c10d"] == ""
+    assert "did not come together within 1 s: 1 of 2 nodes had joined: 127.0.0.1 (pid " in said["muster"]
 
 
-def test_a_latecomer_that_nobody_lets_in_times_out_and_the_round_goes_on(
-    each: Callable[[Scenario], tuple[tuple[object, ...], tuple[object, ...]]],
-):
+def test_a_latecomer_that_nobody_lets_in_times_out_and_the_round_goes_on(both: Both):
+    said: dict[str, str] = {}
+
     def scenario(run: Meeting) -> object:
         first = run.node("1:2")
         together(first)
         error = Joining(run.node("1:2", join_timeout=2)).error()
         until(lambda: first.num_nodes_waiting() == 0)
-        return type(error).__name__, run.seen(), first.is_closed(), str(error)
+        said[run.backend] = str(error)
+        return type(error).__name__, run.seen(), first.is_closed()
 
-    theirs, ours = each(scenario)
-    assert ours[:3] == theirs[:3] == ("RendezvousTimeoutError", Seen(True, 1, 0, 0), False)
-    assert theirs[3] == ""
-    assert "the 1 nodes of round 0" in str(ours[3]) or "let nobody in within 2 s" in str(ours[3])
+    assert both(scenario) == ("RendezvousTimeoutError", Seen(True, 1, 0, 0), False)
+    assert said["c10d"] == ""
+    assert "let nobody in within 2 s; waiting: 127.0.0.1 (pid " in said["muster"]
 
 
 # ---------------------------------------------------------------------- the closed state
@@ -371,9 +383,8 @@ def test_workers_find_the_store_of_rank_0(both: Both):
     assert both(scenario) == (True, "127.0.0.1", [b"here", b"here"])
 
 
-def test_workers_may_host_the_store_themselves(both: Both, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
+@pytest.mark.usefixtures("workers_host")
+def test_workers_may_host_the_store_themselves(both: Both):
     def scenario(run: Meeting) -> object:
         nodes = [run.node("2") for _ in range(2)]
         infos = together(*nodes)
@@ -388,10 +399,8 @@ def test_workers_may_host_the_store_themselves(both: Both, monkeypatch: pytest.M
 # ---------------------------------------------------------------------- where theirs goes wrong
 
 
-def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(
-    each: Callable[[Scenario], tuple[list[tuple[str, int]], list[tuple[str, int]]]],
-):
-    def scenario(run: Meeting) -> object:
+def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(each: Each):
+    def scenario(run: Meeting) -> tuple[list[tuple[str, int]], tuple[str, int]]:
         nodes = [run.node("2:3", f"127.0.0.{number}", mortal=number == 1) for number in (1, 2, 3)]
         gone = places(together(*nodes))[0]
         run.part(nodes[0])
@@ -403,16 +412,34 @@ def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(
             assert [connected(info, f"from-{info.rank}") for info in infos] == [b"here", b"here"]
         return places(sorted(infos, key=lambda info: info.rank)), gone
 
-    (theirs, gone), (ours, _) = each(scenario)
+    (theirs, gone), (ours, _) = each(scenario)  # type: ignore[misc]
     assert theirs[0][0] == "127.0.0.2"
     assert theirs[1] == gone, "rank 1 looks where rank 0 was"
     assert ours[0] == ours[1]
     assert ours[0][0] in ("127.0.0.2", "127.0.0.3")
 
 
-def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(
-    each: Callable[[Scenario], tuple[object, object]],
-):
+def test_a_newcomer_never_hears_where_rank_0_is_in_theirs_and_does_in_ours(each: Each):
+    """Rank 0 tells it once in the life of its handler, and each round has a store of its own."""
+
+    def scenario(run: Meeting) -> object:
+        first = run.node("1:2", "127.0.0.1", read_timeout=3)
+        together(first)
+        newcomer = Joining(run.node("1:2", "127.0.0.2", read_timeout=3))
+        until(lambda: first.num_nodes_waiting() == 1)
+        again = Joining(first).info()
+        if run.backend == "c10d":
+            return again.world_size, str(newcomer.error())
+        infos = [again, newcomer.info()]
+        return [connected(info, f"from-{info.rank}") for info in infos], len(set(places(infos)))
+
+    theirs, ours = each(scenario)
+    assert theirs[0] == 2  # type: ignore[index]
+    assert "MASTER_ADDR" in theirs[1]  # type: ignore[index]
+    assert ours == ([b"here", b"here"], 1)
+
+
+def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
         dies = run.node("2", "127.0.0.2", mortal=True, keep_alive_interval=30)
         Joining(dies)
@@ -428,9 +455,7 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(
     assert "did not come together within 2 s: 2 of 2 nodes had joined" in str(ours)
 
 
-def test_a_removed_node_never_hears_of_it_in_theirs_and_joins_anew_in_ours(
-    each: Callable[[Scenario], tuple[object, object]],
-):
+def test_a_node_whose_connection_broke_is_lost_in_theirs_and_joins_anew_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
         stays, cut_off = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2", mortal=True)
         together(stays, cut_off)
@@ -438,8 +463,7 @@ def test_a_removed_node_never_hears_of_it_in_theirs_and_joins_anew_in_ours(
         until(lambda: run.seen().participants == 1)
         run.heal(cut_off)
         if run.backend == "c10d":
-            time.sleep(2.5)  # two of its keep-alives; that nothing comes of them is the defect
-            with pytest.raises(Exception, match="connection"):
+            with pytest.raises(RendezvousConnectionError):
                 cut_off.num_nodes_waiting()
             return run.seen()
         until(lambda: cut_off.num_nodes_waiting() == 1)
@@ -456,18 +480,14 @@ def test_a_removed_node_never_hears_of_it_in_theirs_and_joins_anew_in_ours(
 # ---------------------------------------------------------------------- what ours does otherwise
 
 
-def test_node_10_comes_before_node_2_in_theirs_and_after_it_in_ours(
-    each: Callable[[Scenario], tuple[object, object]],
-):
+def test_node_10_comes_before_node_2_in_theirs_and_after_it_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
         return worlds(together(run.node("2", "127.0.0.10"), run.node("2", "127.0.0.2")))
 
     assert each(scenario) == ([(0, 2), (1, 2)], [(1, 2), (0, 2)])
 
 
-def test_a_newcomer_takes_rank_0_away_in_theirs_and_not_in_ours(
-    each: Callable[[Scenario], tuple[object, object]],
-):
+def test_a_newcomer_takes_rank_0_away_in_theirs_and_not_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
         first = run.node("1:2", "127.0.0.2")
         together(first)
@@ -479,13 +499,11 @@ def test_a_newcomer_takes_rank_0_away_in_theirs_and_not_in_ours(
     assert each(scenario) == ([(1, 2), (0, 2)], [(0, 2), (1, 2)])
 
 
-def test_nodes_that_disagree_are_let_in_by_theirs_and_told_by_ours(
-    each: Callable[[Scenario], tuple[object, object]],
-):
+def test_nodes_that_disagree_are_let_in_by_theirs_and_told_by_ours(each: Each):
     def scenario(run: Meeting) -> object:
         first = Joining(run.node("2:3", last_call_timeout=1))
         until(lambda: run.seen().participants == 1)
-        second = Joining(run.node("1:4", last_call_timeout=1))
+        second = Joining(run.node("2:4", last_call_timeout=1))
         if run.backend == "c10d":
             return worlds([first.info(), second.info()])
         return f"{type(second.error()).__name__}: {second.error()}"
@@ -493,7 +511,7 @@ def test_nodes_that_disagree_are_let_in_by_theirs_and_told_by_ours(
     theirs, ours = each(scenario)
     assert theirs == [(0, 2), (1, 2)]
     assert str(ours).startswith("RendezvousStateError: ")
-    assert "asks for 1 to 4 nodes" in str(ours)
+    assert "asks for 2 to 4 nodes" in str(ours)
     assert "for 2 to 3 nodes" in str(ours)
 
 

@@ -21,7 +21,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from muster.v1 import rendezvous_pb2 as pb
-from muster.v1 import rendezvous_pb2_grpc
+from muster.v1 import rendezvous_pb2_grpc, store_pb2, store_pb2_grpc
 from muster.worker.channel import FIRST_BACKOFF, KEEPALIVE_MS, MOST_BACKOFF, channel_options, explain
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
@@ -127,7 +127,8 @@ class Attendance:
                 if left <= 0:
                     self._attempt += 1
                     self._end_stream()
-                    raise ConnectError(self._unreachable(patience))
+                    self._error = ConnectError(self._unreachable(patience))
+                    raise self._error
             self._changed.wait(left)
         return self._place
 
@@ -138,12 +139,15 @@ class Attendance:
 
     @property
     def closed(self) -> bool | None:
-        """Whether the run is closed, as this node was told; None if no stream keeps it up to date."""
+        """Whether the run is closed, as this node was told; None if it holds no place, and is told nothing.
+
+        While a lost stream is opened again, it is what was told last.
+        """
         if self._closed is not None:
             return True
         if isinstance(self._error, RefusedError) and self._error.reason in CLOSING:
             return True
-        return False if self._connected else None
+        return False if self._met and self._error is None and not self._fenced else None
 
     def ask_closed(self) -> bool:
         """Ask the coordinator whether the run is closed.
@@ -153,7 +157,8 @@ class Attendance:
             RefusedError: it refused.
         """
         try:
-            with self._stub() as stub:
+            with self._channel() as channel:
+                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
                 answer = stub.Get(request, timeout=self.config.connect_timeout, wait_for_ready=True)
         except grpc.RpcError as error:
@@ -176,9 +181,19 @@ class Attendance:
         """
         by = f"node {self.config.address} (pid {os.getpid()})"
         request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason)
+        deadline = time.monotonic() + timeout
         try:
-            with self._stub() as stub:
-                answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
+            with self._channel() as channel:
+                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+                try:
+                    answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    if _reason(error) != "RUN_NOT_FOUND":
+                        raise
+                    # A run begins with the first use of its store; so it can be closed before anyone joins.
+                    begin = store_pb2.NumKeysRequest(run_id=self.config.run_id)
+                    store_pb2_grpc.StoreServiceStub(channel).NumKeys(begin, timeout=timeout)
+                    answer = stub.Close(request, timeout=max(0.1, deadline - time.monotonic()))
         except grpc.RpcError as error:
             raise self._failure(error) from None
         self._closed = closed_from_pb(answer.closed)
@@ -200,7 +215,8 @@ class Attendance:
             run_id=self.config.run_id, incarnation=self._node.incarnation, reason=reason
         )
         try:
-            with self._stub() as stub:
+            with self._channel() as channel:
+                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 stub.Leave(request, timeout=self.config.call_timeout)
         except grpc.RpcError as error:
             logger.info("could not tell %s that this node leaves: %s", self.config.endpoint, explain(error))
@@ -226,7 +242,7 @@ class Attendance:
     def _converse(self, attempt: int) -> bool:
         """Open a stream and read it to its end. Returns whether the coordinator answered."""
         answered = False
-        with grpc.insecure_channel(self.config.endpoint, options=channel_options(KEEPALIVE_MS)) as channel:
+        with self._channel() as channel:
             call = rendezvous_pb2_grpc.RendezvousServiceStub(channel).Join(self._request(attempt))
             with self._changed:
                 if self._attempt != attempt:
@@ -240,9 +256,10 @@ class Attendance:
                 self._lost(attempt, "the coordinator ended the stream")
             except grpc.RpcError as error:
                 failure = self._failure(error)
-                self._lost(attempt, explain(error))
                 if isinstance(failure, RefusedError) and failure.reason not in PASSING:
                     self._refused(attempt, failure)
+                else:
+                    self._lost(attempt, explain(error))
             finally:
                 call.cancel()
         return answered
@@ -271,6 +288,7 @@ class Attendance:
             if self._attempt != attempt:
                 return
             self._met = True
+            self._connected = False
             if self._place is not None and error.reason == "NODE_REMOVED":
                 # The agent learns of it as of a node that waits: it joins again, as a newcomer.
                 self._fenced = True
@@ -315,8 +333,9 @@ class Attendance:
             protocol_version=PROTOCOL_VERSION,
         )
 
-    def _stub(self) -> "_Stub":
-        return _Stub(self.config.endpoint)
+    def _channel(self) -> grpc.Channel:
+        """One of its own, for one call or one stream."""
+        return grpc.insecure_channel(self.config.endpoint, options=channel_options(KEEPALIVE_MS))
 
     def _failure(self, error: grpc.RpcError) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
@@ -339,19 +358,6 @@ class Attendance:
             f"the coordinator at {self.config.endpoint} could not be reached for {seconds:g} s; last error: "
             f"{self._last_error}. Check the address (--rdzv-endpoint) and that it runs: muster get runs."
         )
-
-
-class _Stub:
-    """A stub on a channel of its own, for one call."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint, options=channel_options(KEEPALIVE_MS))
-
-    def __enter__(self) -> "rendezvous_pb2_grpc.RendezvousServiceStub":
-        return rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
 
 
 def _reason(error: grpc.RpcError) -> str | None:

@@ -33,6 +33,8 @@ PASSING = frozenset({"COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"
 """Reasons to open another stream: our place is still there."""
 CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
 """Reasons that say that the run is closed."""
+PLACE_LOST = CLOSING | {"NODE_REMOVED", "SUPERSEDED"}
+"""The only reasons by which a node of a complete round loses its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,13 +258,20 @@ class Attendance:
                 self._lost(attempt, "the coordinator ended the stream")
             except grpc.RpcError as error:
                 failure = self._failure(error)
-                if isinstance(failure, RefusedError) and failure.reason not in PASSING:
+                if isinstance(failure, RefusedError) and not self._passes(failure.reason):
                     self._refused(attempt, failure)
                 else:
                     self._lost(attempt, explain(error))
             finally:
                 call.cancel()
         return answered
+
+    def _passes(self, reason: str) -> bool:
+        """Whether to open another stream after a refusal."""
+        if self._place is not None:
+            return reason not in PLACE_LOST
+        # Who was heard before finds room again when the coordinator has seen the old streams end.
+        return reason in PASSING or (reason == "LIMIT_EXCEEDED" and self._met)
 
     def _take(self, attempt: int, response: pb.JoinResponse) -> None:
         with self._changed:

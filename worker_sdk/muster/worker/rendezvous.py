@@ -176,6 +176,8 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
     """
     interval = _whole(params, "keep_alive_interval", 5)
     attempts = _whole(params, "keep_alive_max_attempt", 3)
+    if not params.run_id:
+        raise ValueError("--rdzv-id is empty: the run needs a name, the same on every node.")
     config = NodeConfig(
         endpoint=_endpoint(params.endpoint),
         run_id=environment.text("--rdzv-id", params.run_id),

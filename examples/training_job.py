@@ -1,13 +1,17 @@
-"""A small training job as users write it: one rank of data-parallel training that checkpoints.
+r"""A small training job as users write it: one rank of data-parallel training that checkpoints.
 
-Four ranks teach a recurrent network to write the licence text of this repository. Every few steps each
+Its ranks teach a recurrent network to write the licence text of this repository. Every few steps each
 rank saves its part through torch's own checkpointer, and Muster's ``grpc`` barrier decides whether the
 checkpoint is one: only after a release does rank 0 give the folder its final name. A rank that hears
-that the barrier failed ends, and its launcher starts the job again as a new generation.
+that the barrier failed ends, and torchrun starts the job again in a new round. Start it on every node with
+
+    torchrun --rdzv-backend=muster --rdzv-endpoint=HOST:7550 --rdzv-id=job1 --nnodes=4 \
+        examples/training_job.py FOLDER
 """
 
+import argparse
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,19 +29,6 @@ CONTEXT = 48
 BATCH = 16
 SAVE_EVERY = 20
 UNCOMMITTED = ".uncommitted"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every rank of the job has to know."""
-
-    endpoint: str
-    run_id: str
-    generation: int
-    world_size: int
-    steps: int
-    folder: Path
-    """Where the checkpoints go."""
 
 
 class Writer(nn.Module):
@@ -81,16 +72,16 @@ def latest(folder: Path) -> tuple[int, Path] | None:
 
 
 def train(
-    job: Job,
-    rank: int,
+    folder: Path,
+    steps: int,
     before_barrier: Callable[[int], None] = lambda step: None,
     report: Callable[[str], None] = print,
 ) -> float:
-    """Train one rank to the end, from the last committed checkpoint if there is one.
+    """Train this rank to the end, from the last committed checkpoint if there is one.
 
     Args:
-        job: the job.
-        rank: this process's rank.
+        folder: where the checkpoints go; all ranks share it.
+        steps: after how many to end.
         before_barrier: called with the step when this rank's part is written.
         report: told what happens, in words.
 
@@ -102,33 +93,21 @@ def train(
     """
     torch.manual_seed(7)
     torch.set_num_threads(1)
-    store = job.folder / f"store-{job.generation}"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=job.world_size)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     text = TEXT.read_text()
     alphabet = sorted(set(text))
     data = torch.tensor([alphabet.index(character) for character in text])
     model = Writer(len(alphabet))
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     checkpointer = make_sync_checkpointer(
-        CheckpointerConfig(
-            barrier_config=BarrierConfig(
-                "grpc",
-                {
-                    "global_rank": rank,
-                    "global_world_size": job.world_size,
-                    "barrier_prefix": "checkpoint",
-                    "endpoint": job.endpoint,
-                    "run_id": job.run_id,
-                    "generation": job.generation,
-                    "timeout_secs": 60,
-                },
-            )
-        ),
-        RankInfo(global_world_size=job.world_size, global_rank=rank),
+        # Coordinator, run, rank, world size and round come from torchrun's environment.
+        CheckpointerConfig(barrier_config=BarrierConfig("grpc", {"barrier_prefix": "checkpoint"})),
+        RankInfo(global_world_size=world_size, global_rank=rank),
         Commit(rank, lambda path: before_barrier(int(Path(path).stem.removeprefix("step-")))),
     )
     start = 0
-    committed = latest(job.folder)
+    committed = latest(folder)
     if committed is not None:
         start, path = committed
         state = checkpointer.load(str(path))
@@ -137,11 +116,11 @@ def train(
         if rank == 0:
             report(f"rank {rank} resumes from {path.name}, the last checkpoint that was committed")
     loss = 0.0
-    for step in range(start + 1, job.steps + 1):
-        loss = _step(model, optimizer, data, job, rank, step)
+    for step in range(start + 1, steps + 1):
+        loss = _step(model, optimizer, data, step)
         if step % SAVE_EVERY == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            checkpointer.save(str(job.folder / f"step-{step}{UNCOMMITTED}"), state)
+            checkpointer.save(str(folder / f"step-{step}{UNCOMMITTED}"), state)
             if rank == 0:
                 report(f"step {step:3}: loss {loss:.2f}; the checkpoint is committed")
     checkpointer.close()
@@ -149,16 +128,9 @@ def train(
     return loss
 
 
-def _step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: torch.Tensor,
-    job: Job,
-    rank: int,
-    step: int,
-) -> float:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor, step: int) -> float:
     """One step on this rank's own batch; gradients are averaged over all ranks."""
-    draw = torch.Generator().manual_seed(step * job.world_size + rank)
+    draw = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
     starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=draw)
     windows = torch.stack([data[start : start + CONTEXT + 1] for start in starts.tolist()])
     scores = model(windows[:, :-1])
@@ -168,6 +140,19 @@ def _step(
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         assert parameter.grad is not None
-        parameter.grad /= job.world_size
+        parameter.grad /= dist.get_world_size()
     optimizer.step()
     return loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One rank of a small training job; start it by torchrun.")
+    parser.add_argument("folder", type=Path, help="where the checkpoints go")
+    parser.add_argument("--steps", type=int, default=100)
+    arguments = parser.parse_args()
+    loss = train(arguments.folder, arguments.steps)
+    print(f"rank {os.environ['RANK']} ends with loss {loss:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,13 +11,31 @@ from hypothesis import strategies as st
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
+    EvictionRecord,
     ForgetDecision,
+    ForgetParticipant,
+    ForgetRound,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupRecord,
+    ParticipantRecord,
+    RoundRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
-from muster.service.core.model import Decision, Instant, MemberState, Shape
+from muster.service.core.model import (
+    Closed,
+    Decision,
+    Instant,
+    MemberState,
+    NodeInfo,
+    RendezvousSettings,
+    Shape,
+)
+from muster.service.core.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
@@ -37,7 +55,32 @@ SPEAKER = SpeakerRecord(
     shape=Shape(16, (0, 3, 5)),
     state=MemberState.DISCONNECTED,
 )
-ALL_KINDS = [RunRecord("job1", 3), GroupRecord("job1", "checkpoint", 3, 6), SPEAKER, records.decision()]
+ROUND = RoundRecord("job1", 12, 2, 1_700_000_000.5, 31.25)
+NODE = ParticipantRecord(
+    run_id="job1",
+    node=NodeInfo("decaf", "node-0", 4100),
+    attempt=13,
+    rank=1,
+    settings=RendezvousSettings(
+        min_nodes=2, max_nodes=4, join_timeout=600.0, last_call_timeout=30.0, keep_alive_timeout=0.5
+    ),
+)
+STORE = [
+    StoreKeyRecord("job1", "a key\0with NUL", b"\0\xff"),
+    StoreKeyRecord("job1", "", b""),
+    StoreOperationRecord("job1", "c1", 2**63, Number(-(2**63))),
+    StoreOperationRecord("job1", "c2", 1, Done()),
+]
+ALL_KINDS = [
+    RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25)),
+    GroupRecord("job1", "checkpoint", 3, 6),
+    SPEAKER,
+    records.decision(),
+    EvictionRecord("job1", 5, 3, (1 << 32) + 9),
+    ROUND,
+    NODE,
+    *STORE,
+]
 
 
 class Place:
@@ -203,10 +246,31 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
         records.decision(sequence=8),
         records.decision(prefix="eval"),
         replace(SPEAKER, rank=30),
+        replace(ROUND, round=1),
+        replace(NODE, run_id="job2"),
     ]
     keep(place, *ALL_KINDS, *others)
-    forgotten = [ForgetDecision("job1", "checkpoint", 7), ForgetSpeaker("job1", "checkpoint", 3)]
-    assert by_key(keep(place, *forgotten)) == by_key([*ALL_KINDS[:2], *others])
+    forgotten = [
+        ForgetDecision("job1", "checkpoint", 7),
+        ForgetSpeaker("job1", "checkpoint", 3),
+        ForgetRound("job1", 12),
+        ForgetParticipant("job1", "decaf"),
+        ForgetStoreKey("job1", ""),
+        ForgetStoreOperation("job1", "c1"),
+    ]
+    left = [*ALL_KINDS[:2], ALL_KINDS[4], STORE[0], STORE[3], *others]
+    assert by_key(keep(place, *forgotten)) == by_key(left)
+
+
+def test_the_keys_of_two_runs_are_told_apart_whatever_is_in_them(place: Place):
+    """A run id holds no NUL, so the first one ends it."""
+    alike = [
+        StoreKeyRecord("a", "b\0c", b"1"),
+        StoreKeyRecord("a", "b", b"2"),
+        StoreKeyRecord("a\u00e9", "", b"3"),
+    ]
+    assert by_key(keep(place, *alike)) == by_key(alike)
+    assert len(by_key(alike)) == 3
 
 
 def test_the_last_record_for_a_key_wins_within_a_batch(place: Place):
@@ -214,6 +278,12 @@ def test_the_last_record_for_a_key_wins_within_a_batch(place: Place):
     assert keep(place, records.decision(), again) == []
     assert keep(place, again, records.decision()) == [records.decision()]
     assert keep(place, RunRecord("a", 1), RunRecord("a", 2), again) == [RunRecord("a", 2)]
+
+
+def test_a_node_that_leaves_a_round_and_is_in_the_next_in_one_batch_is_kept(place: Place):
+    forgotten = ForgetParticipant("job1", "decaf")
+    assert keep(place, NODE, forgotten, replace(NODE, attempt=14)) == [replace(NODE, attempt=14)]
+    assert keep(place, replace(NODE, attempt=15), forgotten) == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -226,6 +296,15 @@ def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list):
         if type(record) is Decision:
             # Durations and dates are kept as finely as they are told: what a late rank hears is the same.
             assert encode_session_message(found[key]) == encode_session_message(record)
+        elif type(record) is RoundRecord:
+            same = {"completed_at": record.completed_at, "join_seconds": record.join_seconds}
+            assert replace(found[key], **same) == record
+            assert found[key].completed_at == pytest.approx(record.completed_at, abs=2e-6)
+            assert found[key].join_seconds == pytest.approx(record.join_seconds, abs=2e-6)
+        elif type(record) is RunRecord and record.closed is not None:
+            closed = replace(found[key].closed, at=record.closed.at)
+            assert replace(found[key], closed=closed) == record
+            assert found[key].closed.at == pytest.approx(record.closed.at, abs=2e-6)
         else:
             assert found[key] == record
         assert codec.encode(found[key]) == codec.encode(record)
@@ -234,7 +313,14 @@ def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list):
 def test_a_coordinator_takes_them_back(place: Place):
     core = Coordinator(epoch=2)
     core.restore(keep(place, *ALL_KINDS), Instant(0.0, 0.0))
-    assert core.run("job1").groups["checkpoint"].decisions == {7: records.decision()}
+    run = core.run("job1")
+    assert run.groups["checkpoint"].decisions == {7: records.decision()}
+    assert run.closed == Closed("me", "done", 1_700_000_001.25)
+    assert run.evictions == {5: EvictionRecord("job1", 5, 3, (1 << 32) + 9)}
+    assert list(run.rendezvous.rounds) == [ROUND]
+    assert run.rendezvous.complete
+    assert [(node.info, node.attempt, node.rank) for node in run.rendezvous] == [(NODE.node, 13, 1)]
+    assert run.store.values == {"a key\0with NUL": b"\0\xff", "": b""}
 
 
 RUN_KEY, RUN_VALUE = codec.encode(ALL_KINDS[0])

@@ -3,24 +3,20 @@
 import json
 import os
 import pty
-import queue
 import select
 import signal
 import socket
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
-from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
+from muster.v1 import common_pb2
+from tests.support.command import TIMEOUT, Job, ended, environment, job, muster, output, watching
 from tests.support.coordinator import MUSTER, Coordinator, free_port
-
-TIMEOUT = 60.0
 
 WAITING = 'barrier "checkpoint" #1 of run job1 has waited'
 MISSING = "missing: rank 3 (node-1, pid 4003, connected, still at #0)"
@@ -40,15 +36,6 @@ def own_coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         yield running
 
 
-@contextmanager
-def job(coordinator: Coordinator) -> Iterator["Job"]:
-    """Run job1 of 4 ranks on 2 hosts: #0 is released, and #1 waits for rank 3."""
-    with grpc.insecure_channel(coordinator.endpoint) as channel:
-        running = Job(channel)
-        yield running
-        running.close()
-
-
 @pytest.fixture(scope="module")
 def waiting(coordinator: Coordinator) -> Iterator["Job"]:
     """The job, for the tests that only read."""
@@ -56,87 +43,13 @@ def waiting(coordinator: Coordinator) -> Iterator["Job"]:
         yield running
 
 
-class Job:
-    """One stream that speaks for all four ranks."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
-        self._requests: queue.SimpleQueue[session_pb2.ConnectRequest | None] = queue.SimpleQueue()
-        stub = session_pb2_grpc.SessionServiceStub(channel)
-        self._responses = stub.Connect(iter(self._requests.get, None), timeout=10 * TIMEOUT)
-        processes = [
-            session_pb2.Process(
-                rank=rank, incarnation=f"life-{rank}", host=f"node-{rank // 2}", pid=4000 + rank
-            )
-            for rank in range(4)
-        ]
-        self._say(hello=session_pb2.Hello(run_id="job1", processes=processes, protocol_version=1))
-        self._say(join_group=session_pb2.JoinGroup(prefix="checkpoint", world_size=4))
-        self.arrive(0, range(4))
-        assert self.decision().outcome == common_pb2.OUTCOME_RELEASED
-        self.arrive(1, range(3))
-        until(lambda: self.get().arrived == 3)
-
-    def _say(self, **message) -> None:
-        self._requests.put(session_pb2.ConnectRequest(**message))
-
-    def arrive(self, sequence: int, ranks: Iterable[int], timeout: float = 1800) -> None:
-        arrivals = [session_pb2.Arrival(rank=rank) for rank in ranks]
-        self._say(
-            arrive=session_pb2.Arrive(
-                prefix="checkpoint", sequence=sequence, timeout_ms=round(timeout * 1000), arrivals=arrivals
-            )
-        )
-
-    def decision(self) -> common_pb2.Decision:
-        """The next decision; the stream brings it once for all of its ranks."""
-        return next(one.decision for one in self._responses if one.WhichOneof("message") == "decision")
-
-    def close(self) -> None:
-        """End the stream."""
-        self._requests.put(None)
-
-    def get(self) -> barrier_pb2.Barrier:
-        request = barrier_pb2.BarrierServiceGetRequest(run_id="job1", prefix="checkpoint")
-        return self._barriers.Get(request, timeout=TIMEOUT).barrier
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Ask again and again; it must come true soon."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def environment(endpoint: str) -> dict[str, str]:
-    return {**os.environ, "MUSTER_ENDPOINT": endpoint, "TERM": "xterm", "COLUMNS": "", "LINES": ""}
-
-
-def muster(endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(MUSTER), *arguments],
-        env=environment(endpoint),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-
-
-def output(endpoint: str, *arguments: str) -> str:
-    done = muster(endpoint, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 # ---------------------------------------------------------------------- get
 
 
 def test_get_runs(coordinator: Coordinator, waiting: Job):
     assert output(coordinator.endpoint, "get", "runs") == (
-        "RUN    GENERATION   CONNECTED   OPEN   DECIDED\n"
-        "job1   0            4/4         1      1\n"
+        "RUN    STATE   GENERATION   ROUND   NODES   CONNECTED   OPEN   DECIDED\n"
+        "job1   OPEN    0            -       -       4/4         1      1\n"
     )  # fmt: skip
     (run,) = json.loads(output(coordinator.endpoint, "get", "runs", "job1", "-o", "json"))["runs"]
     assert (run["connected"], run["generation"]) == (4, "0")
@@ -160,12 +73,12 @@ def test_get_barriers(coordinator: Coordinator, waiting: Job):
 
 def test_get_members(coordinator: Coordinator, waiting: Job):
     rows = [line.split() for line in output(coordinator.endpoint, "get", "members", "job1").splitlines()]
-    assert rows[0] == ["RANK", "HOST", "PID", "STATE", "SINCE", "GROUPS"]
-    assert [(row[0], row[1], row[2], row[5]) for row in rows[1:]] == [
-        ("0", "node-0", "4000", "checkpoint#1"),
-        ("1", "node-0", "4001", "checkpoint#1"),
-        ("2", "node-1", "4002", "checkpoint#1"),
-        ("3", "node-1", "4003", "checkpoint#0"),
+    assert rows[0] == ["RANK", "NODE", "HOST", "PID", "STATE", "SINCE", "GROUPS"]
+    assert [(row[0], row[1], row[2], row[3], row[6]) for row in rows[1:]] == [
+        ("0", "0", "node-0", "4000", "checkpoint#1"),
+        ("1", "0", "node-0", "4001", "checkpoint#1"),
+        ("2", "1", "node-1", "4002", "checkpoint#1"),
+        ("3", "1", "node-1", "4003", "checkpoint#0"),
     ]
 
 
@@ -196,35 +109,13 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(coordinator: Coordinator, 
 # ---------------------------------------------------------------------- watch
 
 
-@contextmanager
-def watching(endpoint: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [str(MUSTER), *arguments],
-        env=environment(endpoint),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Interrupt it; its exit code and what it said on stderr."""
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=TIMEOUT)
-    return process.returncode, said
-
-
 def test_watch_runs_prints_a_line_for_each_change(own_coordinator: Coordinator):
     with watching(own_coordinator.endpoint, "get", "runs", "--watch") as process:
         assert "no runs have said hello" in process.stderr.readline()
         with job(own_coordinator):
-            assert process.stdout.readline().split() == ["RUN", "GENERATION", "CONNECTED", "OPEN", "DECIDED"]
-            while process.stdout.readline().split() != ["job1", "0", "4/4", "1", "1"]:
+            header = "RUN STATE GENERATION ROUND NODES CONNECTED OPEN DECIDED"
+            assert process.stdout.readline().split() == header.split()
+            while process.stdout.readline().split() != ["job1", "OPEN", "0", "-", "-", "4/4", "1", "1"]:
                 pass
         assert ended(process) == (130, "")
 
@@ -268,7 +159,7 @@ def test_a_watch_of_a_coordinator_that_dies_says_that_it_cannot_be_reached(own_c
 def test_describe_run(coordinator: Coordinator, waiting: Job):
     text = output(coordinator.endpoint, "describe", "run", "job1")
     assert "Connected:   4 of 4 ranks seen\nGroups:      1\nBarriers:    1 open, 1 decided\n" in text
-    assert "  node-0   CONNECTED   0-1\n  node-1   CONNECTED   2-3\n" in text
+    assert "  node-0   0      CONNECTED   0-1\n  node-1   1      CONNECTED   2-3\n" in text
     shown = json.loads(output(coordinator.endpoint, "describe", "run", "job1", "-o", "json"))
     assert (shown["run"]["run_id"], len(shown["members"]), len(shown["barriers"])) == ("job1", 4, 2)
 
@@ -301,7 +192,8 @@ def test_describing_a_barrier_that_timed_out_is_no_failure(own_coordinator: Coor
 
 def test_describe_member(coordinator: Coordinator, waiting: Job):
     text = output(coordinator.endpoint, "describe", "member", "job1", "3")
-    assert "Process:      4003 on node-1\nState:        CONNECTED for " in text
+    assert "Process:      4003 on node-1\nNode:         1\nState:        CONNECTED for " in text
+    assert "\nLast seen:    now\n" in text
     assert text.endswith(
         'barrier "checkpoint" #1 of run job1 (OPEN): rank 3 (node-1, pid 4003, connected, still at #0)\n'
     )

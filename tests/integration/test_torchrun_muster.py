@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.worker.store import CoordinatorStore
 from tests.support.agents import Job
 from tests.support.coordinator import Coordinator
 from tests.support.proxy import Proxy
@@ -40,6 +41,8 @@ def test_a_killed_worker_is_restarted_in_a_new_round_of_the_same_agents(coordina
     assert {worker.agent for worker in first} == {agent.process.pid for agent in agents}
     os.kill(first[1].pid, signal.SIGKILL)
     second = job.round(2, after=first[0].round)
+    keys = CoordinatorStore(coordinator.endpoint, "job").list_keys()
+    assert {key.split("/")[0] for key in keys} == {f"torch.rendezvous.job.{second[0].round}"}
     # Who stays keeps its rank.
     assert [worker.agent for worker in second] == [worker.agent for worker in first]
     job.finish()

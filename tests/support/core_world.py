@@ -19,17 +19,26 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
     Delivery,
     Effects,
+    EvictionRecord,
     ForgetDecision,
+    ForgetParticipant,
+    ForgetRound,
     ForgetSpeaker,
+    ForgetStoreKey,
+    ForgetStoreOperation,
     GroupJoined,
     GroupRecord,
     Kept,
     Message,
+    ParticipantRecord,
     Progress,
     Record,
     Refused,
+    RoundRecord,
     RunRecord,
     SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
     Welcome,
 )
 from muster.service.core.events import (
@@ -46,7 +55,7 @@ from muster.service.core.events import (
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, Instant, Outcome, Shape
+from muster.service.core.model import Closed, Decision, Instant, Outcome, Shape
 from muster.service.core.refusal import Reason
 from tests.support import history
 
@@ -75,6 +84,10 @@ class Disk:
         """Every decision that was ever on disk, by group."""
         self.eras: Counter[tuple[str, str]] = Counter()
         """How often each group was begun, or taken anew."""
+        self.rounds: dict[str, list[RoundRecord]] = {}
+        """Every round that was ever on disk, by run."""
+        self.places: set[tuple[str, str, int, int]] = set()
+        """Every (run, incarnation, attempt, rank) that was ever on disk."""
 
     def write(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -85,18 +98,56 @@ class Disk:
                     key = (Decision, record.run_id, record.prefix, record.sequence)
                     assert key in self.kept, "a decision is forgotten that is not kept"
                     del self.kept[key]
+                case ForgetRound():
+                    key = (RoundRecord, record.run_id, record.round)
+                    assert key in self.kept, "a round is forgotten that is not kept"
+                    del self.kept[key]
+                case ForgetParticipant():
+                    key = (ParticipantRecord, record.run_id, record.incarnation)
+                    assert key in self.kept, "a node is forgotten that is in no round"
+                    del self.kept[key]
                 case RunRecord():
+                    before = self.kept.get((RunRecord, record.run_id))
+                    if isinstance(before, RunRecord) and before.closed is not None:
+                        assert record.closed == before.closed, "closed is sticky, and the first one counts"
                     self.kept[RunRecord, record.run_id] = record
+                case EvictionRecord():
+                    self.kept[EvictionRecord, record.run_id, record.rank] = record
+                case RoundRecord():
+                    self._keep_round(record)
+                case ParticipantRecord():
+                    self.kept[ParticipantRecord, record.run_id, record.node.incarnation] = record
+                    self.places.add((record.run_id, record.node.incarnation, record.attempt, record.rank))
                 case GroupRecord():
                     self.kept[GroupRecord, record.run_id, record.prefix] = record
                     self.eras[record.run_id, record.prefix] += 1
                 case SpeakerRecord():
                     self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
+                case StoreKeyRecord():
+                    self.kept[StoreKeyRecord, record.run_id, record.key] = record
+                case ForgetStoreKey():
+                    del self.kept[StoreKeyRecord, record.run_id, record.key]
+                case StoreOperationRecord():
+                    self.kept[StoreOperationRecord, record.run_id, record.client] = record
+                case ForgetStoreOperation():
+                    del self.kept[StoreOperationRecord, record.run_id, record.client]
                 case Decision():
                     decided = self.decided.setdefault((record.run_id, record.prefix), [])
                     assert record.sequence == len(decided), "sequences have no gaps, and are decided once"
                     decided.append(record)
                     self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
+
+    def _keep_round(self, record: RoundRecord) -> None:
+        rounds = self.rounds.setdefault(record.run_id, [])
+        assert not rounds or record.round > rounds[-1].round, "no round is numbered twice"
+        run = self.kept.get((RunRecord, record.run_id))
+        assert not (isinstance(run, RunRecord) and run.closed), "no round is completed in a closed run"
+        rounds.append(record)
+        self.kept[RoundRecord, record.run_id, record.round] = record
+
+    def closed(self, run_id: str) -> Closed | None:
+        run = self.kept.get((RunRecord, run_id))
+        return run.closed if isinstance(run, RunRecord) else None
 
     def was_written(self, decision: Decision) -> bool:
         decided = self.decided.get((decision.run_id, decision.prefix), [])
@@ -146,6 +197,7 @@ class Client:
         self.alive = True
         self.seats: dict[str, Seat] = {}
         self.refusals: list[Refused] = []
+        self.closed: list[Closed] = []
 
     def __repr__(self) -> str:
         return f"<{self.incarnation} of rank {self.rank}, generation {self.generation}>"
@@ -266,6 +318,9 @@ class Client:
                 seat = self.seats[message.prefix]
                 assert (seat.waiting, seat.position) == (True, message.sequence)
                 seat.progress.append(message)
+            case Closed():
+                assert self.world.disk.closed(self.run) == message, "it is told before it is on disk"
+                self.closed.append(message)
             case Refused():
                 self._hear_refusal(message)
 

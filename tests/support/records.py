@@ -2,16 +2,29 @@
 
 from hypothesis import strategies as st
 
-from muster.service.core.effects import GroupRecord, RunRecord, SpeakerRecord
+from muster.service.core.effects import (
+    EvictionRecord,
+    GroupRecord,
+    ParticipantRecord,
+    RoundRecord,
+    RunRecord,
+    SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
+)
 from muster.service.core.model import (
+    Closed,
     Decision,
     Failure,
     MemberState,
     MissingRank,
     MissingState,
+    NodeInfo,
     Outcome,
+    RendezvousSettings,
     Shape,
 )
+from muster.service.core.operations import Done, Flag, Number, Value
 
 names = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=12)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -20,7 +33,27 @@ numbers = st.integers(0, 2**63)
 pids = st.integers(0, 2**31 - 1)
 seconds = st.floats(0, 1e7)
 
-runs = st.builds(RunRecord, names, numbers)
+dates = st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6)
+timeouts = st.integers(1, 2**40).map(lambda millis: millis / 1000)
+
+runs = st.builds(RunRecord, names, numbers, st.none() | st.builds(Closed, texts, texts, dates))
+evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
+rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
+participants = st.builds(
+    ParticipantRecord,
+    run_id=names,
+    node=st.builds(NodeInfo, names, names, pids),
+    attempt=numbers,
+    rank=ranks,
+    settings=st.builds(
+        RendezvousSettings,
+        min_nodes=ranks,
+        max_nodes=ranks,
+        join_timeout=timeouts,
+        last_call_timeout=timeouts,
+        keep_alive_timeout=timeouts,
+    ),
+)
 groups = st.builds(GroupRecord, names, names, numbers, numbers)
 shapes = st.integers(1, 65_536).flatmap(
     lambda size: st.builds(
@@ -64,12 +97,22 @@ decisions = st.builds(
     required=ranks,
     payloads=st.lists(st.tuples(ranks, st.binary(max_size=20)), max_size=3).map(tuple),
     failures=st.lists(st.builds(Failure, ranks, texts, pids, texts), max_size=3).map(tuple),
-    decided_at=st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6),
+    decided_at=dates,
     wait=seconds,
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
 )
-kept = runs | groups | speakers | decisions
+store_keys = st.builds(StoreKeyRecord, names, texts, st.binary(max_size=20))
+changed = (
+    st.builds(Done)
+    | st.builds(Flag, st.booleans())
+    | st.builds(Number, st.integers(-(2**63), 2**63 - 1))
+    | st.builds(Value, st.binary(max_size=20))
+)
+store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed)
+kept = (
+    runs | groups | speakers | decisions | evictions | rounds | participants | store_keys | store_operations
+)
 
 
 def decision(**changed: object) -> Decision:

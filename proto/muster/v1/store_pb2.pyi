@@ -430,6 +430,46 @@ class DeleteResponse(google.protobuf.message.Message):
 global___DeleteResponse = DeleteResponse
 
 @typing.final
+class DeletePrefixRequest(google.protobuf.message.Message):
+    """DeletePrefixRequest says what to remove."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    prefix: builtins.str
+    """How the keys begin; must not be empty."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        prefix: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["prefix", b"prefix", "run_id", b"run_id"]) -> None: ...
+
+global___DeletePrefixRequest = DeletePrefixRequest
+
+@typing.final
+class DeletePrefixResponse(google.protobuf.message.Message):
+    """DeletePrefixResponse says how many keys there were."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count"]) -> None: ...
+
+global___DeletePrefixResponse = DeletePrefixResponse
+
+@typing.final
 class ListKeysRequest(google.protobuf.message.Message):
     """ListKeysRequest names a run."""
 

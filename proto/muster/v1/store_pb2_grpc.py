@@ -77,6 +77,11 @@ class StoreServiceStub(object):
                 request_serializer=muster_dot_v1_dot_store__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_store__pb2.DeleteResponse.FromString,
                 _registered_method=True)
+        self.DeletePrefix = channel.unary_unary(
+                '/muster.v1.StoreService/DeletePrefix',
+                request_serializer=muster_dot_v1_dot_store__pb2.DeletePrefixRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_store__pb2.DeletePrefixResponse.FromString,
+                _registered_method=True)
         self.ListKeys = channel.unary_unary(
                 '/muster.v1.StoreService/ListKeys',
                 request_serializer=muster_dot_v1_dot_store__pb2.ListKeysRequest.SerializeToString,
@@ -151,6 +156,13 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeletePrefix(self, request, context):
+        """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListKeys(self, request, context):
         """ListKeys names every key of the run.
         """
@@ -207,6 +219,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=muster_dot_v1_dot_store__pb2.DeleteRequest.FromString,
                     response_serializer=muster_dot_v1_dot_store__pb2.DeleteResponse.SerializeToString,
+            ),
+            'DeletePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePrefix,
+                    request_deserializer=muster_dot_v1_dot_store__pb2.DeletePrefixRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_store__pb2.DeletePrefixResponse.SerializeToString,
             ),
             'ListKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ListKeys,
@@ -438,6 +455,33 @@ class StoreService(object):
             '/muster.v1.StoreService/Delete',
             muster_dot_v1_dot_store__pb2.DeleteRequest.SerializeToString,
             muster_dot_v1_dot_store__pb2.DeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeletePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.StoreService/DeletePrefix',
+            muster_dot_v1_dot_store__pb2.DeletePrefixRequest.SerializeToString,
+            muster_dot_v1_dot_store__pb2.DeletePrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,

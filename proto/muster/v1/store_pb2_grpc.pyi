@@ -72,6 +72,12 @@ class StoreServiceStub:
     ]
     """Delete removes a key."""
 
+    DeletePrefix: grpc.UnaryUnaryMultiCallable[
+        muster.v1.store_pb2.DeletePrefixRequest,
+        muster.v1.store_pb2.DeletePrefixResponse,
+    ]
+    """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm."""
+
     ListKeys: grpc.UnaryUnaryMultiCallable[
         muster.v1.store_pb2.ListKeysRequest,
         muster.v1.store_pb2.ListKeysResponse,
@@ -137,6 +143,12 @@ class StoreServiceAsyncStub:
         muster.v1.store_pb2.DeleteResponse,
     ]
     """Delete removes a key."""
+
+    DeletePrefix: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.store_pb2.DeletePrefixRequest,
+        muster.v1.store_pb2.DeletePrefixResponse,
+    ]
+    """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm."""
 
     ListKeys: grpc.aio.UnaryUnaryMultiCallable[
         muster.v1.store_pb2.ListKeysRequest,
@@ -219,6 +231,14 @@ class StoreServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.store_pb2.DeleteResponse, collections.abc.Awaitable[muster.v1.store_pb2.DeleteResponse]]:
         """Delete removes a key."""
+
+    @abc.abstractmethod
+    def DeletePrefix(
+        self,
+        request: muster.v1.store_pb2.DeletePrefixRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.store_pb2.DeletePrefixResponse, collections.abc.Awaitable[muster.v1.store_pb2.DeletePrefixResponse]]:
+        """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm."""
 
     @abc.abstractmethod
     def ListKeys(

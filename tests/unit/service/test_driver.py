@@ -11,10 +11,28 @@ import pytest
 from muster.service.clock import SystemClock
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import GroupJoined, GroupRecord, Message, Notice, Progress, Welcome
-from muster.service.core.events import Arrival, Arrive, Disconnected, Hello, JoinGroup, ProcessInfo
+from muster.service.core.effects import (
+    GroupJoined,
+    GroupRecord,
+    Message,
+    Notice,
+    Progress,
+    RoundComplete,
+    RoundRecord,
+    Standing,
+    Welcome,
+)
+from muster.service.core.events import (
+    Arrival,
+    Arrive,
+    Disconnected,
+    Hello,
+    JoinGroup,
+    JoinRendezvous,
+    ProcessInfo,
+)
 from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, Outcome
+from muster.service.core.model import Decision, NodeInfo, Outcome, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
@@ -96,11 +114,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
+        self.rounds: list[RoundRecord] = []
         self.notices: list[Notice] = []
         self.commits = 0
 
     def decided(self, decision: Decision) -> None:
         self.decisions.append(decision)
+
+    def round_completed(self, record: RoundRecord) -> None:
+        self.rounds.append(record)
 
     def noticed(self, notice: Notice) -> None:
         self.notices.append(notice)
@@ -240,6 +262,26 @@ async def test_a_batch_without_records_needs_no_commit():
 
 
 # ---------------------------------------------------------------------- 3: durable before told
+
+
+async def test_no_round_is_told_before_the_commit_returns():
+    engine, observer = HeldEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        node = Rank(driver, 0)
+        asked = RendezvousSettings(
+            min_nodes=1, max_nodes=1, join_timeout=60.0, last_call_timeout=30.0, keep_alive_timeout=15.0
+        )
+        driver.submit(JoinRendezvous(node.id, "job", NodeInfo("life", "node", 1), 1, asked))
+        commit = await engine.begun.get()
+        assert commit.kinds == ["participant", "round", "run"]
+        await settle()
+        assert (node.told, observer.rounds, observer.notices) == ([], [], [])
+        commit.end()
+        assert await node.hears(RoundComplete) == RoundComplete(0, 0, 1)
+        assert node.heard == [Standing, RoundComplete]
+        await settle()
+        assert [(one.run_id, one.round, one.world_size) for one in observer.rounds] == [("job", 0, 1)]
+        assert [one.event for one in observer.notices] == ["round.completed"]
 
 
 async def test_nothing_is_told_before_the_commit_returns():

@@ -21,10 +21,11 @@ ALL = [
     errors.MusterError("closed."),
     errors.ConnectError("no answer."),
     errors.RefusedError("a newer one runs.", "STALE_GENERATION"),
+    errors.StoreTimeoutError("nobody set it.", ["a", "b"]),
     errors.BarrierError("failed", "checkpoint", 7, Outcome.ABORTED),
     *(kind("why", "checkpoint", 7, outcome, MISSING) for outcome, kind in BARRIER_ERRORS.items()),
 ]
-FIELDS = ("prefix", "sequence", "outcome", "missing", "reason")
+FIELDS = ("prefix", "sequence", "outcome", "missing", "reason", "keys")
 
 
 def fields(error: Exception) -> dict[str, object]:

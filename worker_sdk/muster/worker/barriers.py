@@ -44,7 +44,6 @@ __all__ = [
     "TCPStoreBarrier",
     "create_barrier_from_config",
     "register_barrier",
-    "synchronize",
 ]
 
 DEFAULT_INIT_TIMEOUT = 600.0

@@ -4,6 +4,7 @@ torchrun finds it by the entry point ``torchrun.handlers``; it is not imported f
 hosts what the others need to come together: rounds, closed state and the agents' store are the coordinator's.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from muster.worker import environment
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import MusterError, RefusedError
 from muster.worker.store import CoordinatorStore
+
+logger = logging.getLogger(__name__)
 
 BACKEND = "muster"
 DEFAULT_PORT = 7550
@@ -93,7 +96,9 @@ class MusterRendezvousHandler(RendezvousHandler):
         except MusterError as error:
             raise _rendezvous_error(error) from error
         self._export(place)
-        store = PrefixStore(f"torch.rendezvous.{self._config.run_id}.{place.round}", self._store)
+        if place.rank == 0 and place.round > 0:
+            self._forget(place.round - 1)
+        store = PrefixStore(self._keys_of(place.round), self._store)
         return RendezvousInfo(store, place.rank, place.world_size, self._bootstrap(store, place))
 
     def _export(self, place: Place) -> None:
@@ -101,6 +106,16 @@ class MusterRendezvousHandler(RendezvousHandler):
         os.environ["MUSTER_ROUND"] = str(place.round)
         if not os.environ.get("MUSTER_ENDPOINT"):
             os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
+
+    def _keys_of(self, round: int) -> str:
+        return f"torch.rendezvous.{self._config.run_id}.{round}"
+
+    def _forget(self, round: int) -> None:
+        """Remove the keys of a past round, or a job that is restarted often would fill the store."""
+        try:
+            self._store.delete_prefix(f"{self._keys_of(round)}/")
+        except MusterError as error:
+            logger.warning("the keys of round %d are left in the store: %s", round, error)
 
     def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo:
         """Where the workers find rank 0; anew in every round, since it may have moved."""

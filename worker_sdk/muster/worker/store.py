@@ -218,6 +218,22 @@ class CoordinatorStore(Store):
         request = pb.DeleteRequest(run_id=self.run_id, key=_key(key))
         return self._change(self._stub.Delete, request).existed
 
+    def delete_prefix(self, prefix: str) -> int:
+        """Remove every key that begins so.
+
+        Args:
+            prefix: must not be empty.
+
+        Returns:
+            How many keys there were.
+
+        Raises:
+            ConnectError: the coordinator could not be reached; the keys may be removed or not.
+            RefusedError: the coordinator refused.
+        """
+        request = pb.DeletePrefixRequest(run_id=self.run_id, prefix=_key(prefix))
+        return self._send(self._stub.DeletePrefix, request, self._timeout()).count
+
     # ------------------------------------------------------------------ for torch
 
     def has_extended_api(self) -> bool:
@@ -240,6 +256,8 @@ class CoordinatorStore(Store):
         return _seconds(timeout)
 
     def _change(self, method: Callable[..., Response], request: Change) -> Response:
+        # Before the lock: in a forked child it may be held for ever, by a thread that only the parent has.
+        self._check_owner()
         with self._turn:
             self._number += 1
             request.operation.CopyFrom(pb.OperationId(client=self._client, number=self._number))
@@ -247,8 +265,7 @@ class CoordinatorStore(Store):
 
     def _send(self, method: Callable[..., Response], request: Message, timeout: float) -> Response:
         """Send a request, and again while no coordinator answers, until the timeout is over."""
-        if os.getpid() != self._owner:
-            raise forked("this store", self._owner)
+        self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
         left, backoff = timeout, FIRST_BACKOFF
         while True:
@@ -266,6 +283,10 @@ class CoordinatorStore(Store):
             time.sleep(pause)
             left -= pause
             backoff = min(backoff * 2, MOST_BACKOFF)
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise forked("this store", self._owner)
 
     def _refused(self, error: grpc.RpcError, request: Message) -> MusterError:
         reason, sentence = _reason(error), str(error.details())

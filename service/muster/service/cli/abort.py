@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from muster.service.cli import options
-from muster.service.cli.client import CallError, Client, connect
+from muster.service.cli.client import Client, connect
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import as_dict, document, emit
@@ -43,17 +43,7 @@ def abort(
         if dry_run:
             _show(client, run, prefix, sequence, output)
             return
-        try:
-            done = client.abort(run, prefix, reason, sequence)
-        except CallError as error:
-            if error.code is not Exit.TIMED_OUT:
-                raise
-            # Without this an operator would simply repeat the command, and might abort the next barrier.
-            fail(
-                f"{error}\n  whether the barrier was aborted is unknown; see: "
-                f"muster describe barrier {run} {prefix}",
-                error.code,
-            )
+        done = client.abort(run, prefix, reason, sequence)
         if output is Output.JSON:
             emit(document(as_dict(done)))
         else:

@@ -12,7 +12,14 @@ from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.core import report
 from muster.service.core.refusal import Reason
-from muster.v1 import barrier_pb2, barrier_pb2_grpc, run_pb2, run_pb2_grpc
+from muster.v1 import (
+    barrier_pb2,
+    barrier_pb2_grpc,
+    rendezvous_pb2,
+    rendezvous_pb2_grpc,
+    run_pb2,
+    run_pb2_grpc,
+)
 
 if TYPE_CHECKING:
     Request = TypeVar("Request")
@@ -30,6 +37,7 @@ CHANNEL_OPTIONS = [
 
 EXITS = {
     Reason.NO_OPEN_BARRIER.name: Exit.CLOSED,
+    Reason.RUN_CLOSED.name: Exit.CLOSED,
     Reason.COORDINATOR_DRAINING.name: Exit.UNREACHABLE,
 }
 """The exit codes of refusals; the others are plain failures."""
@@ -62,6 +70,7 @@ class Client:
         self._channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         self._runs = run_pb2_grpc.RunServiceStub(self._channel)
         self._barriers = barrier_pb2_grpc.BarrierServiceStub(self._channel)
+        self._rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
 
     def close(self) -> None:
         """End the connection."""
@@ -107,15 +116,42 @@ class Client:
         return self._call(
             self._barriers.Abort,
             barrier_pb2.AbortRequest(run_id=run_id, prefix=prefix, reason=reason, sequence=sequence),
+            unknown="whether the barrier was aborted is unknown; see: "
+            f"muster describe barrier {run_id} {prefix}",
         )
 
+    def rendezvous(self, run_id: str) -> rendezvous_pb2.RendezvousServiceGetResponse:
+        """The rendezvous of a run."""
+        return self._call(self._rendezvous.Get, rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id))
+
+    def close_run(self, request: rendezvous_pb2.CloseRequest) -> rendezvous_pb2.CloseResponse:
+        """End the membership of a run, or see whom that would affect."""
+        unknown = f"whether the run was closed is unknown; see: muster describe run {request.run_id}"
+        return self._call(self._rendezvous.Close, request, unknown="" if request.dry_run else unknown)
+
+    def evict(self, request: run_pb2.EvictRequest) -> run_pb2.EvictResponse:
+        """Send the processes of a rank away, or see whom that would affect."""
+        unknown = (
+            "whether the rank was evicted is unknown; see: "
+            f"muster describe member {request.run_id} {request.rank}"
+        )
+        return self._call(self._runs.Evict, request, unknown="" if request.dry_run else unknown)
+
     def _call(
-        self, method: "grpc.UnaryUnaryMultiCallable[Request, Response]", request: "Request"
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        request: "Request",
+        *,
+        unknown: str = "",
     ) -> "Response":
         try:
             return method(request, timeout=self._timeout)
         except grpc.RpcError as error:
-            raise self._explain(error) from error
+            explained = self._explain(error)
+            if unknown and explained.code is Exit.TIMED_OUT:
+                # Without this an operator would simply repeat the command, and might end what came since.
+                explained = CallError(f"{explained}\n  {unknown}", explained.code)
+            raise explained from error
 
     def _explain(self, error: grpc.RpcError) -> CallError:
         # What the synchronous gRPC raises is the call as well; its types do not say so.

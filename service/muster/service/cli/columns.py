@@ -1,9 +1,10 @@
-"""What tables show of runs, barriers, members and the missing."""
+"""What tables show of runs, barriers, members, nodes, rounds and the missing."""
 
+from muster.service.cli.rounds import RoundRow
 from muster.service.cli.table import NOTHING, Column, duration, name, ranks
 from muster.service.core import report
 from muster.service.wire import missing_from_pb
-from muster.v1 import barrier_pb2, common_pb2, run_pb2
+from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 
 
 def barrier_state(barrier: barrier_pb2.Barrier) -> str:
@@ -11,6 +12,39 @@ def barrier_state(barrier: barrier_pb2.Barrier) -> str:
     if not barrier.HasField("decision"):
         return "OPEN"
     return name(common_pb2.Outcome.DESCRIPTOR, barrier.decision.outcome, "OUTCOME_")
+
+
+def run_state(run: run_pb2.Run) -> str:
+    """``OPEN`` or ``CLOSED``."""
+    return "CLOSED" if run.HasField("closed") else "OPEN"
+
+
+def connection(node: rendezvous_pb2.NodeView) -> str:
+    """Whether a node's stream is open, in the words for processes."""
+    return "CONNECTED" if node.connected else "DISCONNECTED"
+
+
+def node_standing(node: rendezvous_pb2.NodeView) -> str:
+    """A node's place in the rendezvous."""
+    return name(rendezvous_pb2.NodeStanding.DESCRIPTOR, node.standing, "NODE_STANDING_")
+
+
+def node_rank(node: rendezvous_pb2.NodeView) -> str:
+    """A node's rank in the complete round."""
+    return str(node.rank) if node.HasField("rank") else NOTHING
+
+
+def _round(run: run_pb2.Run) -> str:
+    return str(run.round) if run.HasField("round") else NOTHING
+
+
+def _nodes(run: run_pb2.Run) -> str:
+    return str(run.nodes) if run.HasField("round") else NOTHING
+
+
+def member_node(member: run_pb2.Member) -> str:
+    """The rank of a process's node."""
+    return str(member.node_rank) if member.HasField("node_rank") else NOTHING
 
 
 def member_state(member: run_pb2.Member) -> str:
@@ -61,7 +95,11 @@ def last_sequence(spoken: run_pb2.GroupPosition | common_pb2.MissingRank) -> str
 
 RUNS: list[Column[run_pb2.Run]] = [
     Column(title="RUN", cell=lambda run: run.run_id),
+    Column(title="STATE", cell=run_state, state=True),
     Column(title="GENERATION", cell=lambda run: str(run.generation)),
+    Column(title="ROUND", cell=_round),
+    Column(title="NODES", cell=_nodes),
+    Column(title="WAITING", cell=lambda run: str(run.nodes_waiting), wide=True),
     Column(title="CONNECTED", cell=lambda run: f"{run.connected}/{run.members}"),
     Column(title="GROUPS", cell=lambda run: str(run.groups), wide=True),
     Column(title="OPEN", cell=lambda run: str(run.open_barriers)),
@@ -86,6 +124,7 @@ BARRIERS: list[Column[barrier_pb2.Barrier]] = [
 
 MEMBERS: list[Column[run_pb2.Member]] = [
     Column(title="RANK", cell=lambda member: str(member.rank)),
+    Column(title="NODE", cell=member_node),
     Column(title="HOST", cell=lambda member: member.host),
     Column(title="PID", cell=lambda member: str(member.pid)),
     Column(title="STATE", cell=member_state, state=True),
@@ -94,6 +133,36 @@ MEMBERS: list[Column[run_pb2.Member]] = [
     Column(title="ORDINAL", cell=lambda member: str(member.ordinal), wide=True),
     Column(title="INCARNATION", cell=lambda member: member.incarnation, wide=True),
     Column(title="GROUPS", cell=_groups),
+]
+
+ROUNDS: list[Column[RoundRow]] = [
+    Column(title="ROUND", cell=lambda row: str(row.round)),
+    Column(title="STATE", cell=lambda row: row.state, state=True),
+    Column(title="NODES", cell=lambda row: row.nodes),
+    Column(title="WAITING", cell=lambda row: row.waiting),
+    Column(title="STANDING BY", cell=lambda row: row.standing_by, wide=True),
+    Column(title="JOINED IN", cell=lambda row: row.joined_in),
+    Column(title="COMPLETED AT", cell=lambda row: row.completed_at),
+    Column(title="WHO", cell=lambda row: row.who, wide=True),
+]
+
+NODES: list[Column[rendezvous_pb2.NodeView]] = [
+    Column(title="RANK", cell=node_rank),
+    Column(title="ADDRESS", cell=lambda view: view.node.address),
+    Column(title="PID", cell=lambda view: str(view.node.pid)),
+    Column(title="PLACE", cell=node_standing),
+    Column(title="STATE", cell=connection, state=True),
+    Column(title="SINCE", cell=lambda view: duration(view.since_ms)),
+    Column(title="INCARNATION", cell=lambda view: view.node.incarnation, wide=True),
+]
+
+DEPARTED: list[Column[rendezvous_pb2.DepartedNode]] = [
+    Column(title="ADDRESS", cell=lambda gone: gone.node.address),
+    Column(title="PID", cell=lambda gone: str(gone.node.pid)),
+    Column(title="ROUND", cell=lambda gone: str(gone.round)),
+    Column(title="AGO", cell=lambda gone: duration(gone.since_ms)),
+    Column(title="INCARNATION", cell=lambda gone: gone.node.incarnation, wide=True),
+    Column(title="REASON", cell=lambda gone: gone.reason or NOTHING),
 ]
 
 MISSING: list[Column[common_pb2.MissingRank]] = [

@@ -75,7 +75,12 @@ def _totals(snapshot: Snapshot) -> list[Text]:
     waiting = sum(run.open_barriers for run in snapshot.runs)
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"muster at {snapshot.endpoint}", style="bold")
-    line.append(f"   runs {len(snapshot.runs)}   connected ranks {connected}   open barriers {waiting}")
+    line.append(f"   runs {len(snapshot.runs)}")
+    if closed := sum(run.HasField("closed") for run in snapshot.runs):
+        line.append(f" ({closed} closed)")
+    if nodes := sum(run.nodes for run in snapshot.runs):
+        line.append(f"   nodes {nodes}")
+    line.append(f"   connected ranks {connected}   open barriers {waiting}")
     line.append("   q ends", style="dim")
     if snapshot.error is None:
         return [line]

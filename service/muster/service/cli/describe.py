@@ -1,7 +1,7 @@
 """``muster describe``: all there is to know of one run, barrier or member."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
@@ -9,6 +9,7 @@ from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
+from muster.service.cli.rounds import current_state
 from muster.service.cli.table import (
     NOTHING,
     Column,
@@ -23,10 +24,12 @@ from muster.service.cli.table import (
     ranks,
 )
 from muster.service.core import report
-from muster.service.wire import missing_from_pb
-from muster.v1 import barrier_pb2, common_pb2, run_pb2
+from muster.service.wire import missing_from_pb, node_from_pb
+from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 
 Row = TypeVar("Row")
+Host: TypeAlias = tuple[str, str, str]
+"""A host, its node's rank, and the state of the processes there."""
 
 app = typer.Typer(help="Show all there is to know of one run, barrier or member.", no_args_is_help=True)
 
@@ -38,9 +41,10 @@ def describe_run(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a run, its members and its barriers."""
+    """Show a run, its rendezvous, its members and its barriers."""
     with connect(endpoint, timeout) as client:
         found = client.run(run).run
+        rendezvous = client.rendezvous(run).rendezvous
         members = client.members(run).members
         barriers = client.barriers(run, 1).barriers
     if output is Output.JSON:
@@ -48,13 +52,14 @@ def describe_run(
             document(
                 {
                     "run": as_dict(found),
+                    "rendezvous": as_dict(rendezvous),
                     "members": [as_dict(one) for one in members],
                     "barriers": [as_dict(one) for one in barriers],
                 }
             )
         )
     else:
-        emit(run_text(found, members, barriers, wide=output is Output.WIDE, color=colorful()))
+        emit(run_text(found, rendezvous, members, barriers, wide=output is Output.WIDE, color=colorful()))
 
 
 @app.command("barrier")
@@ -87,7 +92,7 @@ def describe_barrier(
 @app.command("member")
 def describe_member(
     run: options.Run,
-    rank: Annotated[int, typer.Argument(min=0, metavar="RANK", help="The rank.", show_default=False)],
+    rank: options.Rank,
     output: options.Format = Output.TABLE,
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
@@ -96,6 +101,7 @@ def describe_member(
     with connect(endpoint, timeout) as client:
         known = client.members(run).members
         processes = [one for one in known if one.rank == rank]
+        rendezvous = client.rendezvous(run).rendezvous
         barriers = client.barriers(run, 1).barriers
     missing_from = [barrier for barrier in barriers if any(one.rank == rank for one in barrier.missing)]
     if not processes and not missing_from:
@@ -116,7 +122,7 @@ def describe_member(
             )
         )
     else:
-        emit(member_text(run, rank, processes, missing_from))
+        emit(member_text(run, rank, processes, rendezvous, missing_from))
 
 
 # ---------------------------------------------------------------------- texts
@@ -124,6 +130,7 @@ def describe_member(
 
 def run_text(
     run: run_pb2.Run,
+    rendezvous: rendezvous_pb2.Rendezvous,
     members: Iterable[run_pb2.Member],
     barriers: Sequence[barrier_pb2.Barrier],
     *,
@@ -131,27 +138,55 @@ def run_text(
     color: bool = False,
 ) -> str:
     """A run for people."""
-    hosts: dict[tuple[str, str], list[int]] = {}
+    hosts: dict[Host, list[int]] = {}
     for member in members:
-        hosts.setdefault((member.host, columns.member_state(member)), []).append(member.rank)
+        host = member.host, columns.member_node(member), columns.member_state(member)
+        hosts.setdefault(host, []).append(member.rank)
     return _sections(
         fields(
             {
                 "Run": run.run_id,
+                "State": columns.run_state(run),
                 "Generation": str(run.generation),
                 "Connected": f"{run.connected} of {run.members} ranks seen",
                 "Groups": str(run.groups),
                 "Barriers": f"{run.open_barriers} open, {run.decided_barriers} decided",
+                "Store": f"{run.store_keys:,} keys, {run.store_bytes:,} bytes",
             }
         ),
+        _closed(run.closed) if run.HasField("closed") else "",
+        _rendezvous(rendezvous) if rendezvous.max_nodes or rendezvous.rounds else "",
+        _table("Nodes", columns.NODES, rendezvous.nodes, wide=wide, color=color),
+        _table("Gone nodes", columns.DEPARTED, rendezvous.departed, wide=wide, color=color),
         _table("Members", HOSTS, sorted(hosts.items()), color=color),
         _table("Barriers", columns.BARRIERS, barriers, wide=wide, color=color),
     )
 
 
-HOSTS: list[Column[tuple[tuple[str, str], list[int]]]] = [
+def _closed(closed: common_pb2.Closed) -> str:
+    shown = {
+        "By": closed.by,
+        "Reason": closed.reason or NOTHING,
+        "At": closed.closed_at.ToJsonString(),
+    }
+    return f"Closed:\n{indented(fields(shown))}"
+
+
+def _rendezvous(rendezvous: rendezvous_pb2.Rendezvous) -> str:
+    shown = {
+        "Round": str(rendezvous.round),
+        "State": current_state(rendezvous),
+    }
+    if not rendezvous.HasField("closed"):
+        # Of a closed run it would only say once more how it was closed.
+        shown["Message"] = rendezvous.message
+    return f"Rendezvous:\n{indented(fields(shown))}"
+
+
+HOSTS: list[Column[tuple[Host, list[int]]]] = [
     Column(title="HOST", cell=lambda row: row[0][0]),
-    Column(title="STATE", cell=lambda row: row[0][1], state=True),
+    Column(title="NODE", cell=lambda row: row[0][1]),
+    Column(title="STATE", cell=lambda row: row[0][2], state=True),
     Column(title="RANKS", cell=lambda row: ranks(set(row[1]))),
 ]
 
@@ -197,6 +232,7 @@ def member_text(
     run_id: str,
     rank: int,
     processes: Iterable[run_pb2.Member],
+    rendezvous: rendezvous_pb2.Rendezvous,
     missing_from: Iterable[barrier_pb2.Barrier],
 ) -> str:
     """A rank for people."""
@@ -204,7 +240,9 @@ def member_text(
         fields(
             {
                 "Process": f"{one.pid} on {one.host}",
+                "Node": _node(one, rendezvous),
                 "State": f"{columns.member_state(one)} for {duration(one.since_ms)}",
+                "Last seen": "now" if _is_there(one) else f"{duration(one.since_ms)} ago",
                 "Generation": str(one.generation),
                 "Incarnation": f"{one.incarnation} (ordinal {one.ordinal})",
                 "Groups": ", ".join(f"{group.prefix} #{columns.last_sequence(group)}" for group in one.groups)
@@ -225,6 +263,18 @@ def member_text(
         *lives,
         "Missing from:\n" + indented("\n".join(missed)) if missed else "",
     )
+
+
+def _node(member: run_pb2.Member, rendezvous: rendezvous_pb2.Rendezvous) -> str:
+    """The node of a process: its rank and, if it is in the round, its address."""
+    for view in rendezvous.nodes:
+        if member.HasField("node_rank") and view.HasField("rank") and view.rank == member.node_rank:
+            return f"{member.node_rank}, {report.node_name(node_from_pb(view.node))}"
+    return columns.member_node(member)
+
+
+def _is_there(member: run_pb2.Member) -> bool:
+    return member.state == common_pb2.MEMBER_STATE_CONNECTED
 
 
 def _table(

@@ -5,6 +5,8 @@ from typing import NoReturn
 
 import typer
 
+from muster.service.core import report
+
 
 class Exit(enum.IntEnum):
     """The exit codes of every sub-command."""
@@ -20,5 +22,5 @@ class Exit(enum.IntEnum):
 
 def fail(message: str, code: Exit) -> NoReturn:
     """Say what went wrong and end the command."""
-    typer.echo(f"Error: {message}", err=True)
+    typer.echo(f"Error: {report.printable(message)}", err=True)
     raise typer.Exit(code)

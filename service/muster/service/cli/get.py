@@ -1,4 +1,4 @@
-"""``muster get``: runs, barriers and members, in lists."""
+"""``muster get``: runs, barriers, members and rounds, in lists."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.options import Output
+from muster.service.cli.rounds import round_key, rounds_of
 from muster.service.cli.table import (
     Column,
     Table,
@@ -21,16 +22,17 @@ from muster.service.cli.table import (
     note,
     terminal_width,
 )
-from muster.v1 import barrier_pb2, run_pb2
+from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2
 
-Row = TypeVar("Row", bound=Message)
+Row = TypeVar("Row")
+MessageRow = TypeVar("MessageRow", bound=Message)
 
 History = Annotated[
     int,
     typer.Option(min=1, max=1000, metavar="N", help="Decided barriers to show of each group, newest first."),
 ]
 
-app = typer.Typer(help="List runs, barriers or members.", no_args_is_help=True)
+app = typer.Typer(help="List runs, barriers, members or rounds.", no_args_is_help=True)
 
 
 @app.command()
@@ -100,6 +102,34 @@ def members(
             _print_all(found, found.members, columns.MEMBERS, output)
 
 
+@app.command()
+def rounds(
+    run: options.Run,
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    interval: options.Interval = options.DEFAULT_INTERVAL,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List the rendezvous rounds of a run, newest first."""
+    with connect(endpoint, timeout) as client:
+        found = client.rendezvous(run)
+        rows = rounds_of(found.rendezvous)
+        if not rows:
+            note(found.rendezvous.message)
+        if not watch:
+            _print_all(found, rows, columns.ROUNDS, output)
+            return
+        looks = (look.rendezvous for look in _looks(found, lambda: client.rendezvous(run), interval))
+        if output is Output.JSON:
+            # A round is no message of its own: what is printed is the whole rendezvous.
+            each = ([look] for look in looks)
+            _print_lines(changes(each, lambda look: look.run_id, rendezvous_standing))
+        else:
+            fresh = changes(map(rounds_of, looks), round_key, lambda row: row)
+            _print_batches(fresh, columns.ROUNDS, output)
+
+
 # ---------------------------------------------------------------------- printing
 
 
@@ -110,13 +140,23 @@ def _print_all(response: Message, rows: Iterable[Row], shown: list[Column[Row]],
         emit(_table(shown, output).text(rows))
 
 
-def _print_each(batches: Iterable[list[Row]], shown: list[Column[Row]], output: Output) -> None:
+def _print_each(batches: Iterable[list[MessageRow]], shown: list[Column[MessageRow]], output: Output) -> None:
+    if output is Output.JSON:
+        _print_lines(batches)
+    else:
+        _print_batches(batches, shown, output)
+
+
+def _print_lines(batches: Iterable[list[MessageRow]]) -> None:
+    for batch in batches:
+        for row in batch:
+            emit(json_line(as_dict(row)))
+
+
+def _print_batches(batches: Iterable[list[Row]], shown: list[Column[Row]], output: Output) -> None:
     table = _table(shown, output)
     for batch in batches:
-        if output is Output.JSON:
-            for row in batch:
-                emit(json_line(as_dict(row)))
-        elif batch:
+        if batch:
             emit(table.text(batch))
 
 
@@ -178,3 +218,16 @@ def member_key(member: run_pb2.Member) -> Hashable:
 def member_standing(member: run_pb2.Member) -> object:
     """A member without its clock."""
     return member.state, member.generation, [str(group) for group in member.groups]
+
+
+def rendezvous_standing(rendezvous: rendezvous_pb2.Rendezvous) -> object:
+    """A rendezvous without its clocks."""
+    return (
+        rendezvous.round,
+        rendezvous.complete,
+        rendezvous.min_nodes,
+        rendezvous.max_nodes,
+        [(one.node.incarnation, one.standing, one.rank, one.connected) for one in rendezvous.nodes],
+        rendezvous.departed[0].node.incarnation if rendezvous.departed else "",
+        rendezvous.HasField("closed"),
+    )

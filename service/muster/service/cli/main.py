@@ -8,6 +8,8 @@ import typer
 
 from muster.service.cli import describe, get
 from muster.service.cli.abort import abort
+from muster.service.cli.close import close
+from muster.service.cli.evict import evict
 from muster.service.cli.serve import serve
 from muster.service.cli.top import top
 from muster.service.version import VERSION
@@ -23,6 +25,8 @@ app.command()(serve)
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
 app.command()(abort)
+app.command()(close)
+app.command()(evict)
 app.command()(top)
 
 

@@ -48,10 +48,14 @@ Prefix = Annotated[
         callback=_text, metavar="PREFIX", help="The group's prefix, such as checkpoint.", show_default=False
     ),
 ]
+Rank = Annotated[
+    int, typer.Argument(min=0, max=2**31 - 1, metavar="RANK", help="The rank.", show_default=False)
+]
 Reason = Annotated[
     str,
-    typer.Option(callback=_text, metavar="TEXT", help="Why, for the ranks that wait.", show_default=False),
+    typer.Option(callback=_text, metavar="TEXT", help="Why, for those who are told.", show_default=False),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say who would be affected, and do nothing.")]
 Endpoint = Annotated[
     str,
     typer.Option(

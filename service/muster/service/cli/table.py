@@ -27,6 +27,8 @@ LEAST_ROOM = 12
 
 COLORS = {
     "OPEN": "cyan",
+    "FORMING": "cyan",
+    "COMPLETE": "green",
     "RELEASED": "green",
     "CONNECTED": "green",
     "DISCONNECTED": "yellow",
@@ -36,6 +38,8 @@ COLORS = {
     "MEMBER_LOST": "red",
     "MISMATCHED": "red",
     "LOST": "red",
+    "EVICTED": "red",
+    "CLOSED": "magenta",
 }
 """The colours of states, on a terminal."""
 
@@ -114,6 +118,11 @@ def indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in report.printable(text).splitlines())
 
 
+def headed(headline: str, lines: Iterable[str]) -> str:
+    """A sentence, and what belongs to it moved in below."""
+    return "\n".join([report.printable(headline).replace("\n", "\n    "), *map(indented, lines)])
+
+
 def _line(value: str) -> str:
     return report.printable(value).replace("\n", "\\n")
 
@@ -144,6 +153,11 @@ def duration(milliseconds: int) -> str:
 def ranks(numbers: Iterable[int]) -> str:
     """Ranks, folded into ranges, in one word."""
     return report.ranges(numbers).replace(" ", "") or NOTHING
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """``1 node``, ``4 nodes``."""
+    return f"{count:,} {one if count == 1 else many}"
 
 
 # ---------------------------------------------------------------------- out

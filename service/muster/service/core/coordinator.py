@@ -393,11 +393,14 @@ class Coordinator:
     def _join_rendezvous(self, event: JoinRendezvous, now: Instant, effects: Effects) -> None:
         try:
             self._check_node(event)
-            run = self._run_for(event.run_id, 0, effects)
+            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0)
             node = run.join_rendezvous(event, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
             return
+        if event.run_id not in self.runs:
+            self.runs[event.run_id] = run
+            effects.records.append(run.record)
         self.attendances[event.session] = run, node
 
     def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
@@ -525,6 +528,15 @@ class Coordinator:
         run = self.runs.get(event.run_id)
         known = run.rendezvous.find(event.node.incarnation) if run is not None else None
         self._check_sessions(known is not None and known.session is not None)
+        # A place outlives its stream for the keep-alive timeout, so open streams alone do not bound them.
+        places = len(run.rendezvous) if run is not None else 0
+        if known is None and places >= self.limits.max_sessions:
+            raise limit_exceeded(
+                "max_sessions",
+                self.limits.max_sessions,
+                f"{places} nodes have a place in the rendezvous of run {event.run_id} already, those that "
+                "are away among them",
+            )
         self._check_run(event.run_id)
         self._check_name("incarnation", event.node.incarnation)
         self._check_name("address", event.node.address)

@@ -86,6 +86,13 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletePrefix:
+    """Remove every key that begins so. Answered by :class:`Number`: how many there were."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
 class ListKeys:
     """Name every key. Answered by :class:`Keys`."""
 
@@ -97,7 +104,7 @@ class NumKeys:
 
 Change: TypeAlias = Set | Add | CompareSet | Append | Delete
 Waiting: TypeAlias = Get | Wait
-Operation: TypeAlias = Change | Waiting | Check | ListKeys | NumKeys
+Operation: TypeAlias = Change | Waiting | Check | DeletePrefix | ListKeys | NumKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,11 @@ class Rendezvous:
 
     # ------------------------------------------------------------------ what nodes do
 
+    def begin_above(self, round: int) -> None:
+        """Number the first round above this one; nothing happens once there has been a round."""
+        if not self.rounds:
+            self.round = max(self.round, round + 1)
+
     def join(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
         """Give a node a place, or the one back that it has.
 
@@ -195,6 +200,9 @@ class Rendezvous:
         if node is not None and ask.attempt == node.attempt:
             self._move_to(ask.session, node, now, effects)
             self._tell_place(node, effects)
+            if self.complete and node.standing is NodeStanding.PARTICIPANT:
+                # The count may have changed while the stream was lost, to none perhaps.
+                effects.send(ask.session, NodesWaiting(self._told_waiting))
             self._settle(now, effects)
             return node
         self._check_settings(ask, node)
@@ -203,7 +211,7 @@ class Rendezvous:
         else:
             self._vacate(node, effects)
             self._move_to(ask.session, node, now, effects)
-            node.attempt = ask.attempt
+            node.info, node.attempt = ask.node, ask.attempt
         if not len(self):
             self.settings = ask.settings
         self._arrivals += 1
@@ -228,11 +236,17 @@ class Rendezvous:
         node = self.find(incarnation)
         if node is None:
             return False
+        if node.session is not None:
+            over = Refusal(
+                Reason.NODE_REMOVED,
+                f"node {node} has left run {self.run_id}; its place is given up. To come back, join anew.",
+            )
+            effects.send(node.session, Refused(over, final=True))
         self._depart(node, f"left ({report.shown(reason)})" if reason else "left", now, effects)
         self._settle(now, effects)
         return True
 
-    def close(self, closed: Closed, effects: Effects) -> None:
+    def close(self, closed: Closed, now: Instant, effects: Effects) -> None:
         """The run is closed: every wait for a round ends; the complete round goes on to its end."""
         ended = self.of(NodeStanding.WAITING)
         if not self.complete:
@@ -252,6 +266,7 @@ class Rendezvous:
         self._last_call = None
         if self.complete:
             effects.deliveries.append(Delivery(self._sessions(), closed))
+        self._tell_waiting(now, effects)
 
     # ------------------------------------------------------------------ time
 
@@ -261,14 +276,21 @@ class Rendezvous:
             if now.monotonic >= node.since + node.settings.keep_alive_timeout:
                 self._depart(node, "connection lost", now, effects, at=node.since)
         self._settle(now, effects)
-        for node in [n for n in self if self._waits(n)]:
-            if now.monotonic >= node.joined_at + node.settings.join_timeout:
-                self._refuse(node, self._timed_out(node, now), effects)
-                effects.notices.append(
-                    Notice("rendezvous.timed_out", self.run_id, self._timed_out_line(node))
-                )
+        self._end_waits(now, effects)
         self._settle(now, effects)
         self._arm(now)
+
+    def _end_waits(self, now: Instant, effects: Effects) -> None:
+        """Refuse those whose join timeout is over. All are named to each of them."""
+        late = [
+            (node, self._timed_out(node, now), self._timed_out_line(node))
+            for node in self
+            if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
+        ]
+        for node, refusal, line in late:
+            self._refuse(node, refusal, effects)
+            self.departed.appendleft(Departed(node.info, self.round, "timed out", now.monotonic))
+            effects.notices.append(Notice("rendezvous.timed_out", self.run_id, line))
 
     def _arm(self, now: Instant) -> None:
         times = [n.since + n.settings.keep_alive_timeout for n in self if n.session is None]
@@ -290,12 +312,12 @@ class Rendezvous:
         """Give a place to a node that has none."""
         assert self.settings is not None
         node.rank = None
-        if not self.complete:
-            node.standing = NodeStanding.PARTICIPANT
-        elif self.count(NodeStanding.PARTICIPANT) < self.settings.max_nodes:
+        if self.count(NodeStanding.PARTICIPANT) >= self.settings.max_nodes:
+            node.standing = NodeStanding.REDUNDANT
+        elif self.complete:
             node.standing = NodeStanding.WAITING
         else:
-            node.standing = NodeStanding.REDUNDANT
+            node.standing = NodeStanding.PARTICIPANT
         self._places.of(node.standing)[node.info.incarnation] = node
 
     def _vacate(self, node: Node, effects: Effects) -> None:
@@ -346,14 +368,15 @@ class Rendezvous:
     def _settle(self, now: Instant, effects: Effects) -> None:
         """Draw the consequences of whatever has changed."""
         if self.complete and not self.count(NodeStanding.PARTICIPANT):
-            self._begin_round(effects)
+            self._begin_round(now, effects)
         if self.complete:
             self._let_redundant_wait(now, effects)
         elif self.settings is not None:
+            self._let_redundant_in(self.settings, now, effects)
             self._call(self.settings, now, effects)
         self._tell_waiting(now, effects)
 
-    def _begin_round(self, effects: Effects) -> None:
+    def _begin_round(self, now: Instant, effects: Effects) -> None:
         """The last node has left the round: those who wait make the next one, who was in it first."""
         self.complete = False
         self.round += 1
@@ -369,7 +392,23 @@ class Rendezvous:
             node.standing = NodeStanding.PARTICIPANT if fits else NodeStanding.REDUNDANT
             self._places.of(node.standing)[node.info.incarnation] = node
             if node.standing is not before:
+                if fits and before is NodeStanding.REDUNDANT:
+                    self._wait_from(now, node)
                 self._tell_place(node, effects)
+
+    def _let_redundant_in(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
+        """A place in the round that comes together is free: who stands by takes it."""
+        places = self._places
+        while places.redundant and len(places.participants) < settings.max_nodes:
+            node = places.redundant.pop(next(iter(places.redundant)))
+            self._wait_from(now, node)
+            self._place(node)
+            self._tell_place(node, effects)
+
+    def _wait_from(self, now: Instant, node: Node) -> None:
+        """Who stood by waits for a round: its join timeout begins."""
+        node.joined_at = now.monotonic
+        self._timers.arm(self, now.monotonic + node.settings.join_timeout)
 
     def _let_redundant_wait(self, now: Instant, effects: Effects) -> None:
         """A place in the complete round is free: who stood by waits to be let in."""
@@ -379,8 +418,7 @@ class Rendezvous:
             return
         for node in places.redundant.values():
             node.standing = NodeStanding.WAITING
-            node.joined_at = now.monotonic
-            self._timers.arm(self, now.monotonic + node.settings.join_timeout)
+            self._wait_from(now, node)
             self._tell_place(node, effects)
         places.waiting.update(places.redundant)
         places.redundant.clear()

@@ -223,6 +223,9 @@ class Run:
         Raises:
             Refusal: RUN_CLOSED, or as :meth:`Rendezvous.join`.
         """
+        if self.rendezvous.settings is None and self.groups:
+            # The round will be the workers' generation, and must not be one that has been before.
+            self.rendezvous.begin_above(self.generation)
         closed = self.closed
         if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
             raise run_closed(self.run_id, closed)
@@ -242,7 +245,7 @@ class Run:
             self.closed = Closed(event.by, event.reason, now.wall)
             effects.records.append(self.record)
             effects.deliveries.append(Delivery(self.sessions(), self.closed))
-            self.rendezvous.close(self.closed, effects)
+            self.rendezvous.close(self.closed, now, effects)
             effects.notices.append(
                 Notice("run.closed", self.run_id, report.run_closed(self.run_id, self.closed))
             )
@@ -264,10 +267,15 @@ class Run:
         for process in processes:
             if process.session is not None:
                 info = ProcessInfo(rank, process.incarnation, process.host, process.pid)
-                effects.send(process.session, Refused(self._evicted(info), final=True))
+                alone = self._speaks_alone(process)
+                effects.send(process.session, Refused(self._evicted(info), rank=rank, final=alone))
             process.evict(now.monotonic)
             self.gone(process, effects, reason)
         self.check(now, effects)
+
+    def _speaks_alone(self, process: Process) -> bool:
+        """Whether the process's stream speaks for nobody else."""
+        return not any(p is not process and p.session == process.session for p in self.roster)
 
     def to_evict(self, rank: int) -> list[Process]:
         """The processes that :meth:`evict` would send away.

@@ -29,6 +29,7 @@ from muster.service.core.operations import (
     Check,
     CompareSet,
     Delete,
+    DeletePrefix,
     Done,
     Flag,
     Get,
@@ -119,6 +120,8 @@ class Store:
                 self._wait(session, operation, now, effects)
             case Check():
                 effects.send(session, Flag(all(key in self.values for key in operation.keys)))
+            case DeletePrefix():
+                effects.send(session, Number(self._delete_prefix(operation.prefix, effects)))
             case ListKeys():
                 effects.send(session, Keys(tuple(sorted(self.values))))
             case NumKeys():
@@ -147,6 +150,19 @@ class Store:
             self._wake(key, effects)
         return answer
 
+    def _delete_prefix(self, prefix: str, effects: Effects) -> int:
+        if not prefix:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                'prefix = "": it must not be empty, since every key begins so. Name a prefix.',
+                field="prefix",
+            )
+        doomed = [key for key in self.values if key.startswith(prefix)]
+        for key in doomed:
+            self._remove(key)
+            effects.records.append(ForgetStoreKey(self.run_id, key))
+        return len(doomed)
+
     def _plan(self, change: Change) -> tuple[Mapping[str, bytes | None], Changed]:
         """What a change writes, None to remove a key, and its answer."""
         match change:
@@ -155,7 +171,7 @@ class Store:
             case Add():
                 total = self._number(change.key) + change.amount
                 if not LEAST <= total <= MOST:
-                    raise self._not_a_number(change.key, f"would become {total}, beyond 64 bits")
+                    raise self._not_a_number(change.key, f"would become {total}")
                 return {change.key: str(total).encode()}, Number(total)
             case CompareSet():
                 present = self.values.get(change.key)
@@ -171,15 +187,14 @@ class Store:
     def _number(self, key: str) -> int:
         value = self.values.get(key) or b"0"
         if not NUMBER.fullmatch(value):
-            shown = report.shown(value[: report.MOST_NAME_SHOWN].decode("utf-8", "backslashreplace"))
-            raise self._not_a_number(key, f'holds "{shown}", which is none')
+            raise self._not_a_number(key, f"holds {_quoted(value.decode('utf-8', 'backslashreplace'))}")
         return int(value)
 
     def _not_a_number(self, key: str, why: str) -> Refusal:
         return Refusal(
             Reason.NOT_A_NUMBER,
-            f'cannot add to key "{report.shown(key)}" of run {self.run_id} as to a whole number of 64 bits: '
-            f"it {why}. Use another key, or set this one to a number first.",
+            f"cannot add to key {_quoted(key)} of run {self.run_id}: it {why}, and must be a whole number of "
+            "64 bits. Use another key, or set this one to a number first.",
         )
 
     def _put(self, key: str, value: bytes) -> None:
@@ -203,7 +218,7 @@ class Store:
                 raise limit_exceeded(
                     "max_store_value_bytes",
                     limits.max_store_value_bytes,
-                    f'the value of key "{report.shown(key)}" would have {len(value):,} bytes',
+                    f"the value of key {_quoted(key)} would have {len(value):,} bytes",
                 )
             old = self.values.get(key)
             more_keys += old is None
@@ -218,15 +233,13 @@ class Store:
             raise limit_exceeded(
                 "max_store_bytes",
                 limits.max_store_bytes,
-                f"run {self.run_id} has {self.bytes:,} bytes of keys and values, and {more_bytes:,} would be "
-                "added",
+                f"run {self.run_id} has {self.bytes:,} bytes, and {more_bytes:,} would be added",
             )
 
     def _check_key(self, key: str) -> None:
         size, most = len(key.encode()), self._limits.max_store_key_bytes
         if size > most:
-            shown = report.shown(key[:20])
-            raise limit_exceeded("max_store_key_bytes", most, f'key "{shown}…" has {size:,} bytes')
+            raise limit_exceeded("max_store_key_bytes", most, f"key {_quoted(key)} has {size:,} bytes")
 
     # ------------------------------------------------------------------ once
 
@@ -323,10 +336,17 @@ class Store:
 
     def _answer(self, waiter: Waiter, effects: Effects) -> None:
         operation = waiter.operation
-        if isinstance(operation, Get):
-            effects.send(waiter.session, Values(tuple(self.values[key] for key in operation.keys)))
-        else:
+        if isinstance(operation, Wait):
             effects.send(waiter.session, Done())
+            return
+        values = tuple(self.values[key] for key in operation.keys)
+        size, most = sum(map(len, values)), self._limits.max_store_bytes
+        if size > most:
+            # A key may be asked for many times in one call.
+            refusal = limit_exceeded("max_store_bytes", most, f"the values asked for have {size:,} bytes")
+            effects.send(waiter.session, Refused(refusal))
+            return
+        effects.send(waiter.session, Values(values))
 
     def forget(self, session: SessionId) -> None:
         """The call is over: wait for it no more."""
@@ -344,7 +364,7 @@ class Store:
         self.forget(waiter.session)
         operation = waiter.operation
         missing = [key for key in dict.fromkeys(operation.keys) if key not in self.values]
-        names = ", ".join(f'"{report.shown(key)}"' for key in missing[:MOST_KEYS_NAMED])
+        names = ", ".join(map(_quoted, missing[:MOST_KEYS_NAMED]))
         if len(missing) > MOST_KEYS_NAMED:
             names += f" and {len(missing) - MOST_KEYS_NAMED:,} more"
         refusal = Refusal(
@@ -354,6 +374,11 @@ class Store:
             missing=len(missing),
         )
         effects.send(waiter.session, Refused(refusal))
+
+
+def _quoted(text: str) -> str:
+    """A key or a value in a sentence; newlines are made visible too, for it may hold any."""
+    return f'"{report.shown(text)}"'.replace("\n", r"\n")
 
 
 def _size(key: str, value: bytes) -> int:

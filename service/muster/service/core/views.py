@@ -75,6 +75,8 @@ class RunView:
     """None: no node has ever joined."""
     nodes: int
     nodes_waiting: int
+    store_keys: int
+    store_bytes: int
     closed: Closed | None
 
 
@@ -148,6 +150,8 @@ def run(run: Run) -> RunView:
         round=run.rendezvous.round if run.rendezvous.settings is not None else None,
         nodes=run.rendezvous.count(NodeStanding.PARTICIPANT),
         nodes_waiting=run.rendezvous.count(NodeStanding.WAITING),
+        store_keys=len(run.store.values),
+        store_bytes=run.store.bytes,
         closed=run.closed,
     )
 

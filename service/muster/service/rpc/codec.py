@@ -263,6 +263,8 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
         round=view.round,
         nodes=view.nodes,
         nodes_waiting=view.nodes_waiting,
+        store_keys=view.store_keys,
+        store_bytes=view.store_bytes,
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
     )
 

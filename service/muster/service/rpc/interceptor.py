@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from muster.service.core.refusal import Refusal
+from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
 
+Parse = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
@@ -38,36 +40,34 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        codecs = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
+        # Requests are parsed within the call: what gRPC cannot parse is a fault to it, with a traceback.
+        parse, serializer = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary:
-            unary = self._unary(handler.unary_unary, method)
-            return grpc.unary_unary_rpc_method_handler(unary, **codecs)
+            unary = self._unary(handler.unary_unary, parse, method)
+            return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
         if handler.unary_stream:
-            stream = self._stream(handler.unary_stream, method)
-            return grpc.unary_stream_rpc_method_handler(stream, **codecs)
-        if handler.stream_stream and handler.request_deserializer is None:
+            stream = self._stream(handler.unary_stream, parse, method)
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serializer)
+        if handler.stream_stream and parse is None:
             bidi = self._bidi(handler.stream_stream, method)
-            return grpc.stream_stream_rpc_method_handler(bidi, **codecs)
+            return grpc.stream_stream_rpc_method_handler(bidi, response_serializer=serializer)
         return handler
 
-    def _unary(self, behavior: Any, method: str) -> Any:
-        async def call(request: Any, context: Any) -> Any:
+    def _unary(self, behavior: Any, parse: Parse | None, method: str) -> Any:
+        async def call(data: Any, context: Any) -> Any:
             with _Timed(self._observer, "unary", method, context):
                 try:
-                    return await behavior(request, context)
+                    return await behavior(_parsed(parse, data, method), context)
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
 
         return call
 
-    def _stream(self, behavior: Any, method: str) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+    def _stream(self, behavior: Any, parse: Parse | None, method: str) -> Any:
+        async def call(data: Any, context: Any) -> AsyncIterator[Any]:
             with _Timed(self._observer, "server_stream", method, context):
                 try:
-                    async for response in behavior(request, context):
+                    async for response in behavior(_parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
@@ -80,6 +80,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await behavior(requests, context)
 
         return call
+
+
+def _parsed(parse: Parse | None, data: Any, method: str) -> Any:
+    try:
+        return parse(data) if parse else data
+    except DecodeError as error:
+        raise Refusal(
+            Reason.INVALID_ARGUMENT,
+            f"{len(data):,} bytes that are not a request of {method} ({error}). Speak the protocol of "
+            "docs/protocol.md.",
+        ) from None
 
 
 class _Timed:

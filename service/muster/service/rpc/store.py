@@ -68,6 +68,13 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         existed = await self._ask(request.run_id, ops.Delete(request.key, _id(request)), ops.Flag)
         return pb.DeleteResponse(existed=existed.value)
 
+    async def DeletePrefix(  # noqa: N802
+        self, request: pb.DeletePrefixRequest, context: Any
+    ) -> pb.DeletePrefixResponse:
+        """Remove all keys that begin so."""
+        count = await self._ask(request.run_id, ops.DeletePrefix(request.prefix), ops.Number)
+        return pb.DeletePrefixResponse(count=count.value)
+
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:  # noqa: N802
         """Name all keys."""
         found = await self._ask(request.run_id, ops.ListKeys(), ops.Keys)

@@ -1,6 +1,6 @@
 """Answers of a coordinator, as the tests of the command need them."""
 
-from muster.v1 import barrier_pb2, common_pb2, run_pb2
+from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 
 DECIDED_AT = 1_790_000_000
 
@@ -84,3 +84,37 @@ def member(rank: int, *, state: int = 1, host: str = "node-0", **more) -> run_pb
 def run(run_id: str = "job1", **more) -> run_pb2.Run:
     given = {"connected": 15, "members": 16, "groups": 2, "open_barriers": 1, "decided_barriers": 7}
     return run_pb2.Run(run_id=run_id, **{**given, **more})
+
+
+def closed(by: str = "ann@desk", reason: str = "the budget is spent") -> common_pb2.Closed:
+    how = common_pb2.Closed(by=by, reason=reason)
+    how.closed_at.FromSeconds(DECIDED_AT)
+    return how
+
+
+def node(number: int, *, address: str = "") -> rendezvous_pb2.Node:
+    return rendezvous_pb2.Node(
+        incarnation=f"agent-{number}", address=address or f"node-{number}", pid=900 + number
+    )
+
+
+def place(
+    number: int,
+    standing: rendezvous_pb2.NodeStanding.ValueType = rendezvous_pb2.NODE_STANDING_PARTICIPANT,
+    *,
+    address: str = "",
+    **more,
+) -> rendezvous_pb2.NodeView:
+    shown = {"connected": True, "since_ms": 65_000, **more}
+    return rendezvous_pb2.NodeView(node=node(number, address=address), standing=standing, **shown)
+
+
+def completed_round(number: int, *, nodes: int = 2) -> rendezvous_pb2.Round:
+    one = rendezvous_pb2.Round(round=number, world_size=nodes, join_ms=2_500)
+    one.completed_at.FromSeconds(DECIDED_AT + number)
+    return one
+
+
+def rendezvous(*nodes: rendezvous_pb2.NodeView, **more) -> rendezvous_pb2.Rendezvous:
+    given = {"run_id": "job1", "min_nodes": 2, "max_nodes": 4, "message": "round 0 comes together"}
+    return rendezvous_pb2.Rendezvous(nodes=nodes, **{**given, **more})

@@ -33,7 +33,11 @@ def refused(refusal):
 def test_a_refusal_is_told_in_the_coordinators_own_words(reason):
     error = explain(refused(Refusal(reason, "no such thing. Do that.")), "host:1", 10)
     assert str(error) == "no such thing. Do that."
-    expected = {Reason.NO_OPEN_BARRIER: Exit.CLOSED, Reason.COORDINATOR_DRAINING: Exit.UNREACHABLE}
+    expected = {
+        Reason.NO_OPEN_BARRIER: Exit.CLOSED,
+        Reason.RUN_CLOSED: Exit.CLOSED,
+        Reason.COORDINATOR_DRAINING: Exit.UNREACHABLE,
+    }
     assert error.code is expected.get(reason, Exit.FAILED)
 
 

@@ -50,6 +50,14 @@ def test_an_idle_coordinator():
     ]
 
 
+def test_nodes_and_closed_runs_are_counted_where_there_are_any():
+    runs = [samples.run(nodes=2), samples.run("job2", nodes=1, closed=samples.closed())]
+    first = (
+        "muster at host:7550   runs 2 (1 closed)   nodes 3   connected ranks 30   open barriers 2   q ends"
+    )
+    assert lines(snapshot(runs=runs), width=100)[0] == first
+
+
 def test_lost_contact_is_said_and_the_last_picture_stays():
     shown = lines(snapshot(samples.waiting(), error="it cannot be reached\n  next: look"))
     assert shown[1] == "it cannot be reached"

@@ -1,6 +1,9 @@
 from muster.service.cli.describe import barrier_text, member_text, run_text
-from muster.v1 import common_pb2
+from muster.v1 import common_pb2, rendezvous_pb2
 from tests.unit.service.cli import samples
+
+NOBODY = samples.rendezvous(min_nodes=0, max_nodes=0)
+"""The rendezvous of a run that no node has joined."""
 
 
 def test_an_open_barrier():
@@ -55,30 +58,34 @@ def test_all_missing_of_a_large_job_are_listed():
 
 
 def test_a_run_shows_its_members_host_by_host():
-    members = [samples.member(rank, host=f"node-{rank // 8}") for rank in range(15)]
-    members.append(samples.member(15, host="node-1", state=common_pb2.MEMBER_STATE_LOST))
-    text = run_text(samples.run(), members, [samples.decided()])
+    members = [samples.member(rank, host=f"node-{rank // 8}", node_rank=rank // 8) for rank in range(15)]
+    members.append(samples.member(15, host="node-1", node_rank=1, state=common_pb2.MEMBER_STATE_LOST))
+    text = run_text(samples.run(store_keys=2, store_bytes=4_096), NOBODY, members, [samples.decided()])
+    assert "State:       OPEN\n" in text
+    assert "Store:       2 keys, 4,096 bytes\n" in text
     assert "Connected:   15 of 16 ranks seen\n" in text
     assert (
         "Members:\n"
-        "  HOST     STATE       RANKS\n"
-        "  node-0   CONNECTED   0-7\n"
-        "  node-1   CONNECTED   8-14\n"
-        "  node-1   LOST        15\n"
+        "  HOST     NODE   STATE       RANKS\n"
+        "  node-0   0      CONNECTED   0-7\n"
+        "  node-1   1      CONNECTED   8-14\n"
+        "  node-1   1      LOST        15\n"
     ) in text
     assert "Barriers:\n  RUN    PREFIX" in text
 
 
 def test_a_rank_with_two_processes_is_named_once_in_a_run():
-    text = run_text(samples.run(), [samples.member(0), samples.member(0), samples.member(1)], [])
-    assert "RANKS\n  node-0   CONNECTED   0-1" in text
+    text = run_text(samples.run(), NOBODY, [samples.member(0), samples.member(0), samples.member(1)], [])
+    assert "RANKS\n  node-0   -      CONNECTED   0-1" in text
+    assert "Rendezvous:" not in text
     assert "Barriers:\n" not in text
 
 
 def test_a_member_shows_its_processes_and_what_misses_it():
     absent = samples.missing(3)
-    text = member_text("job1", 3, [samples.member(3)], [samples.waiting(absent, samples.missing(4))])
-    assert "Process:      4003 on node-0\nState:        CONNECTED for 65s\n" in text
+    text = member_text("job1", 3, [samples.member(3)], NOBODY, [samples.waiting(absent, samples.missing(4))])
+    assert "Process:      4003 on node-0\nNode:         -\nState:        CONNECTED for 65s\n" in text
+    assert "Last seen:    now\n" in text
     assert "Groups:       checkpoint #6, eval #-\n" in text
     assert text.endswith(
         "Missing from:\n"
@@ -88,5 +95,54 @@ def test_a_member_shows_its_processes_and_what_misses_it():
 
 def test_a_rank_that_never_joined_is_shown_by_what_misses_it():
     absent = samples.missing(3, host="", state=common_pb2.MISSING_STATE_NEVER_JOINED)
-    text = member_text("job1", 3, [], [samples.waiting(absent)])
+    text = member_text("job1", 3, [], NOBODY, [samples.waiting(absent)])
     assert text.endswith("rank 3 (never joined)")
+
+
+def test_a_run_shows_its_rendezvous_and_how_it_was_closed():
+    gone = rendezvous_pb2.DepartedNode(node=samples.node(7), reason="connection\x1b[2J lost", since_ms=41_000)
+    rendezvous = samples.rendezvous(
+        samples.place(0, rank=0),
+        samples.place(1, rank=1, connected=False, since_ms=3_000),
+        samples.place(2, rendezvous_pb2.NODE_STANDING_WAITING),
+        samples.place(3, rendezvous_pb2.NODE_STANDING_REDUNDANT, address="\x1b[2J"),
+        round=1,
+        complete=True,
+        departed=[gone],
+        rounds=[samples.completed_round(1), samples.completed_round(0)],
+        message="round 1 is complete",
+    )
+    assert (
+        "Rendezvous:\n"
+        "  Round:    1\n"
+        "  State:    COMPLETE\n"
+        "  Message:  round 1 is complete\n"
+        "\n"
+        "Nodes:\n"
+        "  RANK   ADDRESS   PID   PLACE         STATE          SINCE\n"
+        "  0      node-0    900   PARTICIPANT   CONNECTED      65s\n"
+        "  1      node-1    901   PARTICIPANT   DISCONNECTED   3s\n"
+        "  -      node-2    902   WAITING       CONNECTED      65s\n"
+        "  -      \\x1b[2J   903   REDUNDANT     CONNECTED      65s\n"
+        "\n"
+        "Gone nodes:\n"
+        "  ADDRESS   PID   ROUND   AGO   REASON\n"
+        "  node-7    907   0       41s   connection\\x1b[2J lost"
+    ) in run_text(samples.run(), rendezvous, [], [])
+
+    how = samples.closed(reason="")
+    rendezvous.closed.CopyFrom(how)
+    text = run_text(samples.run(closed=how), rendezvous, [], [])
+    assert "State:       CLOSED\n" in text
+    assert "Closed:\n  By:      ann@desk\n  Reason:  -\n  At:      2026-09-21T14:13:20Z\n" in text
+    assert "Rendezvous:\n  Round:  1\n  State:  CLOSED\n\n" in text
+
+
+def test_a_member_shows_its_node_and_when_it_was_last_seen():
+    process = samples.member(3, state=common_pb2.MEMBER_STATE_LOST, node_rank=1)
+    rendezvous = samples.rendezvous(samples.place(5, rank=0), samples.place(6, rank=1), complete=True)
+    text = member_text("job1", 3, [process], rendezvous, [])
+    assert "Node:         1, node-6 (pid 906)\n" in text
+    assert "State:        LOST for 65s\nLast seen:    65s ago\n" in text
+    # A node that has left the round has no address any more.
+    assert "Node:         1\n" in member_text("job1", 3, [process], NOBODY, [])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.service.core import coordinator, group, run
+from muster.service.core import coordinator, group, run, store
 
 
 def invoke(*arguments: str):
@@ -38,6 +38,14 @@ def test_top_refuses_a_stdout_that_is_no_terminal():
         ("abort", "job1"),
         ("abort", "job1", "checkpoint", "--sequence=-1"),
         ("abort", "job1", "checkpoint", "--reason=\udcff"),
+        ("get", "rounds"),
+        ("get", "rounds", "job1", "--interval=0"),
+        ("close",),
+        ("close", "job1", "--reason=\udcff"),
+        ("evict", "job1"),
+        ("evict", "job1", "-1"),
+        ("evict", "job1", str(2**31)),
+        ("evict", "job1", "three"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(arguments):
@@ -48,7 +56,7 @@ def test_what_makes_no_sense_is_a_usage_error(arguments):
 
 
 def test_every_limit_that_a_refusal_says_to_raise_is_an_option_of_serve():
-    source = "".join(inspect.getsource(module) for module in (coordinator, group, run))
+    source = "".join(inspect.getsource(module) for module in (coordinator, group, run, store))
     limits = set(re.findall(r'limit_exceeded\(\s*"(\w+)"', source))
     assert limits >= {"max_runs", "max_groups_per_run", "max_unheard_decisions"}
     shown = invoke("serve", "--help").stdout

@@ -11,6 +11,7 @@ from muster.service.cli.table import (
     document,
     duration,
     fields,
+    headed,
     json_line,
     name,
     ranks,
@@ -68,13 +69,16 @@ def test_the_last_column_is_cut_for_a_terminal_and_for_nothing_else():
 
 
 def test_runs():
-    assert lines([samples.run(), samples.run("other-job", connected=0, members=0)], columns.RUNS) == [
-        "RUN         GENERATION   CONNECTED   OPEN   DECIDED",
-        "job1        0            15/16       1      7",
-        "other-job   0            0/0         1      7",
+    other = samples.run(
+        "other-job", connected=0, members=0, round=3, nodes=2, nodes_waiting=1, closed=samples.closed()
+    )
+    assert lines([samples.run(), other], columns.RUNS) == [
+        "RUN         STATE    GENERATION   ROUND   NODES   CONNECTED   OPEN   DECIDED",
+        "job1        OPEN     0            -       -       15/16       1      7",
+        "other-job   CLOSED   0            3       2       0/0         1      7",
     ]
     assert lines([samples.run()], columns.RUNS, wide=True)[0].split() == [
-        "RUN", "GENERATION", "CONNECTED", "GROUPS", "OPEN", "DECIDED",
+        "RUN", "STATE", "GENERATION", "ROUND", "NODES", "WAITING", "CONNECTED", "GROUPS", "OPEN", "DECIDED",
     ]  # fmt: skip
 
 
@@ -96,11 +100,11 @@ def test_wide_barriers_name_the_missing_in_the_words_of_the_coordinator():
 
 
 def test_members():
-    rows = [samples.member(0), samples.member(1, state=3, host="node-1")]
+    rows = [samples.member(0), samples.member(1, state=3, host="node-1", node_rank=0)]
     assert lines(rows, columns.MEMBERS) == [
-        "RANK   HOST     PID    STATE       SINCE   GROUPS",
-        "0      node-0   4000   CONNECTED   65s     checkpoint#6,eval#-",
-        "1      node-1   4001   LOST        65s     checkpoint#6,eval#-",
+        "RANK   NODE   HOST     PID    STATE       SINCE   GROUPS",
+        "0      -      node-0   4000   CONNECTED   65s     checkpoint#6,eval#-",
+        "1      0      node-1   4001   LOST        65s     checkpoint#6,eval#-",
     ]
     assert "life-1" in lines(rows, columns.MEMBERS, wide=True)[2]
 
@@ -108,6 +112,10 @@ def test_members():
 def test_4096_members_are_shown_whole():
     shown = lines([samples.member(rank) for rank in range(4096)], columns.MEMBERS)
     assert [line.split()[0] for line in shown] == ["RANK", *map(str, range(4096))]
+
+
+def test_what_belongs_to_a_sentence_is_moved_in_and_escaped():
+    assert headed("done\x07: a\nb", ["to \x1b[2J"]) == "done\\x07: a\n    b\n  to \\x1b[2J"
 
 
 def test_fields_are_aligned_and_escaped():

@@ -32,6 +32,9 @@ def test_the_reasons_are_stable():
         "MEMBER_NOT_FOUND",
         "COORDINATOR_DRAINING",
         "SLOW_CONSUMER",
+        "STORE_TIMED_OUT",
+        "NOT_A_NUMBER",
+        "STALE_OPERATION",
     ]
 
 

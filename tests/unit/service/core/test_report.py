@@ -1,7 +1,15 @@
 import pytest
 
 from muster.service.core import report
-from muster.service.core.model import Failure, MissingRank, MissingState, Outcome
+from muster.service.core.model import (
+    Closed,
+    Failure,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    Outcome,
+    RendezvousSettings,
+)
 
 NOT_ARRIVED = MissingRank(3, MissingState.NOT_ARRIVED, "node-0", 4121, last_sequence=6)
 CONNECTION_LOST = MissingRank(11, MissingState.CONNECTION_LOST, "node-1", 77, gone_for=41.2)
@@ -113,3 +121,90 @@ def test_a_reason_of_several_lines_is_indented_and_cannot_steer_a_terminal():
     why = report.aborted("Traceback:\n  boom \x1b[2J")
     text = report.decision("barrier X", why, Outcome.ABORTED, "job1", 1, 2, (), None)
     assert text.splitlines()[:2] == ["barrier X was aborted: Traceback:", "      boom \\x1b[2J"]
+
+
+# ---------------------------------------------------------------------- rendezvous
+
+A, B = NodeInfo("a1", "node-0", 100), NodeInfo("b1", "node-1", 101)
+
+
+def asking(fewest, most):
+    return RendezvousSettings(
+        min_nodes=fewest, max_nodes=most, join_timeout=600, last_call_timeout=30, keep_alive_timeout=15
+    )
+
+
+def test_an_evicted_rank_is_named_with_since_when():
+    one = MissingRank(3, MissingState.EVICTED, "node-0", 4121, gone_for=3)
+    assert report.missing_one(one) == "rank 3 (node-0, pid 4121, evicted 3 s ago)"
+
+
+def test_nodes_are_named_while_they_are_few():
+    many = [NodeInfo(f"i{n}", f"node-{n}", n) for n in range(20)]
+    assert report.node_names([A, B]) == "node-0 (pid 100), node-1 (pid 101)"
+    assert report.node_names(many).endswith("node-15 (pid 15) and 4 more")
+    assert report.node_names(many[:16]).endswith("node-15 (pid 15)")
+
+
+@pytest.mark.parametrize(
+    ("fewest", "most", "text"), [(1, 1, "1 node"), (4, 4, "4 nodes"), (1, 4, "1 to 4 nodes")]
+)
+def test_what_a_node_asks_for_is_said_shortly(fewest, most, text):
+    assert report.nodes_wanted(asking(fewest, most)) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "waiting", "redundant", "text"),
+    [
+        (1, 0, 0, "with 1 node in it"),
+        (2, 1, 0, "with 2 nodes in it, 1 waiting to be let in"),
+        (2, 0, 3, "with 2 nodes in it, 3 standing by"),
+        (2, 1, 3, "with 2 nodes in it, 1 waiting to be let in, 3 standing by"),
+    ],
+)
+def test_a_complete_round_says_who_else_is_there(count, waiting, redundant, text):
+    said = report.round_runs("job1", 7, count, waiting, redundant)
+    assert said == f"round 7 of run job1 is complete, {text}"
+
+
+def test_a_round_that_comes_together_says_how_far_it_is():
+    said = report.round_forms("job1", 7, 1, asking(2, 4))
+    assert said == "round 7 of run job1 comes together: 1 of 2 to 4 nodes have joined"
+
+
+def test_a_completed_round_names_its_nodes():
+    said = report.round_completed("job1", 7, [A, B], 2.5)
+    assert said == "round 7 of run job1 was completed in 2.5 s: node-0 (pid 100), node-1 (pid 101)"
+
+
+def test_a_rendezvous_that_timed_out_names_who_was_there():
+    said = report.rendezvous_timed_out("job1", 7, 600, [A], asking(2, 2), running=None)
+    assert said == (
+        "round 7 of run job1 did not come together within 600 s: 1 of 2 nodes had joined: node-0 (pid 100)"
+    )
+    said = report.rendezvous_timed_out("job1", 7, 600, [A], asking(2, 2), running=2)
+    assert said == (
+        "the 2 nodes of round 7 of run job1 let nobody in within 600 s; waiting: node-0 (pid 100)"
+    )
+
+
+def test_those_who_went_are_named_if_there_are_any():
+    assert report.nodes_gone([]) == ""
+    gone = [(A, 6, "connection lost", 41.2), (B, 7, "left (bye)", 0.5)]
+    assert report.nodes_gone(gone) == (
+        "\n  gone: node-0 (pid 100) of round 6, connection lost 41 s ago; "
+        "node-1 (pid 101) of round 7, left (bye) 500 ms ago"
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "reason", "text"),
+    [
+        ("me", "", "run job1 was closed by me"),
+        ("me", "done", "run job1 was closed by me: done"),
+        ("\x1b[31m", "\x00", "run job1 was closed by \\x1b[31m: \\x00"),
+        ("me", "x" * 100, f"run job1 was closed by me: {'x' * 80}…"),
+    ],
+)
+def test_a_closed_run_says_by_whom_and_why(by, reason, text):
+    assert report.run_closed("job1", Closed(by, reason, 0.0)) == text

@@ -42,3 +42,32 @@ def test_items_due_at_the_same_time_need_not_be_comparable():
     timers.arm(first, 1.0)
     timers.arm(second, 1.0)
     assert timers.pop_due(1.0) == [first, second]
+
+
+def test_an_item_that_is_disarmed_is_not_woken():
+    timers = Timers[str]()
+    timers.arm("a", 1.0)
+    timers.arm("b", 2.0)
+    timers.disarm("a")
+    timers.disarm("never armed")
+    assert timers.pop_due(3.0) == ["b"]
+
+
+def test_an_item_can_be_armed_again_after_it_was_disarmed():
+    timers = Timers[str]()
+    timers.arm("a", 1.0)
+    timers.disarm("a")
+    timers.arm("a", 2.0)
+    assert timers.pop_due(1.0) == []
+    assert timers.pop_due(2.0) == ["a"]
+
+
+def test_what_was_disarmed_does_not_pile_up_and_the_others_keep_their_order():
+    timers = Timers[int]()
+    timers.arm(-1, 500.0)
+    timers.arm(-2, 400.0)
+    for item in range(10_000):
+        timers.arm(item, 1_000.0 + item)
+        timers.disarm(item)
+    assert len(timers._heap) < 100
+    assert timers.pop_due(1e9) == [-2, -1]

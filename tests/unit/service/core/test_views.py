@@ -1,9 +1,13 @@
 import pytest
 
 from muster.service.core import views
-from muster.service.core.model import MemberState, Outcome
+from muster.service.core.events import Evict
+from muster.service.core.model import MemberState, NodeStanding, Outcome
 from muster.service.core.refusal import Reason, Refusal
 from tests.support.core_world import CKPT, RUN, TTL, World
+from tests.support.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
+
+PARTICIPANT = NodeStanding.PARTICIPANT
 
 
 @pytest.fixture
@@ -93,3 +97,104 @@ def test_a_group_without_a_barrier_yet_has_none_to_show():
     assert world.coordinator.next_deadline() is None
     world.clients[0].lose_connection()
     assert world.coordinator.next_deadline() == world.now + TTL
+
+
+# ---------------------------------------------------------------------- nodes, and the end
+
+
+@pytest.fixture
+def job():
+    """Nodes b and a in round 0, of which b is away, c waits; d has left, rank 0 is there."""
+    job = RendezvousWorld(nodes(2, 3))
+    for agent in job.several("b", "a"):
+        assert agent.session is not None
+    job.wait(LAST_CALL)
+    job.agent("d").leave("bye")
+    job.agent("c")
+    job.wait(2)
+    job.agents[0].lose_stream()
+    job.start(0)
+    job.now += 3
+    return job
+
+
+def test_a_rendezvous_is_shown_with_its_nodes_and_who_went(job):
+    b, a, d, c = job.agents
+    view = views.rendezvous(job.coordinator.runs[RUN], job.instant)
+    assert (view.round, view.complete, view.settings, view.closed) == (0, True, nodes(2, 3), None)
+    assert view.nodes == (
+        views.NodeView(info=a.info, standing=PARTICIPANT, rank=0, connected=True, since=LAST_CALL + 5),
+        views.NodeView(info=b.info, standing=PARTICIPANT, rank=1, connected=False, since=3),
+        views.NodeView(info=c.info, standing=NodeStanding.WAITING, rank=None, connected=True, since=5),
+    )
+    assert [(one.info, one.reason, view.now - one.at) for one in view.departed] == [(d.info, "left (bye)", 5)]
+    assert view.rounds == tuple(job.completed)
+    assert view.message == "round 0 of run job1 is complete, with 2 nodes in it, 1 waiting to be let in"
+
+
+def test_the_rounds_of_a_rendezvous_are_shown_newest_first():
+    job = RendezvousWorld(nodes(1))
+    a = job.agent("a")
+    a.join()
+    view = views.rendezvous(job.coordinator.runs[RUN], job.instant)
+    assert [one.round for one in view.rounds] == [1, 0]
+
+
+def test_a_run_without_nodes_has_an_empty_rendezvous(world):
+    view = views.rendezvous(world.coordinator.runs[RUN], world.instant)
+    assert (view.complete, view.settings, view.nodes, view.rounds) == (False, None, (), ())
+    assert view.message == "no node has joined run job1"
+    assert views.run(world.coordinator.runs[RUN]).round is None
+
+
+def test_a_closed_run_says_so(job):
+    job.close("me", "done")
+    view = views.rendezvous(job.coordinator.runs[RUN], job.instant)
+    assert view.message == "run job1 was closed by me: done"
+    assert view.closed == views.run(job.coordinator.runs[RUN]).closed == job.coordinator.runs[RUN].closed
+
+
+def test_a_run_counts_its_nodes(job):
+    view = views.run(job.coordinator.runs[RUN])
+    assert (view.round, view.nodes, view.nodes_waiting, view.closed) == (0, 2, 1, None)
+    assert (view.connected, view.members) == (1, 1)
+
+
+def test_closing_shows_whom_it_affects_and_changes_nothing(job):
+    zero = job.clients[0]
+    zero.arrive()
+    zero.arrive("eval")
+    view = views.closing(job.coordinator.runs[RUN])
+    assert view == views.ClosingView(
+        waiting_nodes=(job.agents[3].info,),
+        nodes_in_round=2,
+        connected_processes=1,
+        open_barriers=((CKPT, 0), ("eval", 0)),
+    )
+    assert job.coordinator.runs[RUN].closed is None
+
+
+def test_closing_ends_the_wait_of_a_round_that_comes_together():
+    job = RendezvousWorld(nodes(2))
+    a = job.agent("a")
+    view = views.closing(job.coordinator.runs[RUN])
+    assert (view.waiting_nodes, view.nodes_in_round) == ((a.info,), 0)
+
+
+def test_an_eviction_shows_whom_it_affects_and_changes_nothing(world):
+    run = world.coordinator.runs[RUN]
+    view = views.eviction(run, 2, world.instant)
+    assert [(one.rank, one.state) for one in view.members] == [(2, MemberState.CONNECTED)]
+    assert view.failed_barriers == ((CKPT, 2),)
+    assert views.eviction(run, 0, world.instant).failed_barriers == ()
+    with pytest.raises(Refusal) as caught:
+        views.eviction(run, 9, world.instant)
+    assert caught.value.reason is Reason.MEMBER_NOT_FOUND
+    assert run.evictions == {}
+
+
+def test_what_an_eviction_shows_is_what_it_does(world):
+    view = views.eviction(world.coordinator.runs[RUN], 1, world.instant)
+    effects = world.do(Evict(world.new_session(), RUN, 1, ""))
+    assert [(one.prefix, one.sequence) for one in effects.decisions] == list(view.failed_barriers)
+    assert [one.incarnation for one in view.members] == [world.clients[3].incarnation]

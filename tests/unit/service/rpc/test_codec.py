@@ -1,16 +1,37 @@
+import dataclasses
+
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import ErrorInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service.core import events, views
-from muster.service.core.effects import GroupJoined, Progress, Refused, Welcome
-from muster.service.core.model import MemberState, MissingRank, MissingState
+from muster.service.core.effects import (
+    GroupJoined,
+    NodesWaiting,
+    Progress,
+    Refused,
+    RoundComplete,
+    RoundRecord,
+    Standing,
+    Welcome,
+)
+from muster.service.core.model import (
+    Closed,
+    MemberState,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    NodeStanding,
+    RendezvousSettings,
+)
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.rendezvous import Departed
 from muster.service.rpc import codec
 from muster.service.version import VERSION
 from muster.service.wire import decision_from_pb
-from muster.v1 import common_pb2, session_pb2
+from muster.v1 import common_pb2, rendezvous_pb2, session_pb2
 from tests.support import records
 
 SESSION = 5
@@ -214,3 +235,138 @@ def test_members_are_shown_with_their_groups():
         ("ckpt", True),
         ("eval", False),
     ]
+
+
+# ---------------------------------------------------------------------- nodes
+
+NODE = NodeInfo("decaf", "node-0", 4100)
+NODE_PB = rendezvous_pb2.Node(incarnation="decaf", address="node-0", pid=4100)
+SETTINGS = RendezvousSettings(
+    min_nodes=2, max_nodes=4, join_timeout=600.0, last_call_timeout=30.0, keep_alive_timeout=0.5
+)
+CLOSED = Closed("me", "done", 1_700_000_000.25)
+CLOSED_PB = common_pb2.Closed(
+    by="me", reason="done", closed_at=Timestamp(seconds=1_700_000_000, nanos=250_000_000)
+)
+
+
+def a_join(**changed) -> rendezvous_pb2.JoinRequest:
+    fields = {
+        "run_id": "job1",
+        "node": NODE_PB,
+        "attempt": 3,
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "join_timeout_ms": 600_000,
+        "last_call_timeout_ms": 30_000,
+        "keep_alive_timeout_ms": 500,
+        "sdk_version": "9.9",
+        "protocol_version": codec.PROTOCOL_VERSION,
+    }
+    return rendezvous_pb2.JoinRequest(**{**fields, **changed})
+
+
+class TestNodes:
+    def test_a_join_with_a_round_and_one_without(self):
+        asked = events.JoinRendezvous(SESSION, "job1", NODE, 3, SETTINGS)
+        assert codec.join_rendezvous(SESSION, a_join()) == asked
+        assert codec.join_rendezvous(SESSION, a_join(round=0)) == dataclasses.replace(asked, round=0)
+
+    def test_an_empty_join_is_for_the_core_to_refuse(self):
+        asked = codec.join_rendezvous(
+            SESSION, rendezvous_pb2.JoinRequest(protocol_version=codec.PROTOCOL_VERSION)
+        )
+        assert (asked.run_id, asked.node, asked.attempt, asked.round) == ("", NodeInfo("", "", 0), 0, None)
+
+    @pytest.mark.parametrize("version", [0, codec.PROTOCOL_VERSION + 1])
+    def test_a_join_of_another_protocol_is_refused(self, version: int):
+        with pytest.raises(Refusal) as caught:
+            codec.join_rendezvous(SESSION, a_join(protocol_version=version))
+        assert caught.value.reason is Reason.PROTOCOL_VERSION
+
+    @pytest.mark.parametrize(
+        ("message", "told"),
+        [
+            (
+                Standing(NodeStanding.WAITING, 7, "wait"),
+                {
+                    "standing": rendezvous_pb2.Standing(
+                        standing="NODE_STANDING_WAITING", round=7, message="wait"
+                    )
+                },
+            ),
+            (
+                RoundComplete(0, 0, 2),
+                {"round_complete": rendezvous_pb2.RoundComplete(round=0, rank=0, world_size=2)},
+            ),
+            (NodesWaiting(0), {"nodes_waiting": rendezvous_pb2.NodesWaiting(count=0)}),
+            (CLOSED, {"closed": CLOSED_PB}),
+        ],
+    )
+    def test_what_a_node_is_told(self, message: object, told: dict):
+        response = codec.join_response(message)  # type: ignore[arg-type]
+        assert response == rendezvous_pb2.JoinResponse(**told)
+        assert response.WhichOneof("message") == next(iter(told))
+
+    def test_every_standing_has_its_word_on_the_wire(self):
+        for standing in NodeStanding:
+            told = codec.join_response(Standing(standing, 0, "")).standing.standing
+            assert rendezvous_pb2.NodeStanding.Name(told) == f"NODE_STANDING_{standing.name}"
+
+    def test_what_is_for_no_node_is_an_error(self):
+        with pytest.raises(TypeError, match="not for a node"):
+            codec.join_response(Welcome(1, 10, 1, ()))
+
+    def test_a_session_is_told_that_its_run_is_closed(self):
+        assert encode(CLOSED).closed == CLOSED_PB
+
+    def test_a_rendezvous_as_people_see_it(self):
+        view = views.RendezvousView(
+            run_id="job1",
+            round=7,
+            complete=True,
+            settings=SETTINGS,
+            nodes=(
+                views.NodeView(
+                    info=NODE, standing=NodeStanding.PARTICIPANT, rank=0, connected=False, since=2.5
+                ),
+                views.NodeView(
+                    info=NODE, standing=NodeStanding.WAITING, rank=None, connected=True, since=0.0
+                ),
+            ),
+            departed=(Departed(NODE, 6, "left", 95.0),),
+            now=100.0,
+            rounds=(RoundRecord("job1", 7, 2, 1_700_000_000.25, 31.25),),
+            closed=CLOSED,
+            message="complete",
+        )
+        shown = codec.rendezvous_to_pb(view)
+        assert (shown.run_id, shown.round, shown.complete, shown.message) == ("job1", 7, True, "complete")
+        assert (shown.min_nodes, shown.max_nodes, shown.closed) == (2, 4, CLOSED_PB)
+        first, second = shown.nodes
+        assert (first.node, first.rank, first.connected, first.since_ms) == (NODE_PB, 0, False, 2_500)
+        assert (first.HasField("rank"), second.HasField("rank")) == (True, False)
+        assert (second.standing, second.connected) == (rendezvous_pb2.NODE_STANDING_WAITING, True)
+        assert list(shown.departed) == [
+            rendezvous_pb2.DepartedNode(node=NODE_PB, round=6, reason="left", since_ms=5_000)
+        ]
+        (one,) = shown.rounds
+        assert (one.round, one.world_size, one.join_ms) == (7, 2, 31_250)
+        assert one.completed_at == CLOSED_PB.closed_at
+
+    def test_a_rendezvous_without_nodes(self):
+        view = views.RendezvousView(
+            run_id="job1",
+            round=0,
+            complete=False,
+            settings=None,
+            nodes=(),
+            departed=(),
+            now=0.0,
+            rounds=(),
+            closed=None,
+            message="nobody",
+        )
+        shown = codec.rendezvous_to_pb(view)
+        assert shown == rendezvous_pb2.Rendezvous(run_id="job1", message="nobody")
+        assert not shown.HasField("closed")

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -7,6 +8,8 @@ from google.rpc.status_pb2 import Status
 
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.rpc import errors
+
+DOCS = Path(__file__).parents[4] / "docs" / "errors.md"
 
 
 def details(refusal: Refusal) -> tuple[grpc.StatusCode, Status, list[Any]]:
@@ -27,6 +30,11 @@ def details(refusal: Refusal) -> tuple[grpc.StatusCode, Status, list[Any]]:
 
 def test_every_reason_has_a_code():
     assert set(errors.CODES) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_explained_in_the_docs_with_its_code(reason: Reason):
+    assert DOCS.read_text().count(f"\n| `{reason.name}` | {errors.CODES[reason].name} | ") == 1
 
 
 @pytest.mark.parametrize("reason", Reason)

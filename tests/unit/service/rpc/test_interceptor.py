@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import CODE_NAMES, CallInterceptor
@@ -170,13 +171,36 @@ async def test_a_method_that_does_not_exist_is_left_to_grpc():
     assert observer.calls == []
 
 
-async def test_messages_are_coded_as_before():
-    async def echo(request: Any, context: Any) -> Any:
-        return request
+async def echo(request: Any, context: Any) -> Any:
+    return request
 
-    for make in (grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler):
-        handler = await intercepted(make(echo, bytes.fromhex, bytes.hex), Observer())  # type: ignore[arg-type]
-        assert (handler.request_deserializer, handler.response_serializer) == (bytes.fromhex, bytes.hex)
+
+async def echo_once(request: Any, context: Any) -> Any:
+    yield request
+
+
+async def test_messages_are_coded_as_before():
+    make: Any = grpc.unary_unary_rpc_method_handler
+    handler = await intercepted(make(echo, Duration.FromString, Duration.SerializeToString), Observer())
+    assert handler.request_deserializer is None
+    assert handler.response_serializer is Duration.SerializeToString
+    assert await handler.unary_unary(Duration(seconds=7).SerializeToString(), Context()) == Duration(
+        seconds=7
+    )
+
+
+async def test_a_request_that_cannot_be_parsed_is_a_refusal_and_no_fault():
+    """Left to gRPC it would be a traceback in the log."""
+    for make, kind in (
+        (grpc.unary_unary_rpc_method_handler(echo, Duration.FromString), "unary_unary"),
+        (grpc.unary_stream_rpc_method_handler(echo_once, Duration.FromString), "unary_stream"),
+    ):
+        observer, context = Observer(), Context()
+        answer = getattr(await intercepted(make, observer), kind)(b"\xff" * 9, context)
+        with pytest.raises(Aborted):
+            await (answer if kind == "unary_unary" else anext(answer))
+        assert context.details.startswith(f"9 bytes that are not a request of {METHOD}")
+        assert observer.calls[-1][-1] == "InvalidArgument"
 
 
 def test_code_names_are_those_of_go_grpc_middleware():

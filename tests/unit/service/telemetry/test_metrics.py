@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import generate_latest
 
-from muster.service.core.effects import Notice
+from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.events import Hello, ProcessInfo
 from muster.service.core.model import Outcome
 from muster.service.rpc.server import METHODS
@@ -13,6 +13,7 @@ from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from tests.support import records
 from tests.support.core_world import CKPT, RUN, TTL, World
+from tests.support.rendezvous_world import RendezvousWorld, nodes
 
 FAMILIES = {
     "muster_barriers_open": "gauge",
@@ -159,6 +160,21 @@ def test_a_commit_is_timed(metrics: Metrics):
     assert value(metrics, "muster_storage_commit_seconds_bucket", le="0.0025") == 1
 
 
+def test_a_round_is_counted_and_timed(metrics: Metrics):
+    metrics.round_completed(RoundRecord(RUN, 0, 4, 1_700_000_000.0, 31.25))
+    metrics.round_completed(RoundRecord(RUN, 1, 4, 1_700_000_000.0, 0.5))
+    assert value(metrics, "muster_rendezvous_rounds_total", run=RUN) == 2
+    assert value(metrics, "muster_rendezvous_join_seconds_sum", run=RUN) == 31.75
+    assert value(metrics, "muster_rendezvous_join_seconds_bucket", run=RUN, le="0.5") == 1
+
+
+def test_the_rounds_of_runs_beyond_the_bound_are_counted_as_others(metrics: Metrics):
+    for number in range(MOST_RUNS + 3):
+        metrics.round_completed(RoundRecord(f"job{number}", 0, 1, 0.0, 0.0))
+    assert value(metrics, "muster_rendezvous_rounds_total", run=OVERFLOW) == 3
+    assert len(series(metrics, "muster_rendezvous_rounds_total")) == MOST_RUNS + 1
+
+
 def test_a_call_is_counted_and_timed(metrics: Metrics):
     labels = {"grpc_type": "unary", "grpc_service": "muster.v1.RunService", "grpc_method": "Get"}
     metrics.started("unary", "/muster.v1.RunService/Get")
@@ -177,6 +193,9 @@ def test_all_observers_are_told_alike():
         def decided(self, decision: object) -> None:
             self.told.append(decision)
 
+        def round_completed(self, record: object) -> None:
+            self.told.append(record)
+
         def noticed(self, notice: object) -> None:
             self.told.append(notice)
 
@@ -186,10 +205,11 @@ def test_all_observers_are_told_alike():
     several = Observer(), Observer()
     every = Observers(*several)
     every.decided(records.decision())
+    every.round_completed(RoundRecord(RUN, 7, 2, 0.0, 1.5))
     every.noticed(Notice("event", RUN, "text"))
     every.committed(0.5)
     assert [one.told for one in several] == [
-        [records.decision(), Notice("event", RUN, "text"), 0.5],
+        [records.decision(), RoundRecord(RUN, 7, 2, 0.0, 1.5), Notice("event", RUN, "text"), 0.5],
     ] * 2
 
 
@@ -251,3 +271,43 @@ def test_the_groups_and_runs_behind_one_label_are_added_up(metrics: Metrics):
     assert value(metrics, "muster_sessions", run=OVERFLOW) == 5
     assert members(metrics, OVERFLOW)["connected"] == 5
     assert len(series(metrics, "muster_sessions")) == MOST_RUNS + 1
+
+
+def test_the_nodes_that_wait_for_a_round_are_counted(metrics: Metrics):
+    world = RendezvousWorld(nodes(2))
+    watch(metrics, world)
+
+    def waiting() -> float | None:
+        return value(metrics, "muster_rendezvous_waiting_nodes", run=RUN)
+
+    a = world.agent("a")
+    assert waiting() == 1
+    b, _ = world.several("b", "stands by")
+    assert waiting() == 0
+    b.leave()
+    assert waiting() == 1
+    a.leave()
+    assert waiting() == 1
+    world.agent("c")
+    assert waiting() == 0
+
+
+def test_a_closed_run_is_shown_as_such(metrics: Metrics):
+    world = RendezvousWorld(nodes(2))
+    watch(metrics, world)
+    world.agent("a")
+    world.agent("b", run="job2")
+    assert value(metrics, "muster_run_closed", run=RUN) == 0
+    world.close()
+    assert value(metrics, "muster_run_closed", run=RUN) == 1
+    assert value(metrics, "muster_run_closed", run="job2") == 0
+    assert value(metrics, "muster_rendezvous_waiting_nodes", run=RUN) == 0
+
+
+def test_an_evicted_rank_is_counted_as_such(metrics: Metrics):
+    world = RendezvousWorld()
+    watch(metrics, world)
+    world.start(0)
+    world.evict(0)
+    assert value(metrics, "muster_members", run=RUN, state="evicted") == 1
+    assert value(metrics, "muster_members", run=RUN, state="connected") == 0

@@ -1,0 +1,224 @@
+"""Rule 13: closed is sticky and durable; all learn of it, and membership ends, but barriers do not."""
+
+import pytest
+
+from muster.service.core.effects import RunClosed, RunRecord
+from muster.service.core.events import CloseRun
+from muster.service.core.model import Closed, NodeStanding, Outcome
+from muster.service.core.refusal import Reason
+from tests.support.core_world import CKPT, RUN, WALL, Crash, World
+from tests.support.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+
+
+@pytest.fixture
+def job():
+    """Nodes a and b in round 0, and c waiting; ranks 0 and 1 in the group."""
+    world = RendezvousWorld(nodes(2, 3))
+    world.several("a", "b")
+    world.wait(LAST_CALL)
+    world.agent("c")
+    world.ranks(2)
+    return world
+
+
+def close_at(now, by="node-0", reason=""):
+    return Closed(by, reason, WALL + now)
+
+
+# ---------------------------------------------------------------------- who learns of it
+
+
+def test_closing_a_run_is_told_to_the_nodes_of_its_round_and_to_its_processes(job):
+    a, b, _ = job.agents
+    closed = close_at(job.now, "me", "all is done")
+    assert job.close("me", "all is done") == RunClosed(closed, was_closed=False)
+    assert [one.closed for one in (a, b, *job.clients)] == [[closed]] * 4
+    assert (a.rank, b.rank, a.reason) == (0, 1, None)
+
+
+def test_closing_a_run_ends_every_join_that_waits(job):
+    c = job.agents[2]
+    job.close("me", "done")
+    assert (c.reason, c.session) == (Reason.RUN_CLOSED, None)
+    assert c.refusal.message.startswith("run job1 was closed by me: done. A closed run admits no newcomers")
+    assert not job.rendezvous.of(NodeStanding.WAITING)
+
+
+def test_closing_a_run_ends_a_round_that_comes_together():
+    world = RendezvousWorld(nodes(2, 3))
+    agents = world.several("a", "b")
+    world.close()
+    assert [one.reason for one in agents] == [Reason.RUN_CLOSED] * 2
+    world.wait(10 * LAST_CALL)
+    assert not world.completed
+
+
+def test_closing_a_run_lets_who_stands_by_go_in_peace():
+    world = RendezvousWorld(nodes(1))
+    a, b = world.several("a", "b")
+    world.close("me", "done")
+    assert (a.reason, b.reason) == (None, Reason.NODE_NOT_NEEDED)
+    assert b.refusal.message == (
+        f"run job1 was closed by me: done, while node b (pid {b.pid}) stood by; it was not needed."
+    )
+
+
+def test_after_closing_nobody_waits(job):
+    a, b, _ = job.agents
+    assert (a.waiting, b.waiting) == (1, 1)
+    job.close()
+    job.wait(1)
+    assert (a.waiting, b.waiting) == (0, 0)
+
+
+def test_who_was_away_learns_of_it_when_it_is_back(job):
+    a, _, c = job.agents
+    zero = job.clients[0]
+    a.lose_stream()
+    c.lose_stream()
+    zero.lose_connection()
+    job.close()
+    for one in (a, c, zero):
+        one.connect()
+    assert (len(a.closed), a.rank) == (1, 0)
+    assert c.reason is Reason.RUN_CLOSED
+    assert len(zero.closed) == 1
+
+
+# ---------------------------------------------------------------------- sticky
+
+
+def test_the_first_one_who_closes_counts(job):
+    closed = close_at(job.now, "first", "why")
+    job.close("first", "why")
+    job.wait(5)
+    assert job.close("second", "because") == RunClosed(closed, was_closed=True)
+    assert not job.last.records
+    assert [len(one.closed) for one in (*job.agents[:2], *job.clients)] == [1] * 4
+
+
+def test_closed_survives_a_restart(job):
+    a, b, c = job.agents
+    closed = close_at(job.now, "me", "done")
+    job.close("me", "done")
+    job.crash()
+    for one in (a, b, c, *job.clients):
+        one.connect()
+    assert job.coordinator.runs[RUN].closed == closed
+    assert [one.closed for one in (a, b, *job.clients)] == [[closed, closed]] * 4
+    assert c.reason is Reason.RUN_CLOSED
+    assert job.close("other") == RunClosed(closed, was_closed=True)
+
+
+@pytest.mark.parametrize("crash", Crash)
+def test_a_close_that_nobody_heard_of_is_told_after_a_restart_or_never_was(job, crash):
+    a, _, c = job.agents
+    job.crash_next = crash
+    job.do(CloseRun(job.new_session(), RUN, "me", "", False))
+    kept = crash is Crash.AFTER_PERSIST
+    a.connect()
+    c.connect()
+    assert len(a.closed) == kept
+    assert c.reason is (Reason.RUN_CLOSED if kept else None)
+
+
+def test_a_closed_run_stays_closed_in_its_next_generation_on_disk(job):
+    """A generation that is already on its way is refused, so that the record stays as it is."""
+    job.close()
+    job.start(0, generation=1)
+    assert job.clients[-1].reason is Reason.RUN_CLOSED
+    (record,) = job.disk.of_kind(RunRecord)
+    assert (record.generation, record.closed is None) == (0, False)
+
+
+# ---------------------------------------------------------------------- newcomers
+
+
+def test_a_closed_run_admits_no_new_nodes(job):
+    c = job.agents[2]
+    job.close()
+    assert job.agent("d").reason is Reason.RUN_CLOSED
+    c.join()
+    assert c.reason is Reason.RUN_CLOSED
+
+
+def test_a_node_of_a_closed_run_cannot_leave_its_round_for_another(job):
+    a, b, _ = job.agents
+    job.close()
+    a.join()
+    b.join()
+    assert (a.reason, b.reason) == (Reason.RUN_CLOSED, Reason.RUN_CLOSED)
+    job.wait(KEEP_ALIVE + LAST_CALL)
+    assert len(job.completed) == 1
+
+
+def test_a_closed_run_admits_no_new_rank_and_no_new_generation(job):
+    job.close("me", "done")
+    stranger, later = job.start(2), job.start(0, generation=1)
+    assert [one.reason for one in (stranger, later)] == [Reason.RUN_CLOSED] * 2
+    assert "start the job under another run id" in stranger.refusals[-1].refusal.message
+
+
+def test_a_rank_that_is_there_may_bring_another_process_into_a_closed_run(job):
+    """Its last checkpoint may be written by a child."""
+    job.close()
+    child = job.start(0)
+    assert (child.refusals, len(child.closed)) == ([], 1)
+
+
+def test_a_process_that_spoke_nowhere_comes_back_to_a_closed_run_after_a_restart():
+    world = World(2)
+    idle = world.start(0)
+    world.do(CloseRun(world.new_session(), RUN, "me", ""))
+    world.crash()
+    idle.connect()
+    assert (idle.refusals, len(idle.closed)) == ([], 2)
+
+
+# ---------------------------------------------------------------------- barriers
+
+
+def test_the_members_of_a_closed_run_finish_their_barriers(job):
+    zero, one = job.clients
+    zero.arrive()
+    job.close()
+    assert one.arrive().outcome is Outcome.RELEASED
+    zero.arrive()
+    assert one.arrive().outcome is Outcome.RELEASED
+    job.assert_good()
+
+
+def test_who_closes_may_end_the_barriers_too(job):
+    zero, one = job.clients
+    zero.arrive()
+    zero.arrive("eval")
+    job.close("me", "disk\x1b full", abort=True)
+    for prefix in (CKPT, "eval"):
+        decision = zero.seats[prefix].heard[-1]
+        assert decision.outcome is Outcome.ABORTED
+        assert "was aborted: run job1 was closed by me: disk\\x1b full" in decision.message
+    assert one.arrive() == zero.seats[CKPT].heard[-1]
+
+
+def test_a_run_that_is_closed_may_have_its_barriers_ended_later(job):
+    zero, _ = job.clients
+    zero.arrive()
+    job.close()
+    assert job.close("second", abort=True).was_closed
+    assert zero.last.outcome is Outcome.ABORTED
+    assert "was closed by node-0" in zero.last.message
+
+
+def test_closing_is_noticed_once(job):
+    event = CloseRun(job.new_session(), RUN, "me", "done")
+    notices = job.do(event).notices + job.do(event).notices
+    assert [(one.event, one.message) for one in notices] == [
+        ("run.closed", "run job1 was closed by me: done")
+    ]
+
+
+def test_a_run_without_nodes_can_be_closed():
+    world = World(2)
+    zero, _ = world.ranks()
+    world.do(CloseRun(world.new_session(), RUN, "me", ""))
+    assert len(zero.closed) == 1

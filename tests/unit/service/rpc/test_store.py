@@ -1,0 +1,141 @@
+"""StoreService over a real driver: messages in, messages out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from muster.service.clock import SystemClock
+from muster.service.core.limits import Limits
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.driver import Driver
+from muster.service.rpc.codec import MOST_ENTRIES, encode_session_message
+from muster.service.rpc.store import StoreServicer
+from muster.service.storage.memory import MemoryEngine
+from muster.service.telemetry.observers import Observers
+from muster.v1 import store_pb2 as pb
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Service:
+    """Asks a servicer as gRPC would."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.servicer = StoreServicer(driver)
+
+    async def __call__(self, method: str, **fields):
+        request_name = {"Get": "StoreServiceGetRequest"}.get(method, f"{method}Request")
+        request = getattr(pb, request_name)(run_id="job", **fields)
+        return await getattr(self.servicer, method)(request, None)
+
+    async def refused(self, method: str, **fields) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            await self(method, **fields)
+        return caught.value
+
+
+@pytest.fixture
+async def ask() -> AsyncIterator[Service]:
+    driver = Driver(
+        MemoryEngine(),
+        clock=SystemClock(),
+        observer=Observers(),
+        encode=encode_session_message,
+        session_ttl=10.0,
+        limits=Limits(),
+    )
+    yield Service(driver)
+    await driver.close()
+
+
+def entry(key: str, value: bytes) -> pb.KeyValue:
+    return pb.KeyValue(key=key, value=value)
+
+
+async def test_each_operation_is_carried_out_and_answered(ask: Service):
+    assert await ask("Set", entries=[entry("a", b"1"), entry("b", b"2")]) == pb.SetResponse()
+    assert (await ask("Get", keys=["b", "a"], timeout_ms=1000)).values == [b"2", b"1"]
+    assert await ask("Wait", keys=["a"], timeout_ms=1000) == pb.WaitResponse()
+    assert (await ask("Check", keys=["a", "c"])).present is False
+    assert (await ask("Add", key="n", amount=-4)).value == -4
+    assert (await ask("CompareSet", key="a", expected=b"1", desired=b"9")).value == b"9"
+    assert await ask("Append", key="a", value=b"!") == pb.AppendResponse()
+    assert (await ask("Delete", key="b")).existed is True
+    assert (await ask("ListKeys")).keys == ["a", "n"]
+    assert (await ask("NumKeys")).count == 2
+    assert (await ask("Get", keys=["a"], timeout_ms=1000)).values == [b"9!"]
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("Set", {"entries": [entry("k", b"5")]}),
+        ("Add", {"key": "k", "amount": 5}),
+        ("CompareSet", {"key": "k", "desired": b"5"}),
+        ("Append", {"key": "k", "value": b"5"}),
+    ],
+)
+async def test_every_change_may_name_itself_and_is_then_carried_out_once(
+    ask: Service, method: str, fields: dict
+):
+    operation = pb.OperationId(client="c", number=1)
+    first = await ask(method, **fields, operation=operation)
+    assert (await ask("Delete", key="k")).existed
+    assert await ask(method, **fields, operation=operation) == first
+    assert not (await ask("Check", keys=["k"])).present
+
+
+async def test_a_removal_may_name_itself_too(ask: Service):
+    operation = pb.OperationId(client="c", number=1)
+    await ask("Set", entries=[entry("k", b"")])
+    assert (await ask("Delete", key="k", operation=operation)).existed
+    assert (await ask("Delete", key="k", operation=operation)).existed
+
+
+async def test_one_without_a_name_is_carried_out_each_time(ask: Service):
+    assert [(await ask("Add", key="n", amount=1)).value for _ in range(2)] == [1, 2]
+
+
+async def test_a_wait_is_answered_by_the_one_who_sets(ask: Service):
+    waiting = asyncio.create_task(ask("Get", keys=["k"], timeout_ms=0))
+    await ask("NumKeys")
+    assert not waiting.done()
+    await ask("Set", entries=[entry("k", b"v")])
+    assert (await waiting).values == [b"v"]
+
+
+async def test_a_wait_that_is_hung_up_is_forgotten(ask: Service):
+    waiting = asyncio.create_task(ask("Wait", keys=["k"], timeout_ms=60_000))
+    await ask("NumKeys")
+    store = ask.driver.coordinator.runs["job"].store
+    assert len(store.waiters) == 1
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await ask("NumKeys")
+    assert store.waiters == {}
+
+
+async def test_a_wait_ends_at_the_coordinators_deadline(ask: Service):
+    assert (await ask.refused("Wait", keys=["k"], timeout_ms=5)).reason is Reason.STORE_TIMED_OUT
+
+
+async def test_a_drain_ends_those_who_wait_and_not_those_who_write(ask: Service):
+    waiting = asyncio.create_task(ask.refused("Get", keys=["k"], timeout_ms=60_000))
+    await ask("NumKeys")
+    ask.servicer.drain()
+    assert (await waiting).reason is Reason.COORDINATOR_DRAINING
+    assert (await ask.refused("Wait", keys=["k"], timeout_ms=1)).reason is Reason.COORDINATOR_DRAINING
+    assert (await ask("Add", key="n", amount=1)).value == 1
+
+
+@pytest.mark.parametrize("method", ["Get", "Wait", "Check"])
+async def test_a_message_has_bounds(ask: Service, method: str):
+    refusal = await ask.refused(method, keys=[""] * (MOST_ENTRIES + 1))
+    assert refusal.metadata == {"field": "keys"}
+
+
+async def test_a_set_has_bounds(ask: Service):
+    refusal = await ask.refused("Set", entries=[entry("", b"")] * (MOST_ENTRIES + 1))
+    assert refusal.metadata == {"field": "entries"}

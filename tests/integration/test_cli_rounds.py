@@ -155,7 +155,7 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
         held.append(nodes.join(3))
         nodes.leave(2, "disk\x1b[2J full")
         assert rows(output(coordinator.endpoint, "get", "runs"))[1] == [
-            "job1", "OPEN", "0", "0", "2", "4/4", "1", "1",
+            "job1", "OPEN", "0", "1", "2", "4/4", "1", "1",
         ]  # fmt: skip
         text = output(coordinator.endpoint, "describe", "run", "job1")
         member = output(coordinator.endpoint, "describe", "member", "job1", "3")
@@ -173,7 +173,7 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
         ["-", "node-3", "903", "WAITING", "CONNECTED"],
     ]
     (gone,) = rows(text.partition("Gone nodes:\n")[2].partition("\n\n")[0])[1:]
-    assert gone[:3] + gone[4:] == ["node-2", "902", "0", "left", "(disk\\x1b[2J", "full)"]
+    assert gone[:3] + gone[4:] == ["node-2", "902", "1", "left", "(disk\\x1b[2J", "full)"]
     assert "Node:         1, node-1 (pid 901)\n" in member
 
 
@@ -229,7 +229,7 @@ def test_close(coordinator: Coordinator, nodes: Nodes):
         assert close("--abort-barriers").returncode == 5
 
         assert rows(output(coordinator.endpoint, "get", "runs"))[1][:2] == ["job1", "CLOSED"]
-        assert rows(output(coordinator.endpoint, "get", "rounds", "job1"))[1][:3] == ["0", "CLOSED", "2/3"]
+        assert rows(output(coordinator.endpoint, "get", "rounds", "job1"))[1][:3] == ["1", "CLOSED", "2/3"]
         text = output(coordinator.endpoint, "describe", "run", "job1")
         assert "\nClosed:\n  By:      " in text
         assert "\n  Reason:  the budget\\x1b[2J is spent\n" in text

@@ -237,7 +237,7 @@ def meeting(made: Meeting) -> Iterator[Meeting]:
 @contextlib.contextmanager
 def kept_environment() -> Iterator[None]:
     """Take back what our handler exports to the workers."""
-    before = {name: os.environ.get(name) for name in ("MUSTER_ROUND", "MUSTER_ENDPOINT")}
+    before = {name: os.environ.get(name) for name in ("MUSTER_ROUND", "MUSTER_ENDPOINT", "MUSTER_RUN_ID")}
     try:
         yield
     finally:

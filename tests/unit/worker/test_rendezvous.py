@@ -53,6 +53,7 @@ def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(rendezvous, "Attendance", FakeAttendance)
     monkeypatch.setenv("MUSTER_ROUND", "0")
     monkeypatch.setenv("MUSTER_ENDPOINT", "")
+    monkeypatch.setenv("MUSTER_RUN_ID", "")
     return
 
 
@@ -241,11 +242,13 @@ def test_workers_inherit_the_round_and_the_endpoint():
     assert os.environ["MUSTER_ROUND"] == "8"
 
 
-def test_an_endpoint_that_is_set_for_the_workers_is_left_to_them(monkeypatch: pytest.MonkeyPatch):
+def test_the_workers_are_sent_to_the_coordinator_and_run_of_the_agents(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "theirs:1")
+    monkeypatch.setenv("MUSTER_RUN_ID", "theirs")
     handler, _ = made("ours:1")
     handler._export(Place(0, 0, 1))
-    assert os.environ["MUSTER_ENDPOINT"] == "theirs:1"
+    assert os.environ["MUSTER_ENDPOINT"] == "ours:1"
+    assert os.environ["MUSTER_RUN_ID"] == handler.get_run_id()
 
 
 @pytest.mark.parametrize(("value", "shared"), [(None, True), ("0", True), ("1", False)])

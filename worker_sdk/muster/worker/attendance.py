@@ -14,18 +14,22 @@ import uuid
 import weakref
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import cast
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status import rpc_status
 
 from muster.v1 import rendezvous_pb2 as pb
-from muster.v1 import rendezvous_pb2_grpc, store_pb2, store_pb2_grpc
-from muster.worker.channel import FIRST_BACKOFF, KEEPALIVE_MS, MOST_BACKOFF, channel_options, explain
+from muster.v1 import rendezvous_pb2_grpc
+from muster.worker.channel import (
+    FIRST_BACKOFF,
+    KEEPALIVE_MS,
+    MOST_BACKOFF,
+    PROTOCOL_VERSION,
+    channel_options,
+    explain,
+    reason_of,
+)
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.session import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +82,6 @@ class Attendance:
         self._changed = threading.Condition()
         self._attempt = 0
         self._place: Place | None = None
-        self._standing: pb.Standing | None = None
         self._waiting = 0
         self._fenced = False
         self._closed: Closed | None = None
@@ -107,7 +110,7 @@ class Attendance:
         """
         with self._changed:
             self._attempt += 1
-            self._place = self._standing = self._error = None
+            self._place = self._error = None
             self._waiting = 0
             self._fenced = False
             self._lost_at = time.monotonic()
@@ -182,20 +185,11 @@ class Attendance:
             RefusedError: it refused.
         """
         by = f"node {self.config.address} (pid {os.getpid()})"
-        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason)
-        deadline = time.monotonic() + timeout
+        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         try:
             with self._channel() as channel:
                 stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
-                try:
-                    answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
-                except grpc.RpcError as error:
-                    if _reason(error) != "RUN_NOT_FOUND":
-                        raise
-                    # A run begins with the first use of its store; so it can be closed before anyone joins.
-                    begin = store_pb2.NumKeysRequest(run_id=self.config.run_id)
-                    store_pb2_grpc.StoreServiceStub(channel).NumKeys(begin, timeout=timeout)
-                    answer = stub.Close(request, timeout=max(0.1, deadline - time.monotonic()))
+                answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         self._closed = closed_from_pb(answer.closed)
@@ -283,7 +277,6 @@ class Attendance:
                 complete = response.round_complete
                 self._place = Place(complete.round, complete.rank, complete.world_size)
             elif kind == "standing":
-                self._standing = response.standing
                 logger.info("%s", response.standing.message)
             elif kind == "nodes_waiting":
                 self._waiting = response.nodes_waiting.count
@@ -348,10 +341,10 @@ class Attendance:
 
     def _failure(self, error: grpc.RpcError) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
-        reason = _reason(error)
-        if reason is not None:
-            return RefusedError(_status(error).details(), reason)
-        if _status(error).code() is grpc.StatusCode.UNIMPLEMENTED:
+        reason = reason_of(error)
+        if reason:
+            return RefusedError(str(error.details()), reason)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return RefusedError(
                 f"{self.config.endpoint} does not serve muster.v1.RendezvousService: another program listens "
                 "there, or a coordinator of an older version. Check the address (--rdzv-endpoint).",
@@ -367,24 +360,6 @@ class Attendance:
             f"the coordinator at {self.config.endpoint} could not be reached for {seconds:g} s; last error: "
             f"{self._last_error}. Check the address (--rdzv-endpoint) and that it runs: muster get runs."
         )
-
-
-def _reason(error: grpc.RpcError) -> str | None:
-    """The stable reason of a refusal; None if it was not the coordinator that refused."""
-    try:
-        status = rpc_status.from_call(_status(error))
-    except ValueError:
-        return None
-    info = ErrorInfo()
-    for detail in status.details if status is not None else ():
-        if detail.Unpack(info):
-            return str(info.reason)
-    return None
-
-
-def _status(error: grpc.RpcError) -> grpc.Call:
-    """A failed call's error is the call as well, which knows the status; its types do not say so."""
-    return cast(grpc.Call, error)
 
 
 _alive: "weakref.WeakSet[Attendance]" = weakref.WeakSet()

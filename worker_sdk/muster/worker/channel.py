@@ -2,11 +2,16 @@
 
 import os
 import threading
+from typing import cast
 
 import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
 
 from muster.worker.errors import MusterError
 
+PROTOCOL_VERSION = 1
+"""The version of ``muster.v1`` that this SDK speaks on its streams."""
 KEEPALIVE_MS = 3_333
 """Ping after so long without data, and give up after so long without an answer: a third of the
 coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
@@ -83,6 +88,19 @@ def explain(error: grpc.RpcError) -> str:
     code = getattr(error, "code", None)
     details = getattr(error, "details", None)
     return f"{code().name}: {details()}" if code and details else repr(error)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The stable reason of the coordinator's refusal; empty if the call did not end by its word."""
+    try:
+        status = rpc_status.from_call(cast(grpc.Call, error))
+    except ValueError:
+        return ""
+    info = ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return str(info.reason)
+    return ""
 
 
 def _renew_lock() -> None:

@@ -87,7 +87,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         Raises:
             RendezvousClosedError: the run is closed.
             RendezvousTimeoutError: no round came together in time; the message names who was there.
-            RendezvousConnectionError: the coordinator cannot be reached, or is of another version.
+            RendezvousConnectionError: the coordinator cannot be reached, is of another version, or refused
+                for another reason, such as a limit.
             RendezvousStateError: the nodes do not agree, or an argument is not usable.
             RendezvousGracefulExitError: the run was closed while this node stood by.
         """
@@ -104,8 +105,9 @@ class MusterRendezvousHandler(RendezvousHandler):
     def _export(self, place: Place) -> None:
         """What the workers inherit, so that a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
-        if not os.environ.get("MUSTER_ENDPOINT"):
-            os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
+        # Rounds and barriers must be of one coordinator and one run, whatever was set before.
+        os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
+        os.environ["MUSTER_RUN_ID"] = self._config.run_id
 
     def _keys_of(self, round: int) -> str:
         return f"torch.rendezvous.{self._config.run_id}.{round}"

@@ -412,7 +412,11 @@ class Coordinator:
         try:
             self._check_name("by", event.by)
             self._check_reason(event.reason)
-            run = self.run(event.run_id)
+            if event.create:
+                self._check_run(event.run_id)
+                run = self._run_for(event.run_id, 0, effects)
+            else:
+                run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
             assert run.closed is not None
             effects.send(event.session, RunClosed(run.closed, was_closed))
@@ -456,7 +460,7 @@ class Coordinator:
         if run is None:
             raise Refusal(
                 Reason.RUN_NOT_FOUND,
-                f'no run "{report.shown(run_id)}" has said hello to this coordinator. '
+                f'no run "{report.shown(run_id)}" is known to this coordinator. '
                 "List the runs with: muster get runs",
             )
         return run

@@ -358,8 +358,6 @@ class Rendezvous:
             assert node.rank is not None
             size = self.rounds[-1].world_size
             effects.send(node.session, RoundComplete(self.round, node.rank, size))
-            if self._told_waiting:
-                effects.send(node.session, NodesWaiting(self._told_waiting))
         else:
             effects.send(node.session, Standing(node.standing, self.round, self.message()))
 

@@ -222,3 +222,11 @@ def test_a_run_without_nodes_can_be_closed():
     zero, _ = world.ranks()
     world.do(CloseRun(world.new_session(), RUN, "me", ""))
     assert len(zero.closed) == 1
+
+
+def test_a_run_that_nobody_has_joined_yet_can_be_closed_if_that_is_wanted():
+    world = RendezvousWorld(nodes(1))
+    (answer,) = world.ask(CloseRun(world.new_session(), RUN, "me", "too late", create=True))
+    assert answer == RunClosed(close_at(world.now, "me", "too late"), was_closed=False)
+    world.crash()
+    assert world.agent("a").reason is Reason.RUN_CLOSED

@@ -161,9 +161,9 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
         member = output(coordinator.endpoint, "describe", "member", "job1", "3")
     assert (
         "Rendezvous:\n"
-        "  Round:    0\n"
+        "  Round:    1\n"
         "  State:    COMPLETE\n"
-        "  Message:  round 0 of run job1 is complete, with 2 nodes in it, 1 waiting to be let in\n"
+        "  Message:  round 1 of run job1 is complete, with 2 nodes in it, 1 waiting to be let in\n"
     ) in text
     section = text.partition("Nodes:\n")[2].partition("\n\n")[0]
     assert [row[:5] for row in rows(section)] == [
@@ -280,12 +280,12 @@ def test_evict(coordinator: Coordinator):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("get", "rounds", "nope"), 'no run "nope" has said hello'),
-        (("get", "rounds", "no\x1bpe", "--watch"), 'no run "no\\x1bpe" has said hello'),
-        (("close", "nope"), 'no run "nope" has said hello'),
-        (("close", "no\x1bpe", "--dry-run"), 'no run "no\\x1bpe" has said hello'),
+        (("get", "rounds", "nope"), 'no run "nope" is known'),
+        (("get", "rounds", "no\x1bpe", "--watch"), 'no run "no\\x1bpe" is known'),
+        (("close", "nope"), 'no run "nope" is known'),
+        (("close", "no\x1bpe", "--dry-run"), 'no run "no\\x1bpe" is known'),
         (("close", "job1", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),
-        (("evict", "nope", "3"), 'no run "nope" has said hello'),
+        (("evict", "nope", "3"), 'no run "nope" is known'),
         (("evict", "job1", "9"), "rank 9 of run job1 has no process that could be evicted; there are 0-3."),
         (("evict", "job1", "9", "--dry-run"), "List them with: muster get members job1"),
         (("evict", "job1", "3", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),

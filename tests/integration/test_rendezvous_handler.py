@@ -21,8 +21,19 @@ from torch.distributed.elastic.rendezvous.api import (
 
 import muster.worker.attendance
 from muster.worker import GrpcBarrier
+from muster.worker.attendance import Attendance, NodeConfig, Place
 from tests.support.coordinator import Coordinator, free_port
-from tests.support.meeting import Joining, Meeting, MusterMeeting, Seen, kept_environment, meeting, until
+from tests.support.meeting import (
+    TIMEOUT,
+    Joining,
+    Meeting,
+    MusterMeeting,
+    Seen,
+    in_thread,
+    kept_environment,
+    meeting,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -316,3 +327,42 @@ def test_no_thread_and_no_stream_is_left_when_a_node_has_shut_down(run: MusterMe
     assert handler.shutdown()
     until(lambda: not any(thread.name.startswith("muster-node") for thread in threading.enumerate()))
     assert run.seen() == Seen()
+
+
+# ---------------------------------------------------------------------- rank 0 does not speak
+
+
+def test_a_round_whose_rank_0_dies_before_it_says_where_it_is_is_left(
+    coordinator: Coordinator, run: MusterMeeting
+):
+    config = NodeConfig(
+        endpoint=coordinator.endpoint,
+        run_id="job",
+        address="127.0.0.1",
+        min_nodes=2,
+        max_nodes=2,
+        join_timeout=20,
+        last_call_timeout=1,
+        keep_alive_timeout=4,
+        connect_timeout=10,
+        call_timeout=5,
+    )
+    mute = Attendance(config)
+    place = in_thread(mute.join)
+    until(lambda: run.seen().participants == 1)
+    survivor = Joining(run.node("2", read_timeout=2))
+    assert place.result(TIMEOUT) == Place(0, 0, 2)
+    mute.leave("it dies")
+    newcomer = Joining(run.node("2"))
+    assert {survivor.info().world_size, newcomer.info().world_size} == {2}
+    assert (
+        survivor.info().bootstrap_store_info.master_port == newcomer.info().bootstrap_store_info.master_port
+    )
+    assert run.seen().participants == 2
+
+
+def test_a_node_that_cannot_host_the_workers_store_says_which_option_helps(run: MusterMeeting):
+    error = Joining(run.node("1", "no-such-host.invalid", read_timeout=1)).error()
+    assert isinstance(error, RendezvousConnectionError)
+    assert "cannot host the workers' store at its address, no-such-host.invalid" in str(error)
+    assert "--local-addr" in str(error)

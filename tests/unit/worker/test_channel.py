@@ -13,7 +13,7 @@ from muster.worker.errors import MusterError
 @pytest.fixture(autouse=True)
 def _no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_channels", {})
-    monkeypatch.setattr(channel, "_owner", os.getpid())
+    monkeypatch.setattr(channel, "_owner", None)
     monkeypatch.setattr(channel.grpc, "insecure_channel", lambda endpoint, options: object())
 
 
@@ -30,14 +30,24 @@ def test_a_process_has_one_channel_for_each_coordinator():
 
 
 def test_a_forked_child_gets_none_of_its_parents(monkeypatch: pytest.MonkeyPatch):
+    parent = os.getpid()
     shared_channel("a:1")
-    monkeypatch.setattr(channel, "_owner", os.getpid() + 1)
-    with pytest.raises(MusterError, match=f"was forked from process {os.getpid() + 1}, which holds a store"):
+    monkeypatch.setattr(channel.os, "getpid", lambda: parent + 1)
+    with pytest.raises(MusterError, match=f"was forked from process {parent}, which holds a store"):
         shared_channel("a:1")
 
 
-def test_a_child_of_a_parent_without_channels_may_have_its_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(channel, "_owner", os.getpid() + 1)
+def test_a_forked_child_cannot_speak_whatever_its_parent_spoke_for(monkeypatch: pytest.MonkeyPatch):
+    parent = os.getpid()
+    channel.claim("a node's place")
+    channel.claim("a store")
+    monkeypatch.setattr(channel.os, "getpid", lambda: parent + 1)
+    with pytest.raises(MusterError, match="which holds a node's place"):
+        channel.claim("a session")
+
+
+def test_a_child_of_a_parent_that_never_spoke_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel.os, "getpid", lambda: 2)
     assert shared_channel("a:1") is shared_channel("a:1")
 
 

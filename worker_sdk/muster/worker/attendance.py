@@ -25,7 +25,9 @@ from muster.worker.channel import (
     MOST_BACKOFF,
     PROTOCOL_VERSION,
     channel_options,
+    claim,
     explain,
+    forked,
     reason_of,
 )
 from muster.worker.closed import Closed, closed_from_pb
@@ -83,6 +85,7 @@ class Attendance:
         self._attempt = 0
         self._place: Place | None = None
         self._waiting = 0
+        self._stands_by = False
         self._fenced = False
         self._closed: Closed | None = None
         self._error: MusterError | None = None
@@ -92,7 +95,7 @@ class Attendance:
         self._connected = False
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
-        _alive.add(self)
+        claim("a node's place")
 
     # ------------------------------------------------------------------ what the handler does
 
@@ -108,11 +111,13 @@ class Attendance:
             ConnectError: it could not be reached for as long as the connect timeout at first, or the join
                 timeout later.
         """
+        self._check_owner()
         with self._changed:
             self._attempt += 1
             self._place = self._error = None
             self._waiting = 0
-            self._fenced = False
+            self._fenced = self._stands_by = False
+            _alive.add(self)
             self._lost_at = time.monotonic()
             self._connected = False
             self._end_stream()
@@ -161,6 +166,7 @@ class Attendance:
             ConnectError: it did not answer.
             RefusedError: it refused.
         """
+        self._check_owner()
         try:
             with self._channel() as channel:
                 stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
@@ -184,6 +190,7 @@ class Attendance:
             ConnectError: the coordinator did not answer in time.
             RefusedError: it refused.
         """
+        self._check_owner()
         by = f"node {self.config.address} (pid {os.getpid()})"
         request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         try:
@@ -275,8 +282,10 @@ class Attendance:
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
+                self._stands_by = False
                 self._place = Place(complete.round, complete.rank, complete.world_size)
             elif kind == "standing":
+                self._stands_by = response.standing.standing == pb.NODE_STANDING_REDUNDANT
                 logger.info("%s", response.standing.message)
             elif kind == "nodes_waiting":
                 self._waiting = response.nodes_waiting.count
@@ -291,6 +300,9 @@ class Attendance:
                 return
             self._met = True
             self._connected = False
+            if error.reason == "RUN_CLOSED" and self._stands_by:
+                # The coordinator was restarted, and no longer knows who stood by.
+                error = RefusedError(str(error), "NODE_NOT_NEEDED")
             if self._place is not None and error.reason == "NODE_REMOVED":
                 # The agent learns of it as of a node that waits: it joins again, as a newcomer.
                 self._fenced = True
@@ -334,6 +346,10 @@ class Attendance:
             sdk_version=version("muster-coordinator"),
             protocol_version=PROTOCOL_VERSION,
         )
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise forked("this node's place", self._owner)
 
     def _channel(self) -> grpc.Channel:
         """One of its own, for one call or one stream."""

@@ -22,6 +22,9 @@ FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 2.0
 """Seconds between attempts, jittered; well below the session TTL."""
 
+MOST_METADATA = 131_072
+"""Bytes of a call's headers."""
+
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's transparent retry loses the end of a call that meets a GOAWAY; its reader then waits for ever.
@@ -34,6 +37,9 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A refusal names nodes, and travels in a header.
+    ("grpc.max_metadata_size", MOST_METADATA),
+    ("grpc.absolute_max_metadata_size", MOST_METADATA),
 ]
 SHARED_OPTIONS = [
     # A channel that lives on must not wait for long before it tries again; its callers pause by themselves.
@@ -43,7 +49,10 @@ SHARED_OPTIONS = [
 
 _lock = threading.Lock()
 _channels: dict[str, grpc.Channel] = {}
-_owner = os.getpid()
+_owner: int | None = None
+"""The process that speaks gRPC; its forked children cannot."""
+_held = ""
+"""What it speaks it for."""
 
 
 def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
@@ -62,17 +71,30 @@ def shared_channel(endpoint: str) -> grpc.Channel:
     Raises:
         MusterError: this process was forked from one that has such channels.
     """
-    global _owner
+    claim("a store")
     with _lock:
-        if _owner != os.getpid():
-            if _channels:
-                raise forked("a store", _owner)
-            _owner = os.getpid()
         channel = _channels.get(endpoint)
         if channel is None:
             options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
             channel = _channels[endpoint] = grpc.insecure_channel(endpoint, options=options)
         return channel
+
+
+def claim(what: str) -> None:
+    """Say that this process is going to speak gRPC, so that its forked children do not.
+
+    Args:
+        what: what for.
+
+    Raises:
+        MusterError: this process was forked from one that does.
+    """
+    global _owner, _held
+    with _lock:
+        if _owner is None:
+            _owner, _held = os.getpid(), what
+        elif _owner != os.getpid():
+            raise forked(_held, _owner)
 
 
 def forked(what: str, owner: int) -> MusterError:

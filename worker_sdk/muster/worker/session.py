@@ -122,6 +122,11 @@ class Session:
         self._thread.start()
 
     @property
+    def evicted(self) -> bool:
+        """Whether the coordinator sent this process away."""
+        return isinstance(self._fatal, RefusedError) and self._fatal.reason == "EVICTED"
+
+    @property
     def ended(self) -> bool:
         """Whether it was closed, or the coordinator refused it for good."""
         return self._fatal is not None

@@ -19,7 +19,7 @@ help: ## Show the targets.
 
 venv: .venv/.installed ## Set up .venv.
 
-demo: venv ## Show the main job: train, checkpoint, kill a rank, kill the coordinator, recover.
+demo: venv ## Show the main job: torchrun, train, checkpoint, kill a node, kill the coordinator, recover.
 	$(BIN)/python examples/demo.py
 
 test: venv check-stubs lint types unit ## Everything that CI runs.
@@ -48,8 +48,9 @@ unit: venv ## All tests.
 
 bench-venv: .venv/.bench-installed
 
-bench: bench-venv ## Measure beside the peers (about ten minutes), and write docs/benchmarks/.
+bench: bench-venv ## Measure beside the peers (about twenty minutes), and write docs/benchmarks/.
 	$(BIN)/python -m benchmarks.barrier
+	$(BIN)/python -m benchmarks.rendezvous
 
 format: venv ## Format the code and the protos.
 	$(BIN)/ruff format $(SOURCES)

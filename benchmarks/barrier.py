@@ -37,7 +37,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 128, 512, 1024], metavar="N")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each cell; the median counts")
     parser.add_argument("--load-processes", type=int, default=4, help="processes that play the ranks")
     parser.add_argument("--ranks-per-connection", type=int, default=1, help="for the systems over gRPC")

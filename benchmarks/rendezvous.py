@@ -12,7 +12,6 @@ import asyncio
 import json
 import multiprocessing as mp
 import resource
-import socket
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, describe_versions
+from tests.support.coordinator import Coordinator, free_port
 
 HANDLERS = ("muster", "c10d")
 """What torchrun uses."""
@@ -156,7 +156,7 @@ def measure(system: str, nodes: int, processes: int, port: int) -> float:
     run_id = f"bench-{uuid.uuid4().hex[:8]}"
     play: Callable[..., None] = play_handlers if system in HANDLERS else play_nodes
     if system == "c10d":
-        port = _free_port()
+        port = free_port()
     children = []
     shares = [range(first, nodes, processes) for first in range(min(processes, nodes))]
     for share in shares:
@@ -194,12 +194,6 @@ def _expect(pipe: Connection, word: str) -> None:
         raise RuntimeError("the nodes did not start")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _allow_many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -230,8 +224,7 @@ def page(report: dict[str, object], cells: list[Cell]) -> str:
     return f"""# Rendezvous beside torch's c10d
 
 How long it takes until the last of N nodes has its rank and knows where rank 0 is, with min = max = N: all
-in
-one run, in turn, on one machine that nodes and coordinator share. The figure is the median of the repeats,
+in one run, in turn, on one machine that nodes and coordinator share. The figure is the median of the repeats,
 in seconds. Take the ratios with you.
 
 ![Time until the last node is through, over the number of nodes](rendezvous.svg)
@@ -306,8 +299,6 @@ def main() -> int:
     cells = [Cell(system, nodes) for nodes in arguments.nodes for system in HANDLERS]
     cells += [Cell("muster-nodes", nodes) for nodes in arguments.wire_nodes]
     _allow_many_files()
-    from tests.support.coordinator import Coordinator
-
     with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as coordinator:
         report: dict[str, object] = {
             "date": datetime.now(UTC).date().isoformat(),

@@ -1,4 +1,4 @@
-"""``make demo``: the main job of Muster, shown with real processes in about a minute.
+"""``make demo``: the main job of Muster, shown with real processes in a minute and a half.
 
 1. A coordinator keeps its state in SQLite. Four nodes, each a torchrun with one rank, come together through
    it, train, and checkpoint.

@@ -204,10 +204,10 @@ def test_describe_member(coordinator: Coordinator, waiting: Job):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("get", "members", "nope"), 'no run "nope" has said hello'),
-        (("get", "runs", "nope", "--watch"), 'no run "nope" has said hello'),
-        (("get", "barriers", "no\x1bpe"), 'no run "no\\x1bpe" has said hello'),
-        (("describe", "run", "nope"), 'no run "nope" has said hello'),
+        (("get", "members", "nope"), 'no run "nope" is known'),
+        (("get", "runs", "nope", "--watch"), 'no run "nope" is known'),
+        (("get", "barriers", "no\x1bpe"), 'no run "no\\x1bpe" is known'),
+        (("describe", "run", "nope"), 'no run "nope" is known'),
         (("describe", "barrier", "job1", "nope"), 'run job1 has no group "nope"; it has "checkpoint"'),
         (("describe", "barrier", "job1", "checkpoint", "9"), "#9 of run job1 is not known"),
         (("describe", "member", "job1", "9"), "known are the ranks 0-3"),

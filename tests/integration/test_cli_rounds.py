@@ -155,15 +155,15 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
         held.append(nodes.join(3))
         nodes.leave(2, "disk\x1b[2J full")
         assert rows(output(coordinator.endpoint, "get", "runs"))[1] == [
-            "job1", "OPEN", "0", "0", "2", "4/4", "1", "1",
+            "job1", "OPEN", "0", "1", "2", "4/4", "1", "1",
         ]  # fmt: skip
         text = output(coordinator.endpoint, "describe", "run", "job1")
         member = output(coordinator.endpoint, "describe", "member", "job1", "3")
     assert (
         "Rendezvous:\n"
-        "  Round:    0\n"
+        "  Round:    1\n"
         "  State:    COMPLETE\n"
-        "  Message:  round 0 of run job1 is complete, with 2 nodes in it, 1 waiting to be let in\n"
+        "  Message:  round 1 of run job1 is complete, with 2 nodes in it, 1 waiting to be let in\n"
     ) in text
     section = text.partition("Nodes:\n")[2].partition("\n\n")[0]
     assert [row[:5] for row in rows(section)] == [
@@ -173,7 +173,7 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
         ["-", "node-3", "903", "WAITING", "CONNECTED"],
     ]
     (gone,) = rows(text.partition("Gone nodes:\n")[2].partition("\n\n")[0])[1:]
-    assert gone[:3] + gone[4:] == ["node-2", "902", "0", "left", "(disk\\x1b[2J", "full)"]
+    assert gone[:3] + gone[4:] == ["node-2", "902", "1", "left", "(disk\\x1b[2J", "full)"]
     assert "Node:         1, node-1 (pid 901)\n" in member
 
 
@@ -229,7 +229,7 @@ def test_close(coordinator: Coordinator, nodes: Nodes):
         assert close("--abort-barriers").returncode == 5
 
         assert rows(output(coordinator.endpoint, "get", "runs"))[1][:2] == ["job1", "CLOSED"]
-        assert rows(output(coordinator.endpoint, "get", "rounds", "job1"))[1][:3] == ["0", "CLOSED", "2/3"]
+        assert rows(output(coordinator.endpoint, "get", "rounds", "job1"))[1][:3] == ["1", "CLOSED", "2/3"]
         text = output(coordinator.endpoint, "describe", "run", "job1")
         assert "\nClosed:\n  By:      " in text
         assert "\n  Reason:  the budget\\x1b[2J is spent\n" in text
@@ -280,12 +280,12 @@ def test_evict(coordinator: Coordinator):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("get", "rounds", "nope"), 'no run "nope" has said hello'),
-        (("get", "rounds", "no\x1bpe", "--watch"), 'no run "no\\x1bpe" has said hello'),
-        (("close", "nope"), 'no run "nope" has said hello'),
-        (("close", "no\x1bpe", "--dry-run"), 'no run "no\\x1bpe" has said hello'),
+        (("get", "rounds", "nope"), 'no run "nope" is known'),
+        (("get", "rounds", "no\x1bpe", "--watch"), 'no run "no\\x1bpe" is known'),
+        (("close", "nope"), 'no run "nope" is known'),
+        (("close", "no\x1bpe", "--dry-run"), 'no run "no\\x1bpe" is known'),
         (("close", "job1", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),
-        (("evict", "nope", "3"), 'no run "nope" has said hello'),
+        (("evict", "nope", "3"), 'no run "nope" is known'),
         (("evict", "job1", "9"), "rank 9 of run job1 has no process that could be evicted; there are 0-3."),
         (("evict", "job1", "9", "--dry-run"), "List them with: muster get members job1"),
         (("evict", "job1", "3", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),

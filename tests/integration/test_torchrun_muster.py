@@ -112,7 +112,7 @@ def test_the_node_with_rank_0_leaves_first_and_the_rest_finds_the_new_one(coordi
     by_pid = {agent.process.pid: agent for agent in agents}
     by_pid[first[0].agent].terminate()
     second = job.round(2, after=first[0].round)
-    # The others keep their order, and rank 0 moved: its workers found each other at the new address.
+    # Rank 0 moved, and the workers found each other at the new address.
     assert {worker.agent for worker in second} == {first[1].agent, first[2].agent}
     job.finish()
     assert [by_pid[worker.agent].wait() for worker in second] == [0, 0], job.said()

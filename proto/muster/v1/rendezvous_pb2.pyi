@@ -215,7 +215,9 @@ class RoundComplete(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     WORLD_SIZE_FIELD_NUMBER: builtins.int
     round: builtins.int
-    """The round, from 0; a run's rounds are never numbered twice."""
+    """The round: from 0 in a run without a past, else above the generation that has been. A run's rounds are
+    never numbered twice.
+    """
     rank: builtins.int
     """The node's rank in it."""
     world_size: builtins.int
@@ -304,6 +306,7 @@ class CloseRequest(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     ABORT_BARRIERS_FIELD_NUMBER: builtins.int
     DRY_RUN_FIELD_NUMBER: builtins.int
+    CREATE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     by: builtins.str
@@ -314,6 +317,8 @@ class CloseRequest(google.protobuf.message.Message):
     """End the barriers that are open, too. Otherwise a last checkpoint may still commit."""
     dry_run: builtins.bool
     """Change nothing; say who would be affected."""
+    create: builtins.bool
+    """Begin the run if there is none, so that nobody can join it later."""
     def __init__(
         self,
         *,
@@ -322,8 +327,9 @@ class CloseRequest(google.protobuf.message.Message):
         reason: builtins.str = ...,
         abort_barriers: builtins.bool = ...,
         dry_run: builtins.bool = ...,
+        create: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["abort_barriers", b"abort_barriers", "by", b"by", "dry_run", b"dry_run", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["abort_barriers", b"abort_barriers", "by", b"by", "create", b"create", "dry_run", b"dry_run", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
 
 global___CloseRequest = CloseRequest
 

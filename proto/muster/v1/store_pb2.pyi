@@ -298,7 +298,7 @@ class CompareSetRequest(google.protobuf.message.Message):
     key: builtins.str
     """The key."""
     expected: builtins.bytes
-    """The value that it must have; empty: it must not be there."""
+    """The value that it must have; empty also stands for a key that is not there."""
     desired: builtins.bytes
     """The value to write."""
     @property

@@ -136,7 +136,7 @@ class StoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompareSet(self, request, context):
-        """CompareSet writes a key if it has the expected value; an empty one expects that it is not there.
+        """CompareSet writes a key if it has the expected value; an empty one also stands for a key that is not there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,7 +157,8 @@ class StoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeletePrefix(self, request, context):
-        """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm.
+        """DeletePrefix removes every key that begins so, all or none. Sent again after a lost connection, it
+        removes what was written meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

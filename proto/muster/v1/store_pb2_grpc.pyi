@@ -58,7 +58,7 @@ class StoreServiceStub:
         muster.v1.store_pb2.CompareSetRequest,
         muster.v1.store_pb2.CompareSetResponse,
     ]
-    """CompareSet writes a key if it has the expected value; an empty one expects that it is not there."""
+    """CompareSet writes a key if it has the expected value; an empty one also stands for a key that is not there."""
 
     Append: grpc.UnaryUnaryMultiCallable[
         muster.v1.store_pb2.AppendRequest,
@@ -76,7 +76,9 @@ class StoreServiceStub:
         muster.v1.store_pb2.DeletePrefixRequest,
         muster.v1.store_pb2.DeletePrefixResponse,
     ]
-    """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm."""
+    """DeletePrefix removes every key that begins so, all or none. Sent again after a lost connection, it
+    removes what was written meanwhile.
+    """
 
     ListKeys: grpc.UnaryUnaryMultiCallable[
         muster.v1.store_pb2.ListKeysRequest,
@@ -130,7 +132,7 @@ class StoreServiceAsyncStub:
         muster.v1.store_pb2.CompareSetRequest,
         muster.v1.store_pb2.CompareSetResponse,
     ]
-    """CompareSet writes a key if it has the expected value; an empty one expects that it is not there."""
+    """CompareSet writes a key if it has the expected value; an empty one also stands for a key that is not there."""
 
     Append: grpc.aio.UnaryUnaryMultiCallable[
         muster.v1.store_pb2.AppendRequest,
@@ -148,7 +150,9 @@ class StoreServiceAsyncStub:
         muster.v1.store_pb2.DeletePrefixRequest,
         muster.v1.store_pb2.DeletePrefixResponse,
     ]
-    """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm."""
+    """DeletePrefix removes every key that begins so, all or none. Sent again after a lost connection, it
+    removes what was written meanwhile.
+    """
 
     ListKeys: grpc.aio.UnaryUnaryMultiCallable[
         muster.v1.store_pb2.ListKeysRequest,
@@ -214,7 +218,7 @@ class StoreServiceServicer(metaclass=abc.ABCMeta):
         request: muster.v1.store_pb2.CompareSetRequest,
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.store_pb2.CompareSetResponse, collections.abc.Awaitable[muster.v1.store_pb2.CompareSetResponse]]:
-        """CompareSet writes a key if it has the expected value; an empty one expects that it is not there."""
+        """CompareSet writes a key if it has the expected value; an empty one also stands for a key that is not there."""
 
     @abc.abstractmethod
     def Append(
@@ -238,7 +242,9 @@ class StoreServiceServicer(metaclass=abc.ABCMeta):
         request: muster.v1.store_pb2.DeletePrefixRequest,
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.store_pb2.DeletePrefixResponse, collections.abc.Awaitable[muster.v1.store_pb2.DeletePrefixResponse]]:
-        """DeletePrefix removes every key that begins so, all or none; doing it twice does no harm."""
+        """DeletePrefix removes every key that begins so, all or none. Sent again after a lost connection, it
+        removes what was written meanwhile.
+        """
 
     @abc.abstractmethod
     def ListKeys(

@@ -23,7 +23,7 @@ def decision_to_pb(decision: Decision) -> pb.Decision:
         failures=[
             pb.Failure(rank=f.rank, host=f.host, pid=f.pid, reason=f.reason) for f in decision.failures
         ],
-        decided_at=instant(decision.decided_at),
+        decided_at=timestamp_to_pb(decision.decided_at),
         wait_ms=milliseconds(decision.wait),
         skew_ms=milliseconds(decision.skew),
         last_arrival_rank=decision.last_arrival_rank,
@@ -48,7 +48,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
         required=message.required,
         payloads=tuple((one.rank, one.data) for one in message.payloads),
         failures=tuple(Failure(f.rank, f.host, f.pid, f.reason) for f in message.failures),
-        decided_at=since_epoch(message.decided_at),
+        decided_at=timestamp_from_pb(message.decided_at),
         wait=message.wait_ms / 1000,
         skew=message.skew_ms / 1000,
         last_arrival_rank=(message.last_arrival_rank if message.HasField("last_arrival_rank") else None),
@@ -85,12 +85,12 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
 
 def closed_to_pb(closed: Closed) -> pb.Closed:
     """How a run was closed, as a message."""
-    return pb.Closed(by=closed.by, reason=closed.reason, closed_at=instant(closed.at))
+    return pb.Closed(by=closed.by, reason=closed.reason, closed_at=timestamp_to_pb(closed.at))
 
 
 def closed_from_pb(message: pb.Closed) -> Closed:
     """A message as how a run was closed."""
-    return Closed(message.by, message.reason, since_epoch(message.closed_at))
+    return Closed(message.by, message.reason, timestamp_from_pb(message.closed_at))
 
 
 def node_to_pb(node: NodeInfo) -> rendezvous_pb2.Node:
@@ -103,13 +103,13 @@ def node_from_pb(message: rendezvous_pb2.Node) -> NodeInfo:
     return NodeInfo(message.incarnation, message.address, message.pid)
 
 
-def instant(wall: float) -> Timestamp:
+def timestamp_to_pb(wall: float) -> Timestamp:
     """Seconds since 1970 as a message: rounded, not cut, so it stays the same however often it is stored."""
     seconds, micros = divmod(round(wall * 1_000_000), 1_000_000)
     return Timestamp(seconds=seconds, nanos=micros * 1000)
 
 
-def since_epoch(message: Timestamp) -> float:
+def timestamp_from_pb(message: Timestamp) -> float:
     """A message as seconds since 1970."""
     return message.seconds + message.nanos / 1e9
 

@@ -100,3 +100,16 @@ def test_a_machine_without_a_name_still_has_one(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_error_is_a_value_error():
     assert issubclass(EnvironmentValueError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"), [({}, None), ({"GROUP_RANK": ""}, None), ({"GROUP_RANK": "0"}, 0)]
+)
+def test_the_nodes_rank_is_torchruns(environ: dict[str, str], rank: int | None):
+    assert environment.node_rank(environ) == rank
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5"])
+def test_a_nodes_rank_that_is_none_is_named(value: str):
+    with pytest.raises(EnvironmentValueError, match=f"GROUP_RANK = {value}"):
+        environment.node_rank({"GROUP_RANK": value})

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.worker import sessions
+from muster.worker import channel, sessions
 from muster.worker.errors import MusterError
 from muster.worker.session import SessionConfig
 
@@ -16,9 +16,13 @@ class FakeSession:
     def __init__(self, config: SessionConfig) -> None:
         self.config = config
         self.ended = False
+        self.evicted = False
+        self.owner = os.getpid()
         self.reasons: list[str] = []
 
     def close(self, reason: str) -> None:
+        if os.getpid() != self.owner:
+            return
         self.ended = True
         self.reasons.append(reason)
 
@@ -27,7 +31,7 @@ class FakeSession:
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "Session", FakeSession)
     monkeypatch.setattr(sessions, "_sessions", {})
-    monkeypatch.setattr(sessions, "_owner", os.getpid())
+    monkeypatch.setattr(channel, "_owner", None)
 
 
 def test_equal_configs_are_one_session():
@@ -54,6 +58,13 @@ def test_a_session_that_has_ended_is_replaced():
     second = sessions.session_for(CONFIG)
     assert second is not first
     assert sessions.session_for(CONFIG) is second
+
+
+def test_a_session_of_a_process_that_was_evicted_is_not_replaced():
+    """Else the process would come back as somebody else by making its barrier anew."""
+    first = sessions.session_for(CONFIG)
+    first.ended = first.evicted = True  # type: ignore[misc]
+    assert sessions.session_for(CONFIG) is first
 
 
 def test_close_says_goodbye_on_all_and_forgets_them():

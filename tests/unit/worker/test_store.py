@@ -342,6 +342,7 @@ def test_a_forked_child_is_told_that_it_cannot_use_it(
 
 
 def test_a_forked_child_cannot_open_another_if_its_parent_has_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel, "_owner", None)
     channel.shared_channel(ENDPOINT)
     monkeypatch.setattr(channel.os, "getpid", lambda: 2)
     with pytest.raises(MusterError, match="which holds a store"):

@@ -14,18 +14,24 @@ import uuid
 import weakref
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import cast
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status import rpc_status
 
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
-from muster.worker.channel import FIRST_BACKOFF, KEEPALIVE_MS, MOST_BACKOFF, channel_options, explain
+from muster.worker.channel import (
+    FIRST_BACKOFF,
+    KEEPALIVE_MS,
+    MOST_BACKOFF,
+    PROTOCOL_VERSION,
+    channel_options,
+    claim,
+    explain,
+    forked,
+    reason_of,
+)
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.session import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +39,8 @@ PASSING = frozenset({"COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"
 """Reasons to open another stream: our place is still there."""
 CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
 """Reasons that say that the run is closed."""
+PLACE_LOST = CLOSING | {"NODE_REMOVED", "SUPERSEDED"}
+"""The only reasons by which a node of a complete round loses its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +84,8 @@ class Attendance:
         self._changed = threading.Condition()
         self._attempt = 0
         self._place: Place | None = None
-        self._standing: pb.Standing | None = None
         self._waiting = 0
+        self._stands_by = False
         self._fenced = False
         self._closed: Closed | None = None
         self._error: MusterError | None = None
@@ -87,7 +95,7 @@ class Attendance:
         self._connected = False
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
-        _alive.add(self)
+        claim("a node's place")
 
     # ------------------------------------------------------------------ what the handler does
 
@@ -103,11 +111,13 @@ class Attendance:
             ConnectError: it could not be reached for as long as the connect timeout at first, or the join
                 timeout later.
         """
+        self._check_owner()
         with self._changed:
             self._attempt += 1
-            self._place = self._standing = self._error = None
+            self._place = self._error = None
             self._waiting = 0
-            self._fenced = False
+            self._fenced = self._stands_by = False
+            _alive.add(self)
             self._lost_at = time.monotonic()
             self._connected = False
             self._end_stream()
@@ -127,7 +137,8 @@ class Attendance:
                 if left <= 0:
                     self._attempt += 1
                     self._end_stream()
-                    raise ConnectError(self._unreachable(patience))
+                    self._error = ConnectError(self._unreachable(patience))
+                    raise self._error
             self._changed.wait(left)
         return self._place
 
@@ -138,12 +149,15 @@ class Attendance:
 
     @property
     def closed(self) -> bool | None:
-        """Whether the run is closed, as this node was told; None if no stream keeps it up to date."""
+        """Whether the run is closed, as this node was told; None if it holds no place, and is told nothing.
+
+        While a lost stream is opened again, it is what was told last.
+        """
         if self._closed is not None:
             return True
         if isinstance(self._error, RefusedError) and self._error.reason in CLOSING:
             return True
-        return False if self._connected else None
+        return False if self._met and self._error is None and not self._fenced else None
 
     def ask_closed(self) -> bool:
         """Ask the coordinator whether the run is closed.
@@ -152,8 +166,10 @@ class Attendance:
             ConnectError: it did not answer.
             RefusedError: it refused.
         """
+        self._check_owner()
         try:
-            with self._stub() as stub:
+            with self._channel() as channel:
+                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
                 answer = stub.Get(request, timeout=self.config.connect_timeout, wait_for_ready=True)
         except grpc.RpcError as error:
@@ -174,10 +190,12 @@ class Attendance:
             ConnectError: the coordinator did not answer in time.
             RefusedError: it refused.
         """
+        self._check_owner()
         by = f"node {self.config.address} (pid {os.getpid()})"
-        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason)
+        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         try:
-            with self._stub() as stub:
+            with self._channel() as channel:
+                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             raise self._failure(error) from None
@@ -200,7 +218,8 @@ class Attendance:
             run_id=self.config.run_id, incarnation=self._node.incarnation, reason=reason
         )
         try:
-            with self._stub() as stub:
+            with self._channel() as channel:
+                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 stub.Leave(request, timeout=self.config.call_timeout)
         except grpc.RpcError as error:
             logger.info("could not tell %s that this node leaves: %s", self.config.endpoint, explain(error))
@@ -226,7 +245,7 @@ class Attendance:
     def _converse(self, attempt: int) -> bool:
         """Open a stream and read it to its end. Returns whether the coordinator answered."""
         answered = False
-        with grpc.insecure_channel(self.config.endpoint, options=channel_options(KEEPALIVE_MS)) as channel:
+        with self._channel() as channel:
             call = rendezvous_pb2_grpc.RendezvousServiceStub(channel).Join(self._request(attempt))
             with self._changed:
                 if self._attempt != attempt:
@@ -240,12 +259,20 @@ class Attendance:
                 self._lost(attempt, "the coordinator ended the stream")
             except grpc.RpcError as error:
                 failure = self._failure(error)
-                self._lost(attempt, explain(error))
-                if isinstance(failure, RefusedError) and failure.reason not in PASSING:
+                if isinstance(failure, RefusedError) and not self._passes(failure.reason):
                     self._refused(attempt, failure)
+                else:
+                    self._lost(attempt, explain(error))
             finally:
                 call.cancel()
         return answered
+
+    def _passes(self, reason: str) -> bool:
+        """Whether to open another stream after a refusal."""
+        if self._place is not None:
+            return reason not in PLACE_LOST
+        # Who was heard before finds room again when the coordinator has seen the old streams end.
+        return reason in PASSING or (reason == "LIMIT_EXCEEDED" and self._met)
 
     def _take(self, attempt: int, response: pb.JoinResponse) -> None:
         with self._changed:
@@ -255,9 +282,10 @@ class Attendance:
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
+                self._stands_by = False
                 self._place = Place(complete.round, complete.rank, complete.world_size)
             elif kind == "standing":
-                self._standing = response.standing
+                self._stands_by = response.standing.standing == pb.NODE_STANDING_REDUNDANT
                 logger.info("%s", response.standing.message)
             elif kind == "nodes_waiting":
                 self._waiting = response.nodes_waiting.count
@@ -271,6 +299,10 @@ class Attendance:
             if self._attempt != attempt:
                 return
             self._met = True
+            self._connected = False
+            if error.reason == "RUN_CLOSED" and self._stands_by:
+                # The coordinator was restarted, and no longer knows who stood by.
+                error = RefusedError(str(error), "NODE_NOT_NEEDED")
             if self._place is not None and error.reason == "NODE_REMOVED":
                 # The agent learns of it as of a node that waits: it joins again, as a newcomer.
                 self._fenced = True
@@ -315,15 +347,20 @@ class Attendance:
             protocol_version=PROTOCOL_VERSION,
         )
 
-    def _stub(self) -> "_Stub":
-        return _Stub(self.config.endpoint)
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise forked("this node's place", self._owner)
+
+    def _channel(self) -> grpc.Channel:
+        """One of its own, for one call or one stream."""
+        return grpc.insecure_channel(self.config.endpoint, options=channel_options(KEEPALIVE_MS))
 
     def _failure(self, error: grpc.RpcError) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
-        reason = _reason(error)
-        if reason is not None:
-            return RefusedError(_status(error).details(), reason)
-        if _status(error).code() is grpc.StatusCode.UNIMPLEMENTED:
+        reason = reason_of(error)
+        if reason:
+            return RefusedError(str(error.details()), reason)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return RefusedError(
                 f"{self.config.endpoint} does not serve muster.v1.RendezvousService: another program listens "
                 "there, or a coordinator of an older version. Check the address (--rdzv-endpoint).",
@@ -339,37 +376,6 @@ class Attendance:
             f"the coordinator at {self.config.endpoint} could not be reached for {seconds:g} s; last error: "
             f"{self._last_error}. Check the address (--rdzv-endpoint) and that it runs: muster get runs."
         )
-
-
-class _Stub:
-    """A stub on a channel of its own, for one call."""
-
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint, options=channel_options(KEEPALIVE_MS))
-
-    def __enter__(self) -> "rendezvous_pb2_grpc.RendezvousServiceStub":
-        return rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
-
-
-def _reason(error: grpc.RpcError) -> str | None:
-    """The stable reason of a refusal; None if it was not the coordinator that refused."""
-    try:
-        status = rpc_status.from_call(_status(error))
-    except ValueError:
-        return None
-    info = ErrorInfo()
-    for detail in status.details if status is not None else ():
-        if detail.Unpack(info):
-            return str(info.reason)
-    return None
-
-
-def _status(error: grpc.RpcError) -> grpc.Call:
-    """A failed call's error is the call as well, which knows the status; its types do not say so."""
-    return cast(grpc.Call, error)
 
 
 _alive: "weakref.WeakSet[Attendance]" = weakref.WeakSet()

@@ -2,11 +2,16 @@
 
 import os
 import threading
+from typing import cast
 
 import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
 
 from muster.worker.errors import MusterError
 
+PROTOCOL_VERSION = 1
+"""The version of ``muster.v1`` that this SDK speaks on its streams."""
 KEEPALIVE_MS = 3_333
 """Ping after so long without data, and give up after so long without an answer: a third of the
 coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
@@ -16,6 +21,9 @@ CONNECT_TIMEOUT_MS = 5_000
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 2.0
 """Seconds between attempts, jittered; well below the session TTL."""
+
+MOST_METADATA = 131_072
+"""Bytes of a call's headers."""
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
@@ -29,6 +37,9 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A refusal names nodes, and travels in a header.
+    ("grpc.max_metadata_size", MOST_METADATA),
+    ("grpc.absolute_max_metadata_size", MOST_METADATA),
 ]
 SHARED_OPTIONS = [
     # A channel that lives on must not wait for long before it tries again; its callers pause by themselves.
@@ -38,7 +49,10 @@ SHARED_OPTIONS = [
 
 _lock = threading.Lock()
 _channels: dict[str, grpc.Channel] = {}
-_owner = os.getpid()
+_owner: int | None = None
+"""The process that speaks gRPC; its forked children cannot."""
+_held = ""
+"""What it speaks it for."""
 
 
 def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
@@ -57,17 +71,30 @@ def shared_channel(endpoint: str) -> grpc.Channel:
     Raises:
         MusterError: this process was forked from one that has such channels.
     """
-    global _owner
+    claim("a store")
     with _lock:
-        if _owner != os.getpid():
-            if _channels:
-                raise forked("a store", _owner)
-            _owner = os.getpid()
         channel = _channels.get(endpoint)
         if channel is None:
             options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
             channel = _channels[endpoint] = grpc.insecure_channel(endpoint, options=options)
         return channel
+
+
+def claim(what: str) -> None:
+    """Say that this process is going to speak gRPC, so that its forked children do not.
+
+    Args:
+        what: what for.
+
+    Raises:
+        MusterError: this process was forked from one that does.
+    """
+    global _owner, _held
+    with _lock:
+        if _owner is None:
+            _owner, _held = os.getpid(), what
+        elif _owner != os.getpid():
+            raise forked(_held, _owner)
 
 
 def forked(what: str, owner: int) -> MusterError:
@@ -83,6 +110,19 @@ def explain(error: grpc.RpcError) -> str:
     code = getattr(error, "code", None)
     details = getattr(error, "details", None)
     return f"{code().name}: {details()}" if code and details else repr(error)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The stable reason of the coordinator's refusal; empty if the call did not end by its word."""
+    try:
+        status = rpc_status.from_call(cast(grpc.Call, error))
+    except ValueError:
+        return ""
+    info = ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return str(info.reason)
+    return ""
 
 
 def _renew_lock() -> None:

@@ -7,7 +7,9 @@ hosts what the others need to come together: rounds, closed state and the agents
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import (  # type: ignore[attr-defined]  # they are, in C++
@@ -31,15 +33,15 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from muster.worker import environment
 from muster.worker.attendance import Attendance, NodeConfig, Place
-from muster.worker.errors import MusterError, RefusedError
+from muster.worker.errors import MusterError, RefusedError, StoreTimeoutError
 from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "muster"
 DEFAULT_PORT = 7550
-STORE_TIMEOUT = timedelta(seconds=300)
-"""Of the store that the agents get; torch's default for a store."""
+LOOK_INTERVAL = timedelta(seconds=1)
+"""How long to wait for rank 0's address before looking whether the round is still of use."""
 
 _ERRORS: dict[str, type[RendezvousError]] = {
     "RUN_CLOSED": RendezvousClosedError,
@@ -64,7 +66,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._config = config
         self._close_timeout = close_timeout
         self._attendance = Attendance(config)
-        self._store = CoordinatorStore(config.endpoint, config.run_id, timeout=STORE_TIMEOUT)
+        self._store = CoordinatorStore(config.endpoint, config.run_id)
         self._worker_store: TCPStore | None = None
         """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
         outlives the agents' exit barrier."""
@@ -87,25 +89,30 @@ class MusterRendezvousHandler(RendezvousHandler):
         Raises:
             RendezvousClosedError: the run is closed.
             RendezvousTimeoutError: no round came together in time; the message names who was there.
-            RendezvousConnectionError: the coordinator cannot be reached, or is of another version.
+            RendezvousConnectionError: the coordinator cannot be reached, is of another version, or refused
+                for another reason, such as a limit.
             RendezvousStateError: the nodes do not agree, or an argument is not usable.
             RendezvousGracefulExitError: the run was closed while this node stood by.
         """
         try:
-            place = self._attendance.join()
+            while True:
+                place = self._attendance.join()
+                store = PrefixStore(self._keys_of(place.round), self._store)
+                bootstrap = self._bootstrap(store, place)
+                if bootstrap is not None:
+                    break
+                logger.warning("rank 0 of round %d did not say where it is; joining again", place.round)
         except MusterError as error:
             raise _rendezvous_error(error) from error
         self._export(place)
-        if place.rank == 0 and place.round > 0:
-            self._forget(place.round - 1)
-        store = PrefixStore(self._keys_of(place.round), self._store)
-        return RendezvousInfo(store, place.rank, place.world_size, self._bootstrap(store, place))
+        return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
     def _export(self, place: Place) -> None:
         """What the workers inherit, so that a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
-        if not os.environ.get("MUSTER_ENDPOINT"):
-            os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
+        # Rounds and barriers must be of one coordinator and one run, whatever was set before.
+        os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
+        os.environ["MUSTER_RUN_ID"] = self._config.run_id
 
     def _keys_of(self, round: int) -> str:
         return f"torch.rendezvous.{self._config.run_id}.{round}"
@@ -117,16 +124,54 @@ class MusterRendezvousHandler(RendezvousHandler):
         except MusterError as error:
             logger.warning("the keys of round %d are left in the store: %s", round, error)
 
-    def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo:
-        """Where the workers find rank 0; anew in every round, since it may have moved."""
+    def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo | None:
+        """Where the workers find rank 0; anew in every round, since it may have moved.
+
+        Returns:
+            None if rank 0 has not said it, for it may have died: the round is of no use then.
+
+        Raises:
+            RendezvousConnectionError: this node has rank 0, and cannot host the workers' store.
+        """
         self._worker_store = None
         port = None
-        if self.use_agent_store and place.rank == 0:
-            self._worker_store = TCPStore(
-                host_name=self._config.address, port=0, is_master=True, multi_tenant=True
-            )
-            port = self._worker_store.port
+        if place.rank == 0:
+            if place.round > 0:
+                self._forget(place.round - 1)
+            if self.use_agent_store:
+                self._worker_store = self._host_store()
+                port = self._worker_store.port
+        elif not self._rank_0_has_spoken(place):
+            return None
         return RendezvousStoreInfo.build(place.rank, store, self._config.address, port)
+
+    def _host_store(self) -> TCPStore:
+        try:
+            return TCPStore(
+                host_name=self._config.address,
+                port=0,
+                is_master=True,
+                multi_tenant=True,
+                timeout=timedelta(seconds=self._config.connect_timeout),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise RendezvousConnectionError(
+                f"this node has rank 0 and cannot host the workers' store at its address, "
+                f"{self._config.address}: {error}. Give an address that every node can reach: --local-addr."
+            ) from error
+
+    def _rank_0_has_spoken(self, place: Place) -> bool:
+        """Wait for the address of rank 0, for as long as the round may still be of use."""
+        keys = [
+            f"{self._keys_of(place.round)}/{key}"
+            for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
+        ]
+        deadline = time.monotonic() + self._config.connect_timeout
+        while time.monotonic() < deadline and not self._attendance.nodes_waiting:
+            with suppress(StoreTimeoutError):
+                self._store.wait(keys, LOOK_INTERVAL)
+                return True
+        return False
 
     def is_closed(self) -> bool:
         """Whether the run is closed; costs no round trip from the first rendezvous on.
@@ -191,6 +236,8 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
     """
     interval = _whole(params, "keep_alive_interval", 5)
     attempts = _whole(params, "keep_alive_max_attempt", 3)
+    if not params.run_id:
+        raise ValueError("--rdzv-id is empty: the run needs a name, the same on every node.")
     config = NodeConfig(
         endpoint=_endpoint(params.endpoint),
         run_id=environment.text("--rdzv-id", params.run_id),

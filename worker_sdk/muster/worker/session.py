@@ -20,14 +20,20 @@ from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
-from muster.worker.channel import FIRST_BACKOFF, KEEPALIVE_MS, MOST_BACKOFF, channel_options, explain
+from muster.worker.channel import (
+    FIRST_BACKOFF,
+    KEEPALIVE_MS,
+    MOST_BACKOFF,
+    PROTOCOL_VERSION,
+    channel_options,
+    explain,
+)
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 WELCOME_TIMEOUT = 30.0
 """Seconds that a peer that took the connection has to say Welcome."""
 MOST_REASON_BYTES = 65_536
@@ -114,6 +120,11 @@ class Session:
         name = f"muster-session-{config.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def evicted(self) -> bool:
+        """Whether the coordinator sent this process away."""
+        return isinstance(self._fatal, RefusedError) and self._fatal.reason == "EVICTED"
 
     @property
     def ended(self) -> bool:

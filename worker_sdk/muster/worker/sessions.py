@@ -4,24 +4,25 @@ import atexit
 import os
 import threading
 
-from muster.worker.channel import forked
+from muster.worker.channel import claim
 from muster.worker.session import Session, SessionConfig
 
 _lock = threading.Lock()
 _sessions: dict[SessionConfig, Session] = {}
-_owner = os.getpid()
 
 
 def session_for(config: SessionConfig) -> Session:
-    """The process's session for this config; it is opened at the first call."""
-    global _owner
+    """The process's session for this config; it is opened at the first call.
+
+    One that was ended is opened anew, unless this process was evicted.
+
+    Raises:
+        MusterError: this process was forked from one that speaks gRPC.
+    """
+    claim("a session")
     with _lock:
-        if _owner != os.getpid():
-            if _sessions:
-                raise forked("a session", _owner)
-            _owner = os.getpid()
         session = _sessions.get(config)
-        if session is None or session.ended:
+        if session is None or (session.ended and not session.evicted):
             session = _sessions[config] = Session(config)
         return session
 
@@ -35,7 +36,7 @@ def close(reason: str = "") -> None:
         reason: why, for people.
     """
     with _lock:
-        sessions = list(_sessions.values()) if _owner == os.getpid() else []
+        sessions = list(_sessions.values())
         _sessions.clear()
     for session in sessions:
         session.close(reason)

@@ -11,14 +11,12 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status import rpc_status
 from torch.distributed import Store  # type: ignore[attr-defined]  # it is, in C++
 
 from muster.v1 import store_pb2 as pb
 from muster.v1 import store_pb2_grpc
 from muster.worker import environment
-from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, shared_channel
+from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, reason_of, shared_channel
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -274,7 +272,7 @@ class CoordinatorStore(Store):
             try:
                 return method(request, timeout=left + ANSWER_GRACE if timeout else None)
             except grpc.RpcError as error:
-                if error.code() not in NO_ANSWER or _reason(error) not in ("", "COORDINATOR_DRAINING"):
+                if error.code() not in NO_ANSWER or reason_of(error) not in ("", "COORDINATOR_DRAINING"):
                     raise self._refused(error, request) from None
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -289,7 +287,7 @@ class CoordinatorStore(Store):
             raise forked("this store", self._owner)
 
     def _refused(self, error: grpc.RpcError, request: Message) -> MusterError:
-        reason, sentence = _reason(error), str(error.details())
+        reason, sentence = reason_of(error), str(error.details())
         if reason == "STORE_TIMED_OUT" and isinstance(request, Waiting):
             return StoreTimeoutError(sentence, request.keys)
         if reason:
@@ -306,15 +304,6 @@ class CoordinatorStore(Store):
             f"{self.run_id} for {timeout:g} s; last error: {explain(error)}. A change may have been carried "
             "out or not. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
-
-
-def _reason(error: grpc.RpcError) -> str:
-    """The coordinator's reason; empty if the call did not end by its word."""
-    status = rpc_status.from_call(error)
-    info = ErrorInfo()
-    if status is not None and status.details and status.details[0].Unpack(info):
-        return str(info.reason)
-    return ""
 
 
 def _key(key: str) -> str:

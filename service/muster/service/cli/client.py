@@ -37,7 +37,6 @@ CHANNEL_OPTIONS = [
 
 EXITS = {
     Reason.NO_OPEN_BARRIER.name: Exit.CLOSED,
-    Reason.RUN_CLOSED.name: Exit.CLOSED,
     Reason.COORDINATOR_DRAINING.name: Exit.UNREACHABLE,
 }
 """The exit codes of refusals; the others are plain failures."""

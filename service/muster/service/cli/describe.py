@@ -117,6 +117,11 @@ def describe_member(
                     "run_id": run,
                     "rank": rank,
                     "members": [as_dict(one) for one in processes],
+                    "nodes": [
+                        as_dict(node)
+                        for node in rendezvous.nodes
+                        if node.HasField("rank") and node.rank in {one.node_rank for one in processes}
+                    ],
                     "missing_from": [as_dict(one) for one in missing_from],
                 }
             )

@@ -54,6 +54,8 @@ from muster.service.core.run import Run
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
+MOST_GENERATION = 2**31 - 1
+"""Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
 EPOCH_SHIFT = 32
 """Ordinals are ``epoch << EPOCH_SHIFT | count``, so that a restarted coordinator never gives one again."""
 
@@ -239,7 +241,7 @@ class Coordinator:
 
         One of a later epoch was given by a coordinator whose state this one does not have: order anew.
         """
-        known = info.ordinal > 0 and info.ordinal >> EPOCH_SHIFT <= self.epoch
+        known = 0 < info.ordinal <= self._last_ordinal
         ordinal = info.ordinal if known else self._last_ordinal + 1
         self._last_ordinal = max(self._last_ordinal, ordinal)
         return ordinal
@@ -412,7 +414,11 @@ class Coordinator:
         try:
             self._check_name("by", event.by)
             self._check_reason(event.reason)
-            run = self.run(event.run_id)
+            if event.create:
+                self._check_run(event.run_id)
+                run = self._run_for(event.run_id, 0, effects)
+            else:
+                run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
             assert run.closed is not None
             effects.send(event.session, RunClosed(run.closed, was_closed))
@@ -438,7 +444,8 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
-        if event.run_id not in self.runs:
+        # A mere look at a run that nobody knew does not make one.
+        if event.run_id not in self.runs and isinstance(event.operation, Change | Waiting):
             self.runs[event.run_id] = run
             effects.records.append(run.record)
         if event.session in run.store.waiters:
@@ -456,7 +463,7 @@ class Coordinator:
         if run is None:
             raise Refusal(
                 Reason.RUN_NOT_FOUND,
-                f'no run "{report.shown(run_id)}" has said hello to this coordinator. '
+                f'no run "{report.shown(run_id)}" is known to this coordinator. '
                 "List the runs with: muster get runs",
             )
         return run
@@ -507,6 +514,8 @@ class Coordinator:
             raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
         self._check_sessions(self._replaced_by(event))
         self._check_run(event.run_id)
+        if event.generation > MOST_GENERATION:
+            raise _invalid("generation", event.generation, f"it must be from 0 to {MOST_GENERATION}")
         if not event.processes:
             raise _invalid("processes", "empty", "a Hello names at least one process")
         ranks = {info.rank for info in event.processes}

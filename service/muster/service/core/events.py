@@ -128,6 +128,8 @@ class CloseRun:
     by: str
     reason: str
     abort_barriers: bool = False
+    create: bool = False
+    """Begin the run if there is none, so that nobody can join it later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Limits:
     max_name_bytes: int = 256
     """Length of a run id, prefix, host or incarnation, in UTF-8."""
     max_reason_bytes: int = 16_384
-    """Length of a vote's or an abort's reason, in UTF-8; a longer one is cut, not refused."""
+    """Length of a reason, in UTF-8. That of a vote or an abort is cut, not refused."""
     max_payload_bytes: int = 1_048_576
     """One rank's payload."""
     max_gather_bytes: int = 4_194_304

@@ -35,9 +35,11 @@ ROUND_HISTORY = 64
 """Completed rounds of a run that are kept for people to look at."""
 MOST_DEPARTED = 64
 """Nodes that went, kept to be named."""
+TIMED_OUT = "timed out"
+"""Why a node went that got no round."""
 TELL_INTERVAL = 1.0
 """Seconds between two tellings of how many nodes wait, so that a whole job that joins again does not tell
-everyone about everyone."""
+everyone about everyone; and in which those who time out count as one company."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +117,8 @@ class Rendezvous:
         self._ranks: dict[str, int] = {}
         """The ranks of the last completed round, by incarnation."""
         self._arrivals = 0
+        self._least = 0
+        """What the next round must be numbered at the least."""
         self._last_call: float | None = None
         """When a round with the fewest nodes is complete."""
         self._told_waiting = 0
@@ -176,9 +180,10 @@ class Rendezvous:
     # ------------------------------------------------------------------ what nodes do
 
     def begin_above(self, round: int) -> None:
-        """Number the first round above this one; nothing happens once there has been a round."""
-        if not self.rounds:
-            self.round = max(self.round, round + 1)
+        """Number the rounds that are not complete yet above this one."""
+        self._least = round + 1
+        if not self.complete:
+            self.round = max(self.round, self._least)
 
     def join(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
         """Give a node a place, or the one back that it has.
@@ -212,7 +217,7 @@ class Rendezvous:
             self._vacate(node, effects)
             self._move_to(ask.session, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
-        if not len(self):
+        if not self._others_there(node):
             self.settings = ask.settings
         self._arrivals += 1
         node.arrival = self._arrivals
@@ -283,13 +288,13 @@ class Rendezvous:
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse those whose join timeout is over. All are named to each of them."""
         late = [
-            (node, self._timed_out(node, now), self._timed_out_line(node))
+            (node, self._timed_out(node, now), self._timed_out_line(node, now))
             for node in self
             if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
         ]
         for node, refusal, line in late:
             self._refuse(node, refusal, effects)
-            self.departed.appendleft(Departed(node.info, self.round, "timed out", now.monotonic))
+            self.departed.appendleft(Departed(node.info, self.round, TIMED_OUT, now.monotonic))
             effects.notices.append(Notice("rendezvous.timed_out", self.run_id, line))
 
     def _arm(self, now: Instant) -> None:
@@ -358,8 +363,6 @@ class Rendezvous:
             assert node.rank is not None
             size = self.rounds[-1].world_size
             effects.send(node.session, RoundComplete(self.round, node.rank, size))
-            if self._told_waiting:
-                effects.send(node.session, NodesWaiting(self._told_waiting))
         else:
             effects.send(node.session, Standing(node.standing, self.round, self.message()))
 
@@ -379,7 +382,7 @@ class Rendezvous:
     def _begin_round(self, now: Instant, effects: Effects) -> None:
         """The last node has left the round: those who wait make the next one, who was in it first."""
         self.complete = False
-        self.round += 1
+        self.round = max(self.round + 1, self._least)
         self._last_call = None
         self._told_waiting = 0
         assert self.settings is not None
@@ -503,7 +506,7 @@ class Rendezvous:
 
     def _check_settings(self, ask: JoinRendezvous, own: Node | None) -> None:
         """All nodes must want the same; a node that is alone may want what it likes."""
-        if self.settings is None or not any(node is not own for node in self):
+        if self.settings is None or not self._others_there(own):
             return
         wanted = ask.settings.min_nodes, ask.settings.max_nodes
         agreed = self.settings.min_nodes, self.settings.max_nodes
@@ -515,6 +518,10 @@ class Rendezvous:
                 "the same --nnodes.",
             )
 
+    def _others_there(self, own: Node | None) -> bool:
+        """Whether another node has its stream open: one that is away may be dead, and binds nobody."""
+        return any(node is not own and node.session is not None for node in self)
+
     def _removed(self, ask: JoinRendezvous) -> Refusal:
         gone = next((one for one in self.departed if one.info.incarnation == ask.node.incarnation), None)
         why = f" ({gone.reason})" if gone is not None else ""
@@ -524,8 +531,9 @@ class Rendezvous:
             f"more{why}. End its workers, and join anew.",
         )
 
-    def _timed_out_line(self, node: Node) -> str:
+    def _timed_out_line(self, node: Node, now: Instant) -> str:
         others = [n.info for n in self if n is not node and n.standing is node.standing]
+        others += [one.info for one in self.departed if self._was_beside(one, now)]
         assert self.settings is not None
         return report.rendezvous_timed_out(
             self.run_id,
@@ -537,13 +545,21 @@ class Rendezvous:
         )
 
     def _timed_out(self, node: Node, now: Instant) -> Refusal:
-        gone = [(one.info, one.round, one.reason, now.monotonic - one.at) for one in self.departed]
+        gone = [
+            (one.info, one.round, one.reason, now.monotonic - one.at)
+            for one in self.departed
+            if not self._was_beside(one, now)
+        ]
         return Refusal(
             Reason.RENDEZVOUS_TIMED_OUT,
-            self._timed_out_line(node)
-            + report.nodes_gone(gone)
-            + f"\n  next: muster get rounds {self.run_id}",
+            f"{self._timed_out_line(node, now)}{report.nodes_gone(gone)}"
+            f"\n  next: muster get rounds {self.run_id}",
         )
+
+    def _was_beside(self, gone: Departed, now: Instant) -> bool:
+        """Whether a node's time was over so shortly ago that it counts as having joined with the others."""
+        recent = now.monotonic - gone.at < TELL_INTERVAL
+        return recent and (gone.round, gone.reason) == (self.round, TIMED_OUT)
 
     # ------------------------------------------------------------------ restoring
 

@@ -158,8 +158,8 @@ class Run:
     def check_newcomer(self, generation: int, info: ProcessInfo) -> None:
         """Refuse a process that was evicted, or that is new to a closed run.
 
-        A closed run still takes in whoever speaks for a rank that is there (design rule 13): its last
-        checkpoint may need a process of its own.
+        A closed run still takes in the workers of its complete round, and whoever speaks for a rank that is
+        there (design rule 13): the last checkpoint may need a process of its own.
 
         Raises:
             Refusal: EVICTED or RUN_CLOSED.
@@ -173,6 +173,9 @@ class Run:
             if 0 < ordinal <= eviction.ordinal:
                 raise self._evicted(info)
         if self.closed is None or known is not None:
+            return
+        if self.rendezvous.complete and generation == self.rendezvous.round:
+            # A worker of the round that goes on to its end, so that its last checkpoint may commit.
             return
         if generation > self.generation or not (
             info.ordinal or any(process.state.living for process in self.roster.of_rank(info.rank))
@@ -223,7 +226,7 @@ class Run:
         Raises:
             Refusal: RUN_CLOSED, or as :meth:`Rendezvous.join`.
         """
-        if self.rendezvous.settings is None and self.groups:
+        if self.groups or self.generation:
             # The round will be the workers' generation, and must not be one that has been before.
             self.rendezvous.begin_above(self.generation)
         closed = self.closed

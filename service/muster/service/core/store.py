@@ -96,6 +96,8 @@ class Store:
         self._last: dict[str, StoreOperationRecord] = {}
         """The last named change of each client, the client that was heard least recently first."""
         self._last_bytes = 0
+        self._waiting_bytes = 0
+        """Of the keys that the waiters name."""
 
     # ------------------------------------------------------------------ restoring
 
@@ -300,6 +302,15 @@ class Store:
                 self._limits.max_store_waits,
                 f"{len(self.waiters):,} calls wait for keys of run {self.run_id}",
             )
+        size = _keys_size(operation)
+        if self._waiting_bytes + size > self._limits.max_store_bytes:
+            raise limit_exceeded(
+                "max_store_bytes",
+                self._limits.max_store_bytes,
+                f"calls wait for keys of {self._waiting_bytes:,} bytes in run {self.run_id}, and {size:,} "
+                "would be added",
+            )
+        self._waiting_bytes += size
         self.waiters[session] = waiter
         self._watch(waiter)
         if operation.timeout:
@@ -329,6 +340,7 @@ class Store:
         for waiter in self._watchers.pop(key, {}).values():
             if self._find_missing(waiter) is None:
                 del self.waiters[waiter.session]
+                self._waiting_bytes -= _keys_size(waiter.operation)
                 self._timers.disarm(waiter)
                 self._answer(waiter, effects)
             else:
@@ -353,6 +365,7 @@ class Store:
         waiter = self.waiters.pop(session, None)
         if waiter is None:
             return
+        self._waiting_bytes -= _keys_size(waiter.operation)
         self._timers.disarm(waiter)
         key = waiter.operation.keys[waiter.watched]
         del self._watchers[key][session]
@@ -383,6 +396,10 @@ def _quoted(text: str) -> str:
 
 def _size(key: str, value: bytes) -> int:
     return len(key.encode()) + len(value)
+
+
+def _keys_size(operation: Waiting) -> int:
+    return sum(len(key.encode()) for key in operation.keys)
 
 
 def _answer_size(record: StoreOperationRecord) -> int:

@@ -119,6 +119,8 @@ class ClosingView:
     connected_processes: int
     open_barriers: tuple[tuple[str, int], ...]
     """(prefix, sequence)."""
+    closed: Closed | None
+    """How it was closed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +208,17 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
     )
 
 
-def closing(run: Run) -> ClosingView:
-    """Whom the closing of a run affects."""
+def closing(coordinator: Coordinator, run_id: str, *, create: bool = False) -> ClosingView:
+    """Whom the closing of a run affects; nobody, if it is to be created for that.
+
+    Raises:
+        Refusal: RUN_NOT_FOUND.
+    """
+    if create and run_id not in coordinator.runs:
+        return ClosingView(
+            waiting_nodes=(), nodes_in_round=0, connected_processes=0, open_barriers=(), closed=None
+        )
+    run = coordinator.run(run_id)
     state = run.rendezvous
     waiting = state.of(NodeStanding.WAITING) + state.of(NodeStanding.REDUNDANT)
     if not state.complete:
@@ -221,6 +232,7 @@ def closing(run: Run) -> ClosingView:
             for prefix, group in sorted(run.groups.items())
             if group.open is not None
         ),
+        closed=run.closed,
     )
 
 

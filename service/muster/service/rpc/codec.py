@@ -24,11 +24,11 @@ from muster.service.version import VERSION
 from muster.service.wire import (
     closed_to_pb,
     decision_to_pb,
-    instant,
     milliseconds,
     missing_to_pb,
     node_from_pb,
     node_to_pb,
+    timestamp_to_pb,
 )
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2, session_pb2
 
@@ -301,7 +301,7 @@ def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
             rendezvous_pb2.Round(
                 round=one.round,
                 world_size=one.world_size,
-                completed_at=instant(one.completed_at),
+                completed_at=timestamp_to_pb(one.completed_at),
                 join_ms=milliseconds(one.join_seconds),
             )
             for one in view.rounds

@@ -50,6 +50,9 @@ DRAINING = Refusal(
     Reason.COORDINATOR_DRAINING,
     "the coordinator is stopping; nothing has failed. Connect again: it, or its successor, goes on.",
 )
+MOST_MESSAGE = 3_000
+"""Bytes of a status message. It travels twice in the headers, once with three bytes for each that is not
+ASCII, and gRPC's clients take 16 KiB of them at the most."""
 RETRY_AFTER_MS = 500
 """What a draining coordinator advises."""
 
@@ -69,7 +72,8 @@ def error_info(refusal: Refusal) -> Any:
 
 def grpc_status(refusal: Refusal) -> grpc.Status:
     """The status that ends a call, with its details."""
-    status = Status(code=code(refusal), message=refusal.message, details=[error_info(refusal)])
+    message = _cut(refusal.message)
+    status = Status(code=code(refusal), message=message, details=[error_info(refusal)])
     if refusal.reason is Reason.COORDINATOR_DRAINING:
         retry = RetryInfo()
         retry.retry_delay.FromMilliseconds(RETRY_AFTER_MS)
@@ -77,3 +81,11 @@ def grpc_status(refusal: Refusal) -> grpc.Status:
         packed.Pack(retry)
         status.details.append(packed)
     return cast(grpc.Status, rpc_status.to_status(status))
+
+
+def _cut(message: str) -> str:
+    """A message that a header can carry; what is told on a stream is not cut."""
+    data = message.encode()
+    if len(data) <= MOST_MESSAGE:
+        return message
+    return f"{data[:MOST_MESSAGE].decode('utf-8', 'ignore')} …"

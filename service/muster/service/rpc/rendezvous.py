@@ -92,23 +92,31 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self, request: rendezvous_pb2.LeaveRequest, context: Any
     ) -> rendezvous_pb2.LeaveResponse:
         """Give the node's place up."""
-        call = Call(self._driver, NodeLeft)
-        self._driver.submit(LeaveRendezvous(call.id, request.run_id, request.incarnation, request.reason))
-        return rendezvous_pb2.LeaveResponse(had_place=(await call.answer()).had_place)
+        with Call(self._driver, NodeLeft) as call:
+            self._driver.submit(LeaveRendezvous(call.id, request.run_id, request.incarnation, request.reason))
+            return rendezvous_pb2.LeaveResponse(had_place=(await call.answer()).had_place)
 
     async def Close(  # noqa: N802
         self, request: rendezvous_pb2.CloseRequest, context: Any
     ) -> rendezvous_pb2.CloseResponse:
         """End the membership of a run for good, or say who would be affected."""
-        run_id = request.run_id
-        affected, closed = await self._driver.query(
-            lambda core, _: (views.closing(core.run(run_id)), core.run(run_id).closed)
+        affected = await self._driver.query(
+            lambda core, _: views.closing(core, request.run_id, create=request.create)
         )
-        was_closed = closed is not None
+        closed, was_closed = affected.closed, affected.closed is not None
         if not request.dry_run:
-            call = Call(self._driver, RunClosed)
-            self._driver.submit(CloseRun(call.id, run_id, request.by, request.reason, request.abort_barriers))
-            done = await call.answer()
+            with Call(self._driver, RunClosed) as call:
+                self._driver.submit(
+                    CloseRun(
+                        call.id,
+                        request.run_id,
+                        request.by,
+                        request.reason,
+                        request.abort_barriers,
+                        request.create,
+                    )
+                )
+                done = await call.answer()
             closed, was_closed = done.closed, done.was_closed
         return rendezvous_pb2.CloseResponse(
             closed=closed_to_pb(closed) if closed is not None else None,

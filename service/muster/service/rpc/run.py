@@ -1,6 +1,7 @@
 """RunService: runs and members, for people and their tools."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -73,8 +74,10 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                 changed.clear()
                 for view in await self._driver.query(lambda core, _: views.runs(core)):
                     wanted = request.run_id in ("", view.run_id)
-                    if wanted and shown.get(view.run_id) != view:
-                        shown[view.run_id] = view
+                    # A store that is used changes all the time, and nobody watches it.
+                    counts = dataclasses.replace(view, store_keys=0, store_bytes=0)
+                    if wanted and shown.get(view.run_id) != counts:
+                        shown[view.run_id] = counts
                         yield run_pb2.WatchResponse(run=codec.run_to_pb(view))
                 await asyncio.sleep(WATCH_INTERVAL)
                 await changed.wait()

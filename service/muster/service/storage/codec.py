@@ -34,11 +34,11 @@ from muster.service.wire import (
     closed_to_pb,
     decision_from_pb,
     decision_to_pb,
-    instant,
     milliseconds,
     node_from_pb,
     node_to_pb,
-    since_epoch,
+    timestamp_from_pb,
+    timestamp_to_pb,
 )
 from muster.v1 import common_pb2, state_pb2
 
@@ -205,7 +205,7 @@ def _round_to_pb(record: RoundRecord) -> state_pb2.RoundRecord:
         run_id=record.run_id,
         round=record.round,
         world_size=record.world_size,
-        completed_at=instant(record.completed_at),
+        completed_at=timestamp_to_pb(record.completed_at),
         join_us=max(0, round(record.join_seconds * 1_000_000)),
     )
 
@@ -215,7 +215,7 @@ def _round_from_pb(message: state_pb2.RoundRecord) -> RoundRecord:
         message.run_id,
         message.round,
         message.world_size,
-        since_epoch(message.completed_at),
+        timestamp_from_pb(message.completed_at),
         message.join_us / 1_000_000,
     )
 

@@ -187,7 +187,9 @@ class StateCollector(Collector):
             "sessions": GaugeMetricFamily("muster_sessions", "Open sessions.", labels=["run"]),
             "closed": GaugeMetricFamily("muster_run_closed", "1 if the run is closed.", labels=["run"]),
             "waiting": GaugeMetricFamily(
-                "muster_rendezvous_waiting_nodes", "Nodes that wait for a rendezvous round.", labels=["run"]
+                "muster_rendezvous_waiting_nodes",
+                "Nodes without a round: those that come together, and those that wait to be let in.",
+                labels=["run"],
             ),
         }
 

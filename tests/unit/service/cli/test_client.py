@@ -35,7 +35,6 @@ def test_a_refusal_is_told_in_the_coordinators_own_words(reason):
     assert str(error) == "no such thing. Do that."
     expected = {
         Reason.NO_OPEN_BARRIER: Exit.CLOSED,
-        Reason.RUN_CLOSED: Exit.CLOSED,
         Reason.COORDINATOR_DRAINING: Exit.UNREACHABLE,
     }
     assert error.code is expected.get(reason, Exit.FAILED)

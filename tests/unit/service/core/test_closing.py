@@ -152,11 +152,28 @@ def test_a_node_of_a_closed_run_cannot_leave_its_round_for_another(job):
     assert len(job.completed) == 1
 
 
-def test_a_closed_run_admits_no_new_rank_and_no_new_generation(job):
+def test_a_closed_run_admits_no_new_generation(job):
     job.close("me", "done")
-    stranger, later = job.start(2), job.start(0, generation=1)
-    assert [one.reason for one in (stranger, later)] == [Reason.RUN_CLOSED] * 2
-    assert "start the job under another run id" in stranger.refusals[-1].refusal.message
+    later = job.start(0, generation=1)
+    assert later.reason is Reason.RUN_CLOSED
+    assert "start the job under another run id" in later.refusals[-1].refusal.message
+
+
+def test_a_closed_run_without_a_round_admits_no_new_rank():
+    world = World(2)
+    world.start(0)
+    world.do(CloseRun(world.new_session(), RUN, "me", ""))
+    assert world.start(1).refusals[-1].refusal.reason is Reason.RUN_CLOSED
+
+
+def test_the_workers_of_the_round_that_goes_on_may_still_begin_their_last_checkpoint(job):
+    """They may have said no hello before the run was closed."""
+    job.close("me", "done")
+    late = job.start(2)
+    assert (late.refusals, len(late.closed)) == ([], 1)
+    for agent in job.agents[:2]:
+        agent.leave()
+    assert job.start(3).reason is Reason.RUN_CLOSED
 
 
 def test_a_rank_that_is_there_may_bring_another_process_into_a_closed_run(job):
@@ -222,3 +239,11 @@ def test_a_run_without_nodes_can_be_closed():
     zero, _ = world.ranks()
     world.do(CloseRun(world.new_session(), RUN, "me", ""))
     assert len(zero.closed) == 1
+
+
+def test_a_run_that_nobody_has_joined_yet_can_be_closed_if_that_is_wanted():
+    world = RendezvousWorld(nodes(1))
+    (answer,) = world.ask(CloseRun(world.new_session(), RUN, "me", "too late", create=True))
+    assert answer == RunClosed(close_at(world.now, "me", "too late"), was_closed=False)
+    world.crash()
+    assert world.agent("a").reason is Reason.RUN_CLOSED

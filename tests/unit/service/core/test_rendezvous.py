@@ -831,3 +831,35 @@ def test_the_first_round_of_a_job_without_a_past_is_0():
     world = RendezvousWorld(nodes(1))
     world.agent("a")
     assert world.rendezvous.round == 0
+
+
+def test_a_later_round_too_is_numbered_above_the_generation_that_has_been():
+    """The job may have run under another rendezvous backend for a while."""
+    world = RendezvousWorld(nodes(1))
+    a = world.agent("a")
+    elsewhere = world.start(0, generation=3)
+    elsewhere.join()
+    elsewhere.goodbye()
+    a.leave()
+    world.agent("b")
+    assert world.rendezvous.round == 4
+
+
+def test_the_dead_do_not_bind_the_settings_of_a_job_that_is_started_again():
+    world = RendezvousWorld(nodes(2))
+    for agent in world.several("a", "b"):
+        agent.lose_stream()
+    c = world.agent("c", settings=nodes(1))
+    assert c.reason is None
+    world.wait(KEEP_ALIVE)
+    assert world.rendezvous.complete
+
+
+def test_those_who_time_out_a_moment_apart_are_one_company():
+    world = RendezvousWorld(nodes(3))
+    world.agent("a")
+    world.wait(0.01)
+    b = world.agent("b")
+    world.wait(JOIN)
+    assert "2 of 3 nodes had joined: b" in b.refusal.message
+    assert "gone" not in b.refusal.message

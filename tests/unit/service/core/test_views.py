@@ -75,7 +75,7 @@ def test_barriers_are_shown_open_first_and_then_the_newest(world):
 @pytest.mark.parametrize(
     ("run", "prefix", "sequence", "reason", "words"),
     [
-        ("job9", CKPT, None, Reason.RUN_NOT_FOUND, 'no run "job9" has said hello'),
+        ("job9", CKPT, None, Reason.RUN_NOT_FOUND, 'no run "job9" is known'),
         ("\x1b[2J", CKPT, None, Reason.RUN_NOT_FOUND, "\\x1b"),
         (RUN, "eval", None, Reason.BARRIER_NOT_FOUND, 'no group "eval"; it has "checkpoint"'),
         (RUN, CKPT, 9, Reason.BARRIER_NOT_FOUND, "kept are #0-1, and the next is #2"),
@@ -164,12 +164,13 @@ def test_closing_shows_whom_it_affects_and_changes_nothing(job):
     zero = job.clients[0]
     zero.arrive()
     zero.arrive("eval")
-    view = views.closing(job.coordinator.runs[RUN])
+    view = views.closing(job.coordinator, RUN)
     assert view == views.ClosingView(
         waiting_nodes=(job.agents[3].info,),
         nodes_in_round=2,
         connected_processes=1,
         open_barriers=((CKPT, 0), ("eval", 0)),
+        closed=None,
     )
     assert job.coordinator.runs[RUN].closed is None
 
@@ -177,7 +178,7 @@ def test_closing_shows_whom_it_affects_and_changes_nothing(job):
 def test_closing_ends_the_wait_of_a_round_that_comes_together():
     job = RendezvousWorld(nodes(2))
     a = job.agent("a")
-    view = views.closing(job.coordinator.runs[RUN])
+    view = views.closing(job.coordinator, RUN)
     assert (view.waiting_nodes, view.nodes_in_round) == ((a.info,), 0)
 
 

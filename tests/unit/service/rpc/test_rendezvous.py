@@ -317,6 +317,19 @@ async def test_what_cannot_be_closed_or_shown_is_refused():
         assert (await refusal(service.close(by=""))).reason is Reason.INVALID_ARGUMENT
 
 
+@in_virtual_time
+async def test_a_call_that_was_answered_leaves_nothing_behind():
+    async with serving() as service:
+        a_rank_waits(service)
+        await soon()
+        before = dict(service.driver._sinks)
+        await service.rendezvous.Leave(rendezvous_pb2.LeaveRequest(run_id="job1", incarnation="x"), None)
+        await refusal(service.close(by=""))
+        await service.close(abort_barriers=True)
+        await refusal(service.runs.Evict(run_pb2.EvictRequest(run_id="job1", rank=9), None))
+        assert service.driver._sinks == before
+
+
 # ---------------------------------------------------------------------- evicting
 
 

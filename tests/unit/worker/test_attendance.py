@@ -1,0 +1,406 @@
+"""A node's place, on a wire that the test holds in its hands."""
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from muster.v1 import common_pb2
+from muster.v1 import rendezvous_pb2 as pb
+from muster.worker import attendance as module
+from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker.errors import ConnectError, MusterError, RefusedError
+from tests.support.meeting import in_thread, until
+
+CONFIG = NodeConfig(
+    endpoint="there:1",
+    run_id="job",
+    address="node-0",
+    min_nodes=2,
+    max_nodes=4,
+    join_timeout=20,
+    last_call_timeout=0.5,
+    keep_alive_timeout=3,
+    connect_timeout=20,
+    call_timeout=1,
+)
+
+
+class Failed(grpc.RpcError):
+    """A call's end, with the coordinator's reason or without."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, reason: str = "") -> None:
+        self._code, self._details, self._reason = code, details, reason
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        if not self._reason:
+            return ()
+        info = Any()
+        info.Pack(ErrorInfo(reason=self._reason, domain="muster"))
+        status = Status(code=self._code.value[0], message=self._details, details=[info])
+        return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def refusal(reason: str) -> Failed:
+    return Failed(grpc.StatusCode.FAILED_PRECONDITION, f"refused: {reason}", reason)
+
+
+BROKEN = Failed(grpc.StatusCode.UNAVAILABLE, "connection reset")
+
+
+class Stream:
+    """One call of Join."""
+
+    def __init__(self, request: pb.JoinRequest) -> None:
+        self.request = request
+        self.cancelled = threading.Event()
+        self._pushes: queue.SimpleQueue[pb.JoinResponse | grpc.RpcError] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[pb.JoinResponse]:
+        while True:
+            push = self._pushes.get()
+            if isinstance(push, grpc.RpcError):
+                raise push
+            yield push
+
+    def push(self, **message: object) -> "Stream":
+        self._pushes.put(pb.JoinResponse(**message))  # type: ignore[arg-type]
+        return self
+
+    def complete(self, round: int = 0, rank: int = 0, world_size: int = 2) -> "Stream":
+        return self.push(round_complete=pb.RoundComplete(round=round, rank=rank, world_size=world_size))
+
+    def wait(self) -> "Stream":
+        return self.push(standing=pb.Standing(standing=pb.NODE_STANDING_PARTICIPANT, message="waits"))
+
+    def fail(self, error: grpc.RpcError) -> None:
+        self._pushes.put(error)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._pushes.put(Failed(grpc.StatusCode.CANCELLED, "cancelled"))
+
+
+class Wire:
+    """The coordinator, as the node sees it."""
+
+    def __init__(self) -> None:
+        self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self.left: list[pb.LeaveRequest] = []
+        self.answer: grpc.RpcError | pb.RendezvousServiceGetResponse | pb.CloseResponse | None = None
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def stream(self) -> Stream:
+        """The next one that the node opens."""
+        return self._streams.get(timeout=20)
+
+    def quiet(self) -> bool:
+        return self._streams.empty()
+
+    # What the node calls.
+    def Join(self, request: pb.JoinRequest) -> Stream:  # noqa: N802
+        stream = Stream(request)
+        self._streams.put(stream)
+        return stream
+
+    def Leave(self, request: pb.LeaveRequest, timeout: float) -> None:  # noqa: N802
+        self.left.append(request)
+        self._answered()
+
+    def Get(self, request: object, timeout: float, wait_for_ready: bool) -> object:  # noqa: N802
+        return self._answered()
+
+    def Close(self, request: object, timeout: float, wait_for_ready: bool) -> object:  # noqa: N802
+        return self._answered()
+
+    def _answered(self) -> object:
+        if isinstance(self.answer, grpc.RpcError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    wire = Wire()
+    monkeypatch.setattr(Attendance, "_channel", lambda _: wire)
+    monkeypatch.setattr(module.rendezvous_pb2_grpc, "RendezvousServiceStub", lambda channel: channel)
+    monkeypatch.setattr(module, "FIRST_BACKOFF", 0.001)
+    return wire
+
+
+@pytest.fixture
+def node(wire: Wire) -> Iterator[Attendance]:
+    node = Attendance(CONFIG)
+    yield node
+    wire.answer = None
+    node.leave("the test is over")
+
+
+def joining(node: Attendance) -> Future[object]:
+    return in_thread(node.join)
+
+
+def in_round(node: Attendance, wire: Wire) -> Stream:
+    place = joining(node)
+    stream = wire.stream().complete()
+    assert place.result(20) == Place(0, 0, 2)
+    return stream
+
+
+# ---------------------------------------------------------------------- joining
+
+
+def test_it_says_who_joins_and_on_what_terms(node: Attendance, wire: Wire):
+    place = joining(node)
+    stream = wire.stream().wait()
+    request = stream.request
+    assert (request.run_id, request.attempt, request.HasField("round")) == ("job", 1, False)
+    assert (request.node.address, request.node.pid) == ("node-0", os.getpid())
+    assert (request.min_nodes, request.max_nodes) == (2, 4)
+    assert request.join_timeout_ms == 20_000
+    assert request.last_call_timeout_ms == 500
+    assert request.keep_alive_timeout_ms == 3_000
+    assert request.protocol_version == 1
+    stream.complete(5, 1, 3)
+    assert place.result(20) == Place(5, 1, 3)
+
+
+def test_a_wait_goes_on_over_another_stream(node: Attendance, wire: Wire):
+    place = joining(node)
+    first = wire.stream().wait()
+    first.fail(BROKEN)
+    second = wire.stream()
+    assert second.request == first.request
+    second.complete()
+    assert place.result(20) == Place(0, 0, 2)
+
+
+def test_a_place_is_held_over_another_stream_that_names_the_round(node: Attendance, wire: Wire):
+    in_round(node, wire).fail(BROKEN)
+    again = wire.stream()
+    assert (again.request.attempt, again.request.round) == (1, 0)
+    assert again.request.HasField("round")
+
+
+def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: Attendance, wire: Wire):
+    first = in_round(node, wire)
+    place = joining(node)
+    second = wire.stream()
+    assert first.cancelled.wait(20)
+    assert (second.request.attempt, second.request.HasField("round")) == (2, False)
+    assert second.request.node.incarnation == first.request.node.incarnation
+    second.complete(1, 1, 2)
+    assert place.result(20) == Place(1, 1, 2)
+
+
+@pytest.mark.parametrize("reason", ["COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"])
+def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason: str):
+    place = joining(node)
+    wire.stream().fail(refusal(reason))
+    wire.stream().complete()
+    assert place.result(20) == Place(0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "reason", ["SETTINGS_DIFFER", "RUN_CLOSED", "LIMIT_EXCEEDED", "RENDEZVOUS_TIMED_OUT"]
+)
+def test_a_refusal_ends_the_wait_with_its_reason(node: Attendance, wire: Wire, reason: str):
+    place = joining(node)
+    wire.stream().fail(refusal(reason))
+    error = place.exception(20)
+    assert isinstance(error, RefusedError)
+    assert (error.reason, str(error)) == (reason, f"refused: {reason}")
+
+
+def test_a_limit_that_is_met_when_coming_back_passes(node: Attendance, wire: Wire):
+    place = joining(node)
+    wire.stream().wait().fail(BROKEN)
+    wire.stream().fail(refusal("LIMIT_EXCEEDED"))
+    wire.stream().complete()
+    assert place.result(20) == Place(0, 0, 2)
+
+
+def test_who_is_not_one_of_ours_is_told_apart_at_once(node: Attendance, wire: Wire):
+    place = joining(node)
+    wire.stream().fail(Failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
+    with pytest.raises(RefusedError, match=r"there:1 does not serve muster\.v1\.RendezvousService"):
+        place.result(20)
+
+
+def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
+    node = Attendance(NodeConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | SHORT))
+    place = joining(node)
+    wire.stream().fail(BROKEN)
+    error = place.exception(20)
+    assert isinstance(error, ConnectError)
+    assert "there:1 could not be reached for 0.2 s; last error: UNAVAILABLE: connection reset" in str(error)
+    node.leave("")
+    assert wire.left == [], "who was never there need not leave"
+
+
+SHORT = {"connect_timeout": 0.2}
+
+
+# ---------------------------------------------------------------------- in a round
+
+
+def test_it_counts_who_waits_as_it_is_told(node: Attendance, wire: Wire):
+    assert node.nodes_waiting == 0
+    stream = in_round(node, wire)
+    stream.push(nodes_waiting=pb.NodesWaiting(count=3))
+    until(lambda: node.nodes_waiting == 3)
+    stream.push(nodes_waiting=pb.NodesWaiting(count=0))
+    until(lambda: node.nodes_waiting == 0)
+
+
+def test_a_removed_node_sees_itself_waiting_and_comes_back_as_a_newcomer(node: Attendance, wire: Wire):
+    first = in_round(node, wire)
+    first.fail(refusal("NODE_REMOVED"))
+    until(lambda: node.nodes_waiting == 1)
+    place = joining(node)
+    again = wire.stream()
+    assert again.request.node.incarnation != first.request.node.incarnation
+    assert not again.request.HasField("round")
+    again.complete(3, 1, 2)
+    assert place.result(20) == Place(3, 1, 2)
+    assert node.nodes_waiting == 0
+
+
+@pytest.mark.parametrize("reason", ["LIMIT_EXCEEDED", "PROTOCOL_VERSION", "COORDINATOR_DRAINING"])
+def test_a_place_is_asked_for_again_until_somebody_says_that_it_is_lost(
+    node: Attendance, wire: Wire, reason: str
+):
+    in_round(node, wire).fail(refusal(reason))
+    wire.stream().fail(Failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
+    wire.stream().complete().push(nodes_waiting=pb.NodesWaiting(count=2))
+    until(lambda: node.nodes_waiting == 2)
+
+
+def test_what_comes_late_on_an_old_stream_changes_nothing(node: Attendance, wire: Wire):
+    old = in_round(node, wire)
+    place = joining(node)
+    new = wire.stream()
+    node._take(1, pb.JoinResponse(nodes_waiting=pb.NodesWaiting(count=9)))
+    node._refused(1, RefusedError("late", "RUN_CLOSED"))
+    node._lost(1, "late")
+    new.complete(1, 0, 1)
+    assert place.result(20) == Place(1, 0, 1)
+    assert (node.nodes_waiting, node.closed) == (0, False)
+    assert old.cancelled.is_set()
+
+
+# ---------------------------------------------------------------------- the closed state
+
+
+def test_it_does_not_know_whether_the_run_is_closed_before_it_was_told(node: Attendance, wire: Wire):
+    assert node.closed is None
+    stream = in_round(node, wire)
+    assert node.closed is False
+    stream.fail(BROKEN)
+    again = wire.stream()
+    assert node.closed is False, "what was told last"
+    again.complete().push(closed=common_pb2.Closed(by="ops"))
+    until(lambda: node.closed is True)
+
+
+@pytest.mark.parametrize("reason", ["RUN_CLOSED", "NODE_NOT_NEEDED"])
+def test_a_refusal_may_say_that_the_run_is_closed(node: Attendance, wire: Wire, reason: str):
+    place = joining(node)
+    wire.stream().fail(refusal(reason))
+    assert place.exception(20) is not None
+    assert node.closed is True
+
+
+def test_who_holds_no_place_is_told_nothing(node: Attendance, wire: Wire):
+    place = joining(node)
+    wire.stream().fail(refusal("RENDEZVOUS_TIMED_OUT"))
+    assert place.exception(20) is not None
+    assert node.closed is None
+
+
+def test_who_was_removed_is_told_nothing(node: Attendance, wire: Wire):
+    in_round(node, wire).fail(refusal("NODE_REMOVED"))
+    until(lambda: node.nodes_waiting == 1)
+    assert node.closed is None
+
+
+def test_asking_tells_open_closed_and_unknown_runs(node: Attendance, wire: Wire):
+    shown = pb.Rendezvous(run_id="job")
+    wire.answer = pb.RendezvousServiceGetResponse(rendezvous=shown)
+    assert node.ask_closed() is False
+    shown.closed.by = "ops"
+    wire.answer = pb.RendezvousServiceGetResponse(rendezvous=shown)
+    assert node.ask_closed() is True
+    wire.answer = refusal("RUN_NOT_FOUND")
+    assert node.ask_closed() is False
+    wire.answer = BROKEN
+    with pytest.raises(ConnectError, match="there:1 did not answer: UNAVAILABLE: connection reset"):
+        node.ask_closed()
+
+
+def test_who_closes_knows_that_it_is_closed(node: Attendance, wire: Wire):
+    wire.answer = pb.CloseResponse(closed=common_pb2.Closed(by="somebody before us"))
+    node.close("over", 1)
+    assert node.closed is True
+    wire.answer = BROKEN
+    with pytest.raises(ConnectError):
+        node.close("over", 1)
+
+
+# ---------------------------------------------------------------------- leaving
+
+
+def test_who_leaves_says_so_once_and_its_stream_ends(node: Attendance, wire: Wire):
+    stream = in_round(node, wire)
+    node.leave("over")
+    node.leave("over")
+    assert [(left.run_id, left.reason) for left in wire.left] == [("job", "over")]
+    assert wire.left[0].incarnation == stream.request.node.incarnation
+    assert stream.cancelled.is_set()
+    assert wire.quiet()
+
+
+def test_leaving_ends_a_wait(node: Attendance, wire: Wire):
+    place = joining(node)
+    wire.stream().wait()
+    until(lambda: node._connected)
+    node.leave("over")
+    with pytest.raises(MusterError, match="has left"):
+        place.result(20)
+
+
+def test_leaving_without_a_coordinator_is_no_error(node: Attendance, wire: Wire):
+    in_round(node, wire)
+    wire.answer = BROKEN
+    node.leave("over")
+
+
+def test_who_never_joined_has_nothing_to_leave(node: Attendance, wire: Wire):
+    node.leave("over")
+    assert wire.left == []
+
+
+def test_a_forked_child_does_not_leave_for_its_parent(node: Attendance, wire: Wire):
+    stream = in_round(node, wire)
+    node._owner = os.getpid() + 1
+    node.leave("the child ended")
+    assert wire.left == []
+    assert not stream.cancelled.is_set()
+    node._owner = os.getpid()

@@ -218,6 +218,10 @@ class SpawnedWrite:
         self._worker.process.kill()
 
 
+def _too_long(pid: int, timeout: float) -> str:
+    return f"the writing process (pid {pid}) had not ended after {timeout:g} s, and was killed"
+
+
 def _work(pipe: Connection) -> None:
     """The worker: write what comes, answer how it went, end with the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

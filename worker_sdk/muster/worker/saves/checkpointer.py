@@ -1,7 +1,7 @@
 """Checkpoints of a distributed state, written aside and committed by every rank or by none.
 
-Planning, serialisation and resharding are torch's (``torch.distributed.checkpoint``). Plans are made together in
-the training process; each rank's part is written in its child; when all have been written, rank 0 commits.
+Planning, serialisation and resharding are torch's (``torch.distributed.checkpoint``). Plans are made together
+in the training process; each rank's part is written in its child; when all have written, rank 0 commits.
 """
 
 import pickle
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.worker.barriers import GrpcBarrier
@@ -115,8 +117,8 @@ class Checkpointer:
             check_memory(tensors, SPARE_MEMORY)
             held = self._buffers.stage(state_dict)
             state_dict, release = held.state, held.release
-        writer = dcp.FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
-        planner = dcp.DefaultSavePlanner()
+        writer = FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
+        planner = DefaultSavePlanner()
         plan = self._make_plan(writer, planner, state_dict)
         self._busy.add(unfinished)
 
@@ -135,7 +137,7 @@ class Checkpointer:
         self._steps[idx] = step
 
     def _make_plan(
-        self, writer: dcp.FileSystemWriter, planner: dcp.DefaultSavePlanner, state_dict: dict[str, Any]
+        self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
     ) -> _Plan:
         """Torch's plan for the state; that of the last save, if nothing has changed on any rank."""
         planner.set_up_planner(state_dict, writer.storage_meta(), self._leads)
@@ -156,7 +158,7 @@ class Checkpointer:
         return self._plan
 
     def _commit(
-        self, step: int, unfinished: Path, writer: dcp.FileSystemWriter, plan: _Plan, decision: Decision
+        self, step: int, unfinished: Path, writer: FileSystemWriter, plan: _Plan, decision: Decision
     ) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and give the save its name."""
         assert plan.metadata is not None
@@ -223,7 +225,7 @@ class Checkpointer:
                 )
         else:
             committed = self._directory.read(Path(path))
-        dcp.load(state_dict, checkpoint_id=committed.path, no_dist=not dist.is_initialized())
+        load_state(state_dict, checkpoint_id=committed.path, no_dist=not dist.is_initialized())
         return committed
 
 

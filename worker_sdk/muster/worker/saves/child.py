@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -55,8 +56,8 @@ def _settle_down(report: int, parent: int) -> None:
 
 def _close_sockets(spared: int) -> None:
     """The other side of a connection must see it end with the parent, not with the child."""
-    for name in os.listdir("/proc/self/fd"):
-        number = int(name)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        number = int(entry.name)
         if number <= 2 or number == spared:
             continue
         try:

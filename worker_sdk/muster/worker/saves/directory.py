@@ -84,8 +84,8 @@ class CheckpointDirectory:
             return Committed(**json.loads((path / MARKER).read_text()), path=path)
         except (OSError, ValueError, TypeError) as error:
             raise UncommittedError(
-                f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that another "
-                f"program wrote, is not loaded; the last committed one here is {self._last_name()}."
+                f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that "
+                f"another program wrote, is not loaded; the last committed one here is {self._last_name()}."
             ) from error
 
     def all(self) -> list[Committed]:

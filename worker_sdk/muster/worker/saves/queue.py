@@ -74,14 +74,14 @@ class _State:
 class AsyncCallsQueue:
     """Saves aside, and finalizes a save only when every rank has written.
 
-    When a rank's write has ended, well or not, the rank says so at the save's barrier; the decision comes back
-    by push and is kept in this process. All ranks must schedule the same saves in the same order.
+    When a rank's write has ended, well or not, the rank says so at the save's barrier; the decision comes
+    back by push and is kept in this process. All ranks must schedule the same saves in the same order.
 
     Args:
         persistent: write in a worker process that is spawned once; default: fork a child for each save.
-        barrier: decides the saves; default: one of group ``save``, taken from the environment. It must be used
-            for nothing else.
-        timeout: seconds for a write, from its start; a child that takes longer is killed, which is a failure.
+        barrier: decides the saves; default: one of group ``save``, taken from the environment. It must be
+            used for nothing else.
+        timeout: seconds for a write, from its start; a child that takes longer is killed, and has failed.
             The other ranks' writes are waited for as long again.
         on_saved: called with the timings of each save that was finalized.
         caller: starts the writes, instead of the two kinds that ``persistent`` chooses from.

@@ -40,7 +40,8 @@ class AsyncRequest(NamedTuple):
         """
         if self.is_frozen:
             raise RuntimeError(
-                f"cannot add {fn!r}: the request is frozen, since it was scheduled. Add finalize functions before."
+                f"cannot add {fn!r}: the request is frozen, for it was scheduled. Add finalize functions "
+                "before."
             )
         self.finalize_fns.append(fn)
 

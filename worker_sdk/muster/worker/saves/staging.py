@@ -77,16 +77,20 @@ class HostBuffers:
 
 def _side_stream() -> Any:  # noqa: ANN401
     """A stream for copies, that waits for the current one; nothing without a GPU."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not _uses_gpu():
         return nullcontext()
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     return torch.cuda.stream(side)
 
 
+def _uses_gpu() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def synchronize() -> None:
-    """Wait for what this process has given the GPU to do, if it uses one: the copies to the host above all."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    """Wait for what this process has given the GPU to do, if it uses one: for the copies, above all."""
+    if _uses_gpu():
         torch.cuda.synchronize()
 
 
@@ -104,8 +108,8 @@ def check_memory(tensors: Iterable[torch.Tensor], most: float) -> None:
     free = available_memory()
     if wanted > free * most:
         raise MemoryError(
-            f"the state has {wanted / 2**30:.1f} GiB and this machine {free / 2**30:.1f} GiB of free memory: a "
-            "copy would have the process killed. Save less often at a time, or shard the state further."
+            f"the state has {wanted / 2**30:.1f} GiB and this machine {free / 2**30:.1f} GiB of free memory: "
+            "a copy would have the process killed. Wait for earlier saves to end, or shard the state further."
         )
 
 

@@ -3,6 +3,7 @@ import pytest
 from muster.v1 import common_pb2 as pb
 from muster.worker.decision import (
     Decision,
+    Failure,
     MissingRank,
     MissingState,
     Outcome,
@@ -25,6 +26,7 @@ def test_a_decision_is_read_whole():
         outcome=pb.OUTCOME_TIMED_OUT,
         message="timed out",
         missing=[MISSING],
+        failures=[pb.Failure(rank=1, host="node-1", pid=4122, reason="no space left")],
         arrived=14,
         required=16,
         payloads=[pb.Payload(rank=0, data=b"zero"), pb.Payload(rank=2, data=b"")],
@@ -38,6 +40,7 @@ def test_a_decision_is_read_whole():
         outcome=Outcome.TIMED_OUT,
         message="timed out",
         missing=(MissingRank(3, "node-0", 4121, MissingState.CONNECTION_LOST, 41.5, 6),),
+        failures=(Failure(1, "node-1", 4122, "no space left"),),
         payloads={0: b"zero", 2: b""},
         wait=12.5,
         skew=0.25,

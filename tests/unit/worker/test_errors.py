@@ -7,9 +7,10 @@ import pytest
 from torch.distributed import DistStoreError
 
 from muster.worker import errors
-from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
+from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
 
 MISSING = [MissingRank(3, "node-0", 4121, MissingState.CONNECTION_LOST, 41.5, 6)]
+FAILED = (Failure(1, "node-1", 4122, "OSError: no space left on device"),)
 BARRIER_ERRORS = {
     Outcome.TIMED_OUT: errors.BarrierTimeoutError,
     Outcome.ABORTED: errors.BarrierAbortedError,
@@ -23,9 +24,10 @@ ALL = [
     errors.RefusedError("a newer one runs.", "STALE_GENERATION"),
     errors.StoreTimeoutError("nobody set it.", ["a", "b"]),
     errors.BarrierError("failed", "checkpoint", 7, Outcome.ABORTED),
+    errors.AsyncSaveError("why", 2, Decision("save", 7, Outcome.ABORTED, "why", tuple(MISSING), FAILED)),
     *(kind("why", "checkpoint", 7, outcome, MISSING) for outcome, kind in BARRIER_ERRORS.items()),
 ]
-FIELDS = ("prefix", "sequence", "outcome", "missing", "reason", "keys")
+FIELDS = ("prefix", "sequence", "outcome", "missing", "reason", "keys", "call_idx", "decision", "failures")
 
 
 def fields(error: Exception) -> dict[str, object]:
@@ -89,3 +91,9 @@ def test_the_missing_are_a_list_of_its_own():
 
 def test_a_refusal_may_have_no_reason():
     assert errors.RefusedError("no.").reason == ""
+
+
+def test_a_failed_save_says_who_failed_and_who_is_missing():
+    decision = Decision("save", 7, Outcome.ABORTED, "why", tuple(MISSING), FAILED)
+    error = errors.AsyncSaveError("why", 2, decision)
+    assert (error.failures, error.missing) == (FAILED, tuple(MISSING))

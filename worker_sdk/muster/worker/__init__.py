@@ -15,8 +15,9 @@ if "grpc" not in sys.modules:
 from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config, synchronize
 from muster.worker.checkpointing import GrpcBarrierConfig
 from muster.worker.closed import Closed
-from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
+from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
 from muster.worker.errors import (
+    AsyncSaveError,
     BarrierAbortedError,
     BarrierError,
     BarrierMismatchError,
@@ -29,21 +30,27 @@ from muster.worker.errors import (
     StoreTimeoutError,
 )
 from muster.worker.init_method import register
+from muster.worker.saves import AsyncCallsQueue, AsyncRequest, Checkpointer, TorchAsyncCheckpoint
 from muster.worker.sessions import close
 from muster.worker.store import CoordinatorStore
 
 register()
 
 __all__ = [
+    "AsyncCallsQueue",
+    "AsyncRequest",
+    "AsyncSaveError",
     "BarrierAbortedError",
     "BarrierConfig",
     "BarrierError",
     "BarrierMismatchError",
     "BarrierTimeoutError",
+    "Checkpointer",
     "Closed",
     "ConnectError",
     "CoordinatorStore",
     "Decision",
+    "Failure",
     "GrpcBarrier",
     "GrpcBarrierConfig",
     "MemberLostError",
@@ -54,6 +61,7 @@ __all__ = [
     "OutcomeUnknownError",
     "RefusedError",
     "StoreTimeoutError",
+    "TorchAsyncCheckpoint",
     "close",
     "create_barrier_from_config",
     "synchronize",

@@ -1,10 +1,12 @@
 """Where a write happens: in a forked child, or in a worker process that was spawned once."""
 
+import contextlib
 import os
-import select
 import signal
 import sys
+import threading
 import time
+import warnings
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -14,7 +16,7 @@ from typing import Protocol
 from muster.worker.saves import child
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
 from muster.worker.saves.request import AsyncRequest
-from muster.worker.saves.staging import Held, HostBuffers, synchronize
+from muster.worker.saves.staging import Held, HostBuffers, synchronize, unshared
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,16 @@ class AsyncCaller(Protocol):
 
 
 class ForkCaller:
-    """A child for each write. It sees the memory as it was at the fork, for the price of a page table."""
+    """A child for each write. It sees the memory as it was at the fork, for the price of a page table.
+
+    Tensors in shared memory are copied first, for a fork does not shield them. They are found in the
+    arguments, and in dictionaries, lists and tuples there.
+    """
 
     def start(self, request: AsyncRequest) -> Write:
         """Fork a child that writes."""
         began = time.monotonic()
-        request = request.preloaded()
+        request = _unshared(request.preloaded())
         synchronize()
         preloaded = time.monotonic()
         ours, theirs = os.pipe()
@@ -79,7 +85,12 @@ class ForkCaller:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # Else the child would write it once more.
-        pid = os.fork()
+        try:
+            pid = _fork()
+        except OSError:
+            os.close(ours)
+            os.close(theirs)
+            raise
         if pid == 0:
             os.close(ours)
             child.run(request.write, theirs, parent)
@@ -90,6 +101,19 @@ class ForkCaller:
 
     def close(self) -> None:
         """Nothing is kept."""
+
+
+def _unshared(request: AsyncRequest) -> AsyncRequest:
+    return request._replace(
+        async_fn_args=unshared(request.async_fn_args), async_fn_kwargs=unshared(request.async_fn_kwargs)
+    )
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of forks beside threads: rightly, and the child is made for it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 class ForkedWrite:
@@ -110,13 +134,11 @@ class ForkedWrite:
     def wait(self, timeout: float) -> Ending:
         """Wait for the child's end, and read what it reports."""
         left = max(0.0, self._started + timeout - time.monotonic())
-        if not select.select([self._handle], [], [], left)[0]:
-            self.abort(
-                f"the writing process (pid {self.pid}) had not ended after {timeout:g} s, and was killed"
-            )
+        if not child.wait_readable(self._handle, left):
+            self.abort(_too_long(self.pid, timeout))
         _, status = os.waitpid(self.pid, 0)
         seconds = time.monotonic() - self._started
-        said = os.read(self._report, MOST_TEXT * 2).decode("utf-8", "replace")
+        said = self._said()
         os.close(self._report)
         os.close(self._handle)
         self._request = None
@@ -124,6 +146,13 @@ class ForkedWrite:
         if failure is not None:
             failure = self._reason or (f"{failure}: {said}" if said else failure)
         return Ending(failure, seconds)
+
+    def _said(self) -> str:
+        # A process that the child started may hold the pipe's other end: do not wait for it to be closed.
+        os.set_blocking(self._report, False)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._report, MOST_TEXT * 2).decode("utf-8", "replace")
+        return ""
 
     def abort(self, reason: str) -> None:
         """SIGKILL the child."""
@@ -151,15 +180,19 @@ class PersistentCaller:
     def start(self, request: AsyncRequest) -> Write:
         """Hand the request to the worker, and wait until it has the tensors."""
         began = time.monotonic()
-        if self._worker is None or not self._worker.process.is_alive():
-            self.close()
+        if self._worker is None or not self._worker.alive():
+            # Writes that the last one has not answered still hold it, and learn how it ended.
             self._worker = _Worker()
         request = request.preloaded()
         held = self._buffers.stage([request.async_fn_args, request.async_fn_kwargs])
         args, kwargs = held.state
         request = request._replace(async_fn_args=tuple(args), async_fn_kwargs=kwargs, finalize_fns=[])
         preloaded = time.monotonic()
-        self._worker.pipe.send(request)
+        try:
+            self._worker.pipe.send(request)
+        except BaseException:
+            held.release()
+            raise
         return SpawnedWrite(self._worker, preloaded - began, time.monotonic() - preloaded, held)
 
     def close(self) -> None:
@@ -173,48 +206,62 @@ class _Worker:
     def __init__(self) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)
+        arguments = (theirs, os.getpid())
+        self.process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+        self.reason: str | None = None
+        """Why it was killed."""
+        self._reaping = threading.Lock()
+
+    def alive(self) -> bool:
+        with self._reaping:
+            return self.process.is_alive()
+
+    def exit_status(self) -> int:
+        """Wait for its end."""
+        with self._reaping:
+            self.process.join()
+            return self.process.exitcode or 0
 
     def end(self) -> None:
+        # Not by closing the pipe: a process that was forked meanwhile may hold it open.
+        with contextlib.suppress(OSError):
+            self.pipe.send(None)
+        self.exit_status()
         self.pipe.close()
-        self.process.join()
-        self.process.close()
 
 
 class SpawnedWrite:
     """A request that a worker process writes."""
 
     def __init__(self, worker: _Worker, preload_seconds: float, start_seconds: float, held: Held) -> None:
-        assert worker.process.pid is not None
-        self.pid = worker.process.pid
+        self.pid = worker.pid
         self.preload_seconds = preload_seconds
         self.start_seconds = start_seconds
         self._worker = worker
         self._started = time.monotonic()
         self._held = held
-        self._reason: str | None = None
 
     def wait(self, timeout: float) -> Ending:
         """Wait for the worker's answer, or its end."""
         left = max(0.0, self._started + timeout - time.monotonic())
         worker = self._worker
         if not worker.pipe.poll(left):
-            self.abort(
-                f"the writing process (pid {self.pid}) had not ended after {timeout:g} s, and was killed"
-            )
+            self.abort(_too_long(self.pid, timeout))
         try:
             failure: str | None = worker.pipe.recv()
         except (EOFError, ConnectionError):
-            worker.process.join()
-            failure = self._reason or ending_text(worker.process.exitcode or 0) or "the writing process ended"
+            status = worker.exit_status()
+            failure = worker.reason or ending_text(status) or "the writing process ended"
         self._held.release()
         return Ending(failure, time.monotonic() - self._started)
 
     def abort(self, reason: str) -> None:
         """SIGKILL the worker."""
-        self._reason = reason
+        self._worker.reason = self._worker.reason or reason
         self._worker.process.kill()
 
 
@@ -222,13 +269,16 @@ def _too_long(pid: int, timeout: float) -> str:
     return f"the writing process (pid {pid}) had not ended after {timeout:g} s, and was killed"
 
 
-def _work(pipe: Connection) -> None:
-    """The worker: write what comes, answer how it went, end with the pipe."""
+def _work(pipe: Connection, parent: int) -> None:
+    """The worker: write what comes, answer how it went, end when told to or with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=child.die_with, args=(parent,), daemon=True).start()
     while True:
         try:
             request = pipe.recv()
         except EOFError:
+            return
+        if request is None:
             return
         try:
             request.write()

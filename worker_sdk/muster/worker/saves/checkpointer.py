@@ -5,6 +5,7 @@ in the training process; each rank's part is written in its child; when all have
 """
 
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
+from muster.worker.errors import AsyncSaveError
 from muster.worker.saves.directory import CheckpointDirectory, Committed, sync
+from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings
 from muster.worker.saves.request import PREFIX, AsyncRequest
-from muster.worker.saves.staging import HostBuffers, check_memory
+from muster.worker.saves.staging import HostBuffers, check_memory, survives_fork, tensors_of
 
 SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
@@ -80,7 +83,11 @@ class Checkpointer:
         self._saves = 0
         self._steps: dict[int, int] = {}
         """By the number of the call: steps that are not finalized."""
+        self._paths: dict[int, Path] = {}
+        """Likewise: where they are written."""
         self._busy: set[Path] = set()
+        self._lock = threading.Lock()
+        """For the steps and the busy paths, which the deciding thread changes too."""
         if self._leads:
             self._directory.sweep(keep_last, self._busy)
 
@@ -98,7 +105,7 @@ class Checkpointer:
             state_dict: what :func:`torch.distributed.checkpoint.save` takes.
 
         Raises:
-            ValueError: the step is negative, or committed already.
+            ValueError: the step is negative, committed already, or under way.
             MemoryError: there is not enough free memory for the copy.
             MusterError: it is closed.
         """
@@ -107,20 +114,33 @@ class Checkpointer:
         path = self._directory.path(step)
         if path.exists():
             raise ValueError(f"step {step} is committed already, as {path}. Save another step, or remove it.")
+        if step in self._steps.values():
+            raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         life = f"{self._barrier.generation}-{self._saves}"
         self._saves += 1
         unfinished = self._directory.unfinished(step, life)
-        tensors = _tensors(state_dict)
-        release = None
-        if self._copy or any(tensor.is_cuda for tensor in tensors):
-            check_memory(tensors, SPARE_MEMORY)
-            held = self._buffers.stage(state_dict)
-            state_dict, release = held.state, held.release
+        release, failed = None, None
+        try:
+            tensors = tensors_of(state_dict)
+            if self._copy or not all(survives_fork(tensor) for tensor in tensors):
+                check_memory(tensors, SPARE_MEMORY)
+                held = self._buffers.stage(state_dict)
+                state_dict, release = held.state, held.release
+        except Exception as error:
+            failed = error
+        if not _all_ranks(failed is None):
+            # All ranks leave out the plan, which they make together, and count the save as failed.
+            why = failure_text(failed) if failed is not None else "another rank could not copy its state"
+            self._steps[self._queue.schedule_failure(why, release)] = step
+            if failed is not None:
+                raise failed
+            return
         writer = FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
         planner = DefaultSavePlanner()
         plan = self._make_plan(writer, planner, state_dict)
-        self._busy.add(unfinished)
+        with self._lock:
+            self._busy.add(unfinished)
 
         def write() -> None:
             unfinished.mkdir(exist_ok=True)
@@ -130,11 +150,13 @@ class Checkpointer:
         def commit(decision: Decision) -> None:
             if self._leads:
                 self._commit(step, unfinished, writer, plan, decision)
-            self._busy.discard(unfinished)
+            with self._lock:
+                self._busy.discard(unfinished)
 
         request = AsyncRequest(write, (), [])
         idx = self._queue.schedule_async_request(request, on_written=release, commit=commit)
         self._steps[idx] = step
+        self._paths[idx] = unfinished
 
     def _make_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
@@ -172,7 +194,9 @@ class Checkpointer:
             self._directory.path(step),
         )
         self._directory.commit(unfinished, made)
-        self._directory.sweep(self._keep_last, self._busy - {unfinished})
+        with self._lock:
+            busy = self._busy - {unfinished}
+        self._directory.sweep(self._keep_last, busy)
 
     def finalize(self, blocking: bool = False) -> list[int]:
         """Learn which saves have been committed; costs no round trip.
@@ -186,8 +210,22 @@ class Checkpointer:
         Raises:
             AsyncSaveError: a save was not committed, on any rank.
         """
-        done = self._queue.maybe_finalize_async_calls(blocking, no_dist=True)
-        return [self._steps.pop(idx) for idx in done]
+        try:
+            done = self._queue.maybe_finalize_async_calls(blocking, no_dist=True)
+        except AsyncSaveError as error:
+            self._forget(error.call_idx)
+            raise
+        steps = [self._steps[idx] for idx in done]
+        if done:
+            self._forget(done[-1])
+        return steps
+
+    def _forget(self, last: int) -> None:
+        """The calls up to this one are over; what the failed ones have left is swept at the next commit."""
+        for idx in [idx for idx in self._steps if idx <= last]:
+            del self._steps[idx]
+            with self._lock:
+                self._busy.discard(self._paths.pop(idx, Path()))
 
     def close(self) -> None:
         """Wait for all saves that were begun, and let go of the writers.
@@ -283,14 +321,3 @@ def _take_results(folder: Path, world_size: int) -> list[list[WriteResult]]:
         found.append(pickle.loads(path.read_bytes()))
         path.unlink()
     return found
-
-
-def _tensors(state: object) -> list[torch.Tensor]:
-    """The tensors of a state, those of a DTensor's or a sharded tensor's own part among them."""
-    if isinstance(state, torch.Tensor):
-        return [state]
-    if isinstance(state, dict):
-        return [tensor for value in state.values() for tensor in _tensors(value)]
-    if isinstance(state, list | tuple):
-        return [tensor for value in state for tensor in _tensors(value)]
-    return []

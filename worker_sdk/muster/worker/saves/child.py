@@ -51,7 +51,7 @@ def _settle_down(report: int, parent: int) -> None:
     _close_sockets(report)
     # The parent's threads are not here: work that was shared among them would wait for ever.
     torch.set_num_threads(1)
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
 
 
 def _close_sockets(spared: int) -> None:
@@ -67,14 +67,30 @@ def _close_sockets(spared: int) -> None:
             continue  # It was the listing's own.
 
 
-def _die_with(parent: int) -> None:
-    """A rank that died is restarted, and must not meet its own past at work."""
+def die_with(parent: int) -> None:
+    """End when the parent ends: a rank that died is restarted, and must not meet its own past at work."""
     try:
         watched = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(FAILED)
-    select.select([watched], [], [])
+    if os.getppid() == parent:  # Else the number is another process's by now.
+        wait_readable(watched)
     os._exit(FAILED)
+
+
+def wait_readable(handle: int, timeout: float | None = None) -> bool:
+    """Wait until a file descriptor can be read, whatever its number: ``select`` stops at 1023.
+
+    Args:
+        handle: the file descriptor.
+        timeout: seconds; None waits for ever.
+
+    Returns:
+        Whether it can be read.
+    """
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 def _flush() -> None:

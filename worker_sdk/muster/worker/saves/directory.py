@@ -5,10 +5,13 @@ written and all that it needs is on the disk. A marker inside records what it is
 """
 
 import json
+import logging
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 MARKER = "committed.json"
 WIDTH = 10
@@ -81,7 +84,7 @@ class CheckpointDirectory:
             UncommittedError: it is none.
         """
         try:
-            return Committed(**json.loads((path / MARKER).read_text()), path=path)
+            return self._marked(path)
         except (OSError, ValueError, TypeError) as error:
             raise UncommittedError(
                 f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that "
@@ -91,10 +94,24 @@ class CheckpointDirectory:
     def all(self) -> list[Committed]:
         """The committed checkpoints, oldest step first."""
         found = []
-        for path in sorted(self.folder.glob("step-*")):
-            if (path / MARKER).is_file():
-                found.append(self.read(path))
-        return found
+        for path in self.folder.glob("step-*"):
+            try:
+                found.append(self._marked(path))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # Not ours, or removed meanwhile.
+            except (OSError, ValueError, TypeError) as error:
+                logger.warning("%s is passed over: its marker cannot be read: %s", path, error)
+        return sorted(found, key=lambda made: made.step)
+
+    def _marked(self, path: Path) -> Committed:
+        made = Committed(**json.loads((path / MARKER).read_text()), path=path)
+        for one in fields(Committed):
+            value = getattr(made, one.name)
+            if one.name != "path" and type(value) is not one.type:
+                raise ValueError(f"its {MARKER} says {one.name} = {value!r}")
+        if path.name.startswith("step-") and path.name != self.path(made.step).name:
+            raise ValueError(f"its {MARKER} says that it is step {made.step}")
+        return made
 
     def latest(self) -> Committed | None:
         """The committed checkpoint of the highest step."""
@@ -116,12 +133,17 @@ class CheckpointDirectory:
         for old in self.all()[:-keep_last]:
             # Renamed first: half of a checkpoint must not look like one.
             doomed = self.folder / f".removed-{old.path.name}"
-            old.path.rename(doomed)
+            try:
+                old.path.rename(doomed)
+            except OSError as error:
+                # The checkpoint that was just made is no worse for it.
+                logger.warning("%s cannot be removed: %s", old.path, error)
+                continue
             shutil.rmtree(doomed, ignore_errors=True)
 
     def _last_name(self) -> str:
-        names = [path.name for path in sorted(self.folder.glob("step-*")) if (path / MARKER).is_file()]
-        return names[-1] if names else "none"
+        last = self.latest()
+        return last.path.name if last is not None else "none"
 
 
 def sync(folder: Path) -> None:

@@ -35,11 +35,18 @@ def ending_text(status: int) -> str | None:
     return f"the writing process was killed by {name}{hint}"
 
 
-def save_error(call_idx: int, decision: Decision) -> AsyncSaveError:
-    """The error that every rank raises for a save that was not committed."""
-    return AsyncSaveError(
-        f"save {call_idx} was not committed, on any rank: {decision.message}", call_idx, decision
-    )
+def save_error(call_idx: int, decision: Decision, *, written: bool = False) -> AsyncSaveError:
+    """The error that every rank raises for a save that was not committed.
+
+    Args:
+        call_idx: the save's number.
+        decision: what the ranks were told.
+        written: whether every rank had written, and making it a checkpoint failed.
+    """
+    what = "was not committed, on any rank"
+    if written:
+        what = "was written by every rank, but its commit failed or is not confirmed, and none finalizes it"
+    return AsyncSaveError(f"save {call_idx} {what}: {decision.message}", call_idx, decision)
 
 
 def cut(text: str) -> str:

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
+from muster.worker.errors import MusterError, OutcomeUnknownError
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
 from muster.worker.saves.failure import failure_text, save_error
 from muster.worker.saves.request import PREFIX, AsyncRequest
@@ -54,6 +54,10 @@ class _Call:
     timings: SaveTimings
     on_written: Callable[[], None] | None = None
     commit: Callable[[Decision], None] | None = None
+    failure: str | None = None
+    """Why it could not be begun."""
+    written: bool = False
+    """Whether every rank has written."""
     decision: Decision | None = None
     error: MusterError | None = None
     """Why there is no decision."""
@@ -151,25 +155,56 @@ class AsyncCallsQueue:
         Raises:
             TypeError: a function is not callable.
             MusterError: the queue is closed.
+            Exception: what the preload function raised, or the fork, or pickling. The save counts and has
+                failed, for all ranks.
         """
         async_request.check()
-        with self._changed:
-            if self._state.closing:
-                raise MusterError("this queue of saves is closed; make another one.")
+        self._check_open()
         idx, self._next_idx = self._next_idx, self._next_idx + 1
         request = async_request.freeze()._replace(call_idx=idx)
-        write = self._caller.start(request) if request.async_fn is not None else None
+        try:
+            write = self._caller.start(request) if request.async_fn is not None else None
+        except Exception as error:
+            # The other ranks count this save, too: they must learn of it, and stay in step.
+            self._add(_failed_call(request, failure_text(error), on_written))
+            raise
         timings = SaveTimings(
             idx, write.preload_seconds if write else 0.0, write.start_seconds if write else 0.0
         )
         # What is written must not be kept until the end: it may be large.
         request = request._replace(async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-        call = _Call(request, write, timings, on_written, commit)
+        self._add(_Call(request, write, timings, on_written, commit))
+        return idx
+
+    def schedule_failure(self, reason: str, on_written: Callable[[], None] | None = None) -> int:
+        """Take the place of a save that this rank cannot even begin: it fails, for all ranks.
+
+        Args:
+            reason: why; every rank reads it.
+            on_written: as :meth:`schedule_async_request`.
+
+        Returns:
+            The save's number.
+
+        Raises:
+            MusterError: the queue is closed.
+        """
+        self._check_open()
+        idx, self._next_idx = self._next_idx, self._next_idx + 1
+        request = AsyncRequest(None, (), [], is_frozen=True, call_idx=idx)
+        self._add(_failed_call(request, reason, on_written))
+        return idx
+
+    def _check_open(self) -> None:
+        with self._changed:
+            if self._state.closing:
+                raise MusterError("this queue of saves is closed; make another one.")
+
+    def _add(self, call: _Call) -> None:
         with self._changed:
             self._state.calls.append(call)
             self._state.undecided.append(call)
             self._changed.notify_all()
-        return idx
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
         """Finalize the saves that every rank has written, oldest first.
@@ -210,14 +245,15 @@ class AsyncCallsQueue:
         """Finalize every save that was scheduled, and let go of the writers; no child is left.
 
         Raises:
-            AsyncSaveError: a save was not committed; the others were finalized.
+            AsyncSaveError: a save was not committed; the others were finalized. Of several errors, the
+                first is raised.
         """
-        failed: AsyncSaveError | None = None
+        failed: Exception | None = None
         try:
             while self._state.calls:
                 try:
                     self.maybe_finalize_async_calls(blocking=True, no_dist=True)
-                except AsyncSaveError as error:
+                except Exception as error:
                     failed = failed or error
         finally:
             self._end()
@@ -251,7 +287,7 @@ class AsyncCallsQueue:
             raise call.error
         assert call.decision is not None
         if not call.decision.released:
-            raise save_error(call.request.call_idx, call.decision)
+            raise save_error(call.request.call_idx, call.decision, written=call.written)
         began = time.monotonic()
         call.request.execute_finalize_fns()
         timings = replace(call.timings, finalize=time.monotonic() - began)
@@ -286,15 +322,11 @@ class AsyncCallsQueue:
 
     def _decide(self, call: _Call) -> None:
         try:
-            failure, seconds = None, 0.0
-            if call.write is not None:
-                ending = call.write.wait(self._timeout)
-                failure, seconds = ending.failure, ending.seconds
-            if call.on_written is not None:
-                call.on_written()
+            failure, seconds = self._written(call)
             began = time.monotonic()
             decision = self._vote(self._barrier, failure)
             voted = time.monotonic()
+            call.written = decision.released
             if decision.released and call.commit is not None:
                 decision = self._vote(self._commits, _failure_of(call.commit, decision))
             call.timings = replace(
@@ -307,6 +339,21 @@ class AsyncCallsQueue:
             logger.exception("save %d cannot be decided", call.request.call_idx)
             call.error = MusterError(f"save {call.request.call_idx} cannot be decided: {error!r}")
 
+    def _written(self, call: _Call) -> tuple[str | None, float]:
+        """Wait for the end of a call's write: why it failed, and how long it took."""
+        failure, seconds = call.failure, 0.0
+        try:
+            if call.write is not None:
+                ending = call.write.wait(self._timeout)
+                failure, seconds = ending.failure, ending.seconds
+            if call.on_written is not None:
+                call.on_written()
+        except Exception as error:
+            # Not knowing how it ended is a failure too; not to vote would have the others wait for us.
+            logger.exception("save %d: its write cannot be judged", call.request.call_idx)
+            failure = failure or failure_text(error)
+        return failure, seconds
+
     def _vote(self, barrier: GrpcBarrier, failure: str | None) -> Decision:
         while True:
             try:
@@ -316,6 +363,11 @@ class AsyncCallsQueue:
                 logger.warning("%s", error)
                 if self._state.closing:
                     raise
+
+
+def _failed_call(request: AsyncRequest, failure: str, on_written: Callable[[], None] | None) -> _Call:
+    request = request._replace(async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
+    return _Call(request, None, SaveTimings(request.call_idx, 0.0, 0.0), on_written, failure=failure)
 
 
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:

@@ -8,6 +8,7 @@ they go back to the pool, and the next save copies into them without allocating 
 import threading
 from collections.abc import Iterable
 from contextlib import nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,48 @@ def synchronize() -> None:
     """Wait for what this process has given the GPU to do, if it uses one: for the copies, above all."""
     if _uses_gpu():
         torch.cuda.synchronize()
+
+
+def tensors_of(state: object) -> list[torch.Tensor]:
+    """The tensors of a state; of a distributed tensor, the part that is here."""
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in tensors_of(value)]
+    if isinstance(state, list | tuple):
+        return [tensor for value in state for tensor in tensors_of(value)]
+    if hasattr(state, "local_shards"):
+        return [shard.tensor for shard in state.local_shards()]
+    if isinstance(state, torch.Tensor):
+        return [state.to_local() if hasattr(state, "to_local") else state]
+    return []
+
+
+def survives_fork(tensor: torch.Tensor) -> bool:
+    """Whether a forked child sees a tensor as it was at the fork, whatever the parent does to it."""
+    return not (tensor.is_cuda or _is_shared(tensor) or tensor.is_pinned())
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    """Whether it is in the host's shared memory."""
+    return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+
+
+def unshared(value: Any) -> Any:  # noqa: ANN401
+    """The same value, with copies of those tensors that are in shared memory: no fork copies them."""
+    if isinstance(value, torch.Tensor):
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        return value.detach().clone() if plain and _is_shared(value) else value
+    if not any(_is_shared(tensor) for tensor in tensors_of(value)):
+        return value
+    if isinstance(value, dict):
+        copied = copy(value)
+        copied.update({key: unshared(item) for key, item in value.items()})
+        return copied
+    if isinstance(value, list):
+        return [unshared(item) for item in value]
+    if isinstance(value, tuple):
+        items = [unshared(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
 
 
 def check_memory(tensors: Iterable[torch.Tensor], most: float) -> None:

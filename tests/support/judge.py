@@ -1,0 +1,86 @@
+"""A barrier for tests of saves: the test says what it decides, and no coordinator is asked."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from muster.worker.decision import Decision, Failure, Outcome
+
+DEADLINE = 30.0
+
+
+class FakeBarrier:
+    """One rank's barrier. It releases whom nothing failed, unless the test decides otherwise.
+
+    Args:
+        prefix: the group.
+        world_size: the number of ranks.
+        rank: this one.
+    """
+
+    def __init__(self, prefix: str = "save", world_size: int = 1, rank: int = 0) -> None:
+        self.prefix = prefix
+        self.world_size = world_size
+        self.rank = rank
+        self.run_id = "job"
+        self.generation = 0
+        self.sequence = 0
+        self.votes: list[str | None] = []
+        self.others_fail: dict[int, str] = {}
+        """By sequence: a failure of rank 1."""
+        self.raises: dict[int, list[Exception]] = {}
+        self.others_payloads: list[bytes] = []
+        self.gathered: list[bytes] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.siblings: dict[str, FakeBarrier] = {}
+
+    def sibling(self, prefix: str) -> "FakeBarrier":
+        return self.siblings.setdefault(prefix, FakeBarrier(prefix, self.world_size, self.rank))
+
+    def vote(
+        self, failure: str | None = None, timeout_secs: float | None = None, payload: bytes = b""
+    ) -> Decision:
+        if failure is None:
+            assert self.open.wait(DEADLINE)
+        if self.raises.get(self.sequence):
+            raise self.raises[self.sequence].pop(0)
+        self.votes.append(failure)
+        sequence, self.sequence = self.sequence, self.sequence + 1
+        failures = [Failure(self.rank, "here", 1, failure)] if failure is not None else []
+        if sequence in self.others_fail:
+            failures.append(Failure(1, "there", 2, self.others_fail[sequence]))
+        if failures:
+            message = "; ".join(f"rank {one.rank} ({one.host}) failed: {one.reason}" for one in failures)
+            return Decision(self.prefix, sequence, Outcome.ABORTED, message, (), tuple(failures))
+        return Decision(self.prefix, sequence, Outcome.RELEASED, "released")
+
+    def gather(self, payload: bytes, timeout_secs: float | None = None) -> list[bytes]:
+        self.gathered.append(payload)
+        return [payload, *self.others_payloads]
+
+
+def state_of(pid: int) -> str | None:
+    """The kernel's letter for a process; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()[0]
+
+
+def children() -> set[int]:
+    """The child processes of this one, zombies among them."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found.update(int(pid) for pid in (task / "children").read_text().split())
+    return found
+
+
+@contextmanager
+def no_child_left() -> Iterator[None]:
+    """Afterwards there is no child process more than before, not even a zombie."""
+    before = children()
+    yield
+    assert children() - before == set()

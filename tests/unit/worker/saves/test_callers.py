@@ -1,0 +1,150 @@
+"""Writes aside: what is written is the state at the start, and how it ended is known."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller
+from tests.support.judge import no_child_left
+
+DEADLINE = 60.0
+
+
+@pytest.fixture(scope="module")
+def persistent() -> Iterator[PersistentCaller]:
+    """One worker for all tests here: spawning it takes seconds."""
+    caller = PersistentCaller()
+    yield caller
+    caller.close()
+
+
+@pytest.fixture(params=["fork", "persistent"])
+def caller(request: pytest.FixtureRequest) -> Any:
+    return ForkCaller() if request.param == "fork" else request.getfixturevalue("persistent")
+
+
+# Functions for a worker that was spawned must be importable.
+def save_when(path: str, state: Any, gate: str) -> None:
+    """Save, but only when the gate is there."""
+    deadline = time.monotonic() + DEADLINE
+    while not Path(gate).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    torch.save(state, path)
+
+
+def fail(how: str) -> None:
+    if how == "raise":
+        raise OSError(28, "No space left on device")
+    if how == "exit":
+        os._exit(5)
+    if how == "hang":
+        signal.pause()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
+def test_the_state_is_that_of_the_start(caller: Any, tmp_path: Path, shared: bool):
+    tensor = torch.arange(100_000, dtype=torch.float32)
+    state = {"list": [tensor], "tuple": (tensor[10:20],), "step": 7}
+    if shared:
+        tensor.share_memory_()
+    path, gate = tmp_path / "saved.pt", tmp_path / "gate"
+    write = caller.start(AsyncRequest(save_when, (str(path), state, str(gate)), []))
+    tensor.fill_(-1)
+    gate.touch()
+    assert write.wait(DEADLINE).failure is None
+    saved = torch.load(path)
+    assert torch.equal(saved["list"][0], torch.arange(100_000, dtype=torch.float32))
+    assert torch.equal(saved["tuple"][0], torch.arange(10, 20, dtype=torch.float32))
+    assert saved["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "OSError: [Errno 28] No space left on device"),
+        ("exit", "exit status 5"),
+        ("kill", "killed by SIGKILL"),
+    ],
+)
+def test_a_failure_is_known_and_the_next_write_is_well(caller: Any, how: str, said: str):
+    failure = caller.start(AsyncRequest(fail, (how,), [])).wait(DEADLINE).failure
+    assert said in failure
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+
+
+def test_a_childs_traceback_comes_along():
+    failure = ForkCaller().start(AsyncRequest(fail, ("raise",), [])).wait(DEADLINE).failure
+    assert failure is not None
+    assert "exit status 1: OSError" in failure
+    assert 'raise OSError(28, "No space left on device")' in failure
+
+
+def test_a_write_that_hangs_is_ended(caller: Any):
+    write = caller.start(AsyncRequest(fail, ("hang",), []))
+    failure = write.wait(0.2).failure
+    assert failure == f"the writing process (pid {write.pid}) had not ended after 0.2 s, and was killed"
+
+
+def test_a_write_that_is_given_up_says_why(caller: Any):
+    write = caller.start(AsyncRequest(fail, ("hang",), []))
+    write.abort("given up")
+    write.abort("given up")
+    assert write.wait(DEADLINE).failure == "given up"
+
+
+def test_no_child_is_left():
+    with no_child_left():
+        for how in ("raise", "exit", "kill", "hang"):
+            ForkCaller().start(AsyncRequest(fail, (how,), [])).wait(0.2)
+
+
+def test_no_file_descriptor_is_left():
+    before = len(os.listdir("/proc/self/fd"))
+    ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(DEADLINE)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_replaced():
+    caller = PersistentCaller()
+    first = caller.start(AsyncRequest(fail, ("hang",), []))
+    second = caller.start(AsyncRequest(time.sleep, (0,), []))
+    handle = os.pidfd_open(first.pid)
+    os.kill(first.pid, signal.SIGKILL)
+    from muster.worker.saves.child import wait_readable
+
+    assert wait_readable(handle, DEADLINE)
+    os.close(handle)
+    third = caller.start(AsyncRequest(time.sleep, (0,), []))
+    assert third.pid != first.pid
+    assert "killed by SIGKILL" in (first.wait(DEADLINE).failure or "")
+    assert "killed by SIGKILL" in (second.wait(DEADLINE).failure or "")
+    assert third.wait(DEADLINE).failure is None
+    caller.close()
+
+
+def test_a_worker_ends_though_a_forked_process_holds_its_pipe(persistent: PersistentCaller):
+    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+    holder = os.fork()
+    if holder == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        persistent.close()
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+
+
+def test_what_cannot_be_pickled_is_refused_and_its_buffers_go_back(persistent: PersistentCaller):
+    with pytest.raises(Exception, match="pickle"):
+        persistent.start(AsyncRequest(lambda: None, (torch.ones(4),), []))
+    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+    assert len(persistent._buffers._free) >= 1

@@ -1,0 +1,147 @@
+"""What a forked child is, seen from inside: it writes down what it finds."""
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muster.worker.saves import AsyncRequest, ForkCaller
+from muster.worker.saves.child import wait_readable
+from muster.worker.saves.failure import MOST_TEXT
+from tests.support.judge import state_of
+
+DEADLINE = 30.0
+
+
+def seen_by_a_child(look: Callable[[], Any], folder: Path) -> Any:
+    """What a function returns in a child."""
+
+    def write() -> None:
+        (folder / "seen").write_text(json.dumps(look()))
+
+    assert ForkCaller().start(AsyncRequest(write, (), [])).wait(DEADLINE).failure is None
+    return json.loads((folder / "seen").read_text())
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def test_it_has_none_of_its_parents_sockets(tmp_path: Path):
+    ours, theirs = socket.socketpair()
+    kept = (tmp_path / "a file").open("w")
+    with ours, theirs, kept:
+        numbers = (ours.fileno(), theirs.fileno(), kept.fileno())
+        assert seen_by_a_child(lambda: [_is_open(n) for n in numbers], tmp_path) == [False, False, True]
+        assert [_is_open(n) for n in numbers] == [True] * 3
+
+
+def test_its_signals_do_what_signals_do(tmp_path: Path):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        look = lambda: [signal.getsignal(n) == signal.SIG_DFL for n in numbers]  # noqa: E731
+        assert seen_by_a_child(look, tmp_path) == [True] * 3
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_it_collects_no_garbage_and_has_one_thread_for_tensors(tmp_path: Path):
+    assert gc.isenabled()
+    assert seen_by_a_child(lambda: [gc.isenabled(), torch.get_num_threads()], tmp_path) == [False, 1]
+    assert gc.isenabled()
+
+
+def test_it_runs_no_exit_handlers(tmp_path: Path):
+    script = f"""
+import atexit
+from pathlib import Path
+from muster.worker.saves import AsyncRequest, ForkCaller
+atexit.register(lambda: print("exit"))
+print("begin", end=" ")
+assert ForkCaller().start(AsyncRequest(lambda: print("child", end=" "), (), [])).wait(30).failure is None
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("begin child exit\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("caller", ["ForkCaller", "PersistentCaller"])
+def test_it_dies_with_its_parent(caller: str, tmp_path: Path):
+    script = f"""
+import os, signal, threading
+from muster.worker.saves import AsyncRequest, {caller}
+if __name__ == "__main__":
+    write = {caller}().start(AsyncRequest(signal.pause, (), []))
+    print(write.pid, flush=True)
+    signal.pause()
+"""
+    (tmp_path / "parent.py").write_text(script)
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        handle = os.pidfd_open(child)
+        parent.kill()
+    try:
+        assert wait_readable(handle, DEADLINE)
+    finally:
+        os.close(handle)
+
+
+def test_a_large_error_text_comes_whole_as_far_as_a_vote_takes_it():
+    def write() -> None:
+        raise ValueError("x" * 10_000_000 + "the end")
+
+    failure = ForkCaller().start(AsyncRequest(write, (), [])).wait(DEADLINE).failure
+    assert failure is not None
+    assert failure.rstrip().endswith("the end")
+    assert MOST_TEXT < len(failure) < MOST_TEXT + 200
+
+
+def test_a_process_that_a_child_leaves_behind_does_not_hold_its_end_up(tmp_path: Path):
+    def write() -> None:
+        if os.fork() == 0:
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            (tmp_path / "pid").rename(tmp_path / "there")
+            signal.pause()
+        while not (tmp_path / "there").exists():
+            time.sleep(0.005)
+        os._exit(3)
+
+    ending = ForkCaller().start(AsyncRequest(write, (), [])).wait(DEADLINE)
+    left = int((tmp_path / "there").read_text())
+    assert state_of(left) is not None
+    os.kill(left, signal.SIGKILL)
+    assert ending.failure == "the writing process ended with exit status 3"
+
+
+def test_file_descriptors_may_have_high_numbers():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("this user may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert ForkCaller().start(AsyncRequest(lambda: None, (), [])).wait(DEADLINE).failure is None
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

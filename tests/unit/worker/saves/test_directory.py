@@ -1,0 +1,175 @@
+"""A folder of checkpoints that cannot lie."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.worker.saves import directory as module
+from muster.worker.saves.directory import MARKER, CheckpointDirectory, Committed, UncommittedError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointDirectory:
+    return CheckpointDirectory(tmp_path / "not" / "there yet")
+
+
+def commit(folder: CheckpointDirectory, step: int, life: str = "0-0") -> Committed:
+    unfinished = folder.unfinished(step, life)
+    unfinished.mkdir()
+    (unfinished / "data").write_text(str(step))
+    made = Committed(step, 2, "job", "save", step, folder.path(step))
+    folder.commit(unfinished, made)
+    assert not unfinished.exists()
+    return made
+
+
+def test_the_last_committed_one_is_found(folder: CheckpointDirectory):
+    assert folder.latest() is None
+    made = [commit(folder, step) for step in (5, 900, 10)]
+    assert folder.latest() == made[1]
+    assert [one.step for one in folder.all()] == [5, 10, 900]
+
+
+def test_a_step_with_more_digits_than_expected_is_still_the_last(folder: CheckpointDirectory):
+    commit(folder, 9_999_999_999)
+    made = commit(folder, 10_000_000_000)
+    assert folder.latest() == made
+
+
+def test_what_was_not_committed_is_not_found_and_not_read(folder: CheckpointDirectory):
+    commit(folder, 1)
+    unfinished = folder.unfinished(2, "0-1")
+    unfinished.mkdir()
+    folder.path(3).mkdir()
+    assert [one.step for one in folder.all()] == [1]
+    for path in (unfinished, folder.path(3), folder.path(4)):
+        with pytest.raises(UncommittedError, match="is not a committed checkpoint.*step-0000000001"):
+            folder.read(path)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        '{"step": 2}',
+        b"\xff\xfe",
+        {"step": "2"},
+        {"step": True},
+        {"world_size": None},
+        {"step": 8},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_marker_that_is_garbage_is_none(folder: CheckpointDirectory, garbage: Any):
+    first = commit(folder, 1)
+    second = commit(folder, 2)
+    marker = second.path / MARKER
+    if isinstance(garbage, dict):
+        garbage = json.dumps(json.loads(marker.read_text()) | garbage)
+    marker.write_bytes(garbage.encode() if isinstance(garbage, str) else garbage)
+    assert folder.latest() == first
+    with pytest.raises(UncommittedError):
+        folder.read(second.path)
+    folder.sweep(1, set())
+    assert folder.latest() == first
+
+
+def test_a_marker_that_is_a_folder_is_none(folder: CheckpointDirectory):
+    (folder.path(1) / MARKER).mkdir(parents=True)
+    assert folder.latest() is None
+
+
+def test_leftovers_are_swept_and_others_files_are_not(folder: CheckpointDirectory):
+    commit(folder, 1)
+    left, busy, others = folder.unfinished(2, "0-1"), folder.unfinished(3, "0-2"), folder.folder / ".git"
+    for path in (left, busy, others):
+        path.mkdir()
+    folder.sweep(None, {busy})
+    assert (left.exists(), busy.exists(), others.exists()) == (False, True, True)
+    assert [one.step for one in folder.all()] == [1]
+
+
+def test_the_last_ones_are_kept(folder: CheckpointDirectory):
+    for step in range(5):
+        commit(folder, step)
+    folder.sweep(2, set())
+    assert [one.step for one in folder.all()] == [3, 4]
+    assert sorted(path.name for path in folder.folder.iterdir()) == ["step-0000000003", "step-0000000004"]
+
+
+def test_half_of_a_checkpoint_never_looks_like_one(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    """The sweep is interrupted when nothing of the old one is removed yet."""
+    for step in range(2):
+        commit(folder, step)
+
+    def killed(path: Path, **_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            folder.sweep(1, set())
+    assert [one.step for one in folder.all()] == [1]
+    folder.sweep(None, set())
+    assert [path.name for path in folder.folder.iterdir()] == ["step-0000000001"]
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_no_harm(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    for step in range(2):
+        commit(folder, step)
+
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    folder.sweep(1, set())
+    assert "cannot be removed" in caplog.text
+
+
+def test_all_is_on_the_disk_before_it_has_its_name(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    order: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        order.append(f"{Path(f'/proc/self/fd/{handle}').resolve().name} named={folder.path(1).exists()}")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    commit(folder, 1)
+    assert order == [
+        f"{MARKER} named=False",
+        f"{folder.unfinished(1, '0-0').name} named=False",
+        f"{folder.folder.name} named=True",
+    ]
+
+
+def test_a_step_is_not_committed_over_another(folder: CheckpointDirectory):
+    commit(folder, 1)
+    with pytest.raises(OSError):
+        commit(folder, 1, "0-1")
+    assert (folder.path(1) / "data").read_text() == "1"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a file").touch()
+    with pytest.raises(OSError):
+        CheckpointDirectory(tmp_path / "a file")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # The tests may run as root, who may all.
+    with pytest.raises(PermissionError, match="cannot be written by this user"):
+        CheckpointDirectory(tmp_path)

@@ -1,0 +1,46 @@
+"""The words for how a save fails."""
+
+import signal
+
+import pytest
+
+from muster.worker.decision import Decision, Outcome
+from muster.worker.saves.failure import MOST_TEXT, cut, ending_text, failure_text, save_error
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, None),
+        (3, "exit status 3"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-signal.SIGKILL, "killed by SIGKILL; the kernel may have killed it for want of memory"),
+        (-99, "killed by signal 99"),
+    ],
+)
+def test_an_exit_status_has_words(status: int, text: str | None):
+    said = ending_text(status)
+    assert said is None if text is None else text in (said or "")
+
+
+def test_an_exception_begins_with_what_it_is_and_says_where():
+    try:
+        raise OSError(28, "No space left on device")
+    except OSError as error:
+        text = failure_text(error)
+    assert text.startswith("OSError: [Errno 28] No space left on device\nTraceback")
+    assert "test_failure.py" in text
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "€" * 100_000, "\udcff" * 50_000])
+def test_a_long_text_is_cut_to_what_a_vote_takes(text: str):
+    short = cut(text)
+    assert len(short.encode("utf-8", "backslashreplace")) <= MOST_TEXT + 10
+    assert short.startswith("…")
+    assert short[-4:] in text or short.endswith("udcff")
+
+
+def test_a_commit_that_failed_does_not_say_that_nothing_was_written():
+    decision = Decision("save/commit", 1, Outcome.ABORTED, "rank 0 failed")
+    assert "not committed, on any rank: rank 0 failed" in str(save_error(3, decision))
+    assert "save 3 was written by every rank, but" in str(save_error(3, decision, written=True))

@@ -1,0 +1,267 @@
+"""Saves in order: decided by all, finalized by all or by none."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.worker.decision import Outcome
+from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
+from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
+from tests.support.judge import FakeBarrier, no_child_left
+
+DEADLINE = 30.0
+
+
+@pytest.fixture
+def barrier() -> FakeBarrier:
+    return FakeBarrier(world_size=2)
+
+
+@pytest.fixture
+def queue(barrier: FakeBarrier) -> Iterator[AsyncCallsQueue]:
+    with no_child_left():
+        made = AsyncCallsQueue(barrier=barrier, timeout=DEADLINE)  # type: ignore[arg-type]
+        yield made
+        barrier.open.set()
+        made.abort("the test is over")
+        made._end()
+
+
+def nothing() -> None:
+    """Write nothing."""
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def decided(queue: AsyncCallsQueue) -> int:
+    return sum(call.decided for call in queue._state.calls)
+
+
+# ---------------------------------------------------------------------- in order
+
+
+def test_several_in_flight_are_finalized_in_order(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    order: list[Any] = []
+    barrier.open.clear()
+    for number in range(3):
+        request = AsyncRequest(nothing, (), [lambda n=number: order.append(n)])
+        request.add_finalize_fn(lambda n=number: order.append(f"{n} again"))
+        assert queue.schedule_async_request(request) == number
+    assert queue.get_num_unfinalized_calls() == 3
+    assert queue.maybe_finalize_async_calls(no_dist=True) == []
+    barrier.open.set()
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0, 1, 2]
+    assert order == [0, "0 again", 1, "1 again", 2, "2 again"]
+    assert queue.get_num_unfinalized_calls() == 0
+    assert barrier.votes == [None] * 3
+
+
+def test_looking_costs_no_round_trip(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    until(lambda: decided(queue) == 1)
+    assert queue.maybe_finalize_async_calls(no_dist=True) == [0]
+    assert barrier.siblings["save/agreement"].gathered == []
+
+
+def test_what_not_every_rank_has_heard_is_not_finalized_where_all_must_agree(
+    queue: AsyncCallsQueue, barrier: FakeBarrier
+):
+    agreement = barrier.siblings["save/agreement"]
+    for _ in range(3):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    until(lambda: decided(queue) == 3)
+    agreement.others_payloads = [b"1"]
+    assert queue.maybe_finalize_async_calls() == [0]
+    agreement.others_payloads = [b"0"]
+    assert queue.maybe_finalize_async_calls() == []
+    agreement.others_payloads = [b"2"]
+    assert queue.maybe_finalize_async_calls() == [1, 2]
+    assert agreement.gathered == [b"3", b"2", b"2"]
+
+
+def test_a_request_without_a_function_is_finalized(queue: AsyncCallsQueue):
+    done: list[int] = []
+    queue.schedule_async_request(AsyncRequest(None, (), [lambda: done.append(1)]))
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+    assert done == [1]
+
+
+def test_bad_functions_are_refused_and_do_not_count(queue: AsyncCallsQueue):
+    with pytest.raises(TypeError, match="async_fn = 'write'"):
+        queue.schedule_async_request(AsyncRequest("write", (), []))  # type: ignore[arg-type]
+    assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 0
+
+
+def test_timings_come_for_each_save_that_was_finalized(barrier: FakeBarrier):
+    heard: list[SaveTimings] = []
+    with AsyncCallsQueue(barrier=barrier, on_saved=heard.append) as queue:  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    assert [one.call_idx for one in heard] == [0]
+    assert heard[0].start > 0
+    assert heard[0].write > 0
+    assert heard[0].stall == heard[0].preload + heard[0].start + heard[0].finalize
+
+
+# ---------------------------------------------------------------------- failures
+
+
+def test_a_failed_save_is_finalized_nowhere_and_later_ones_are(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    done: list[int] = []
+    for number, write in enumerate((nothing, kill_itself, nothing)):
+        queue.schedule_async_request(AsyncRequest(write, (), [lambda n=number: done.append(n)]))
+    with pytest.raises(AsyncSaveError, match="save 1 was not committed, on any rank.*SIGKILL") as caught:
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert (caught.value.call_idx, done) == (1, [0])
+    assert [one.rank for one in caught.value.failures] == [0]
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [2]
+    assert done == [0, 2]
+
+
+def test_another_ranks_failure_is_ours_too(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    done: list[int] = []
+    barrier.others_fail[0] = "disk full"
+    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(1)]))
+    with pytest.raises(AsyncSaveError, match=r"rank 1 \(there\) failed: disk full"):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert done == []
+
+
+def test_a_child_that_takes_too_long_is_ended(barrier: FakeBarrier):
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier, timeout=0.2)  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(signal.pause, (), []))
+        with pytest.raises(AsyncSaveError, match=r"had not ended after 0.2 s"):
+            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+        queue.close()
+
+
+def test_a_save_that_cannot_be_begun_counts_and_fails_for_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    def preload() -> None:
+        raise MemoryError("no room for the copy")
+
+    with pytest.raises(MemoryError):
+        queue.schedule_async_request(AsyncRequest(nothing, (), [], preload_fn=preload))
+    assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
+    with pytest.raises(AsyncSaveError, match="no room for the copy") as caught:
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert caught.value.call_idx == 0
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [1]
+    assert [vote is None for vote in barrier.votes] == [False, True]
+
+
+def test_a_failure_of_what_follows_the_write_is_a_vote_too(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    def break_() -> None:
+        raise ValueError("buffers are gone")
+
+    queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=break_)
+    with pytest.raises(AsyncSaveError, match="buffers are gone"):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+
+
+def test_on_written_is_called_however_the_write_ended(queue: AsyncCallsQueue):
+    called: list[int] = []
+    queue.schedule_async_request(AsyncRequest(kill_itself, (), []), on_written=lambda: called.append(1))
+    with pytest.raises(AsyncSaveError):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert called == [1]
+
+
+def test_a_commit_that_fails_fails_for_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    done: list[int] = []
+
+    def commit(_: Any) -> None:
+        raise OSError("cannot rename")
+
+    request = AsyncRequest(nothing, (), [lambda: done.append(1)])
+    queue.schedule_async_request(request, commit=commit)
+    with pytest.raises(AsyncSaveError, match="written by every rank, but.*cannot rename"):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert done == []
+
+
+def test_nothing_is_committed_that_a_rank_failed_to_write(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    committed: list[int] = []
+    barrier.others_fail[0] = "disk full"
+    queue.schedule_async_request(AsyncRequest(nothing, (), []), commit=lambda _: committed.append(1))
+    with pytest.raises(AsyncSaveError):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert (committed, barrier.siblings["save/commit"].votes) == ([], [])
+
+
+def test_an_unknown_outcome_is_asked_for_again(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    barrier.raises[0] = [OutcomeUnknownError("gone", "save", 0, Outcome.UNKNOWN) for _ in range(2)]
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+
+
+def test_a_refusal_is_raised_and_later_saves_go_on(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    barrier.raises[0] = [MusterError("refused")]
+    for _ in range(2):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    with pytest.raises(MusterError, match="refused"):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [1]
+
+
+# ---------------------------------------------------------------------- its end
+
+
+def test_closing_finalizes_what_was_scheduled_and_raises_the_first_failure(barrier: FakeBarrier):
+    done: list[int] = []
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        for number, write in enumerate((kill_itself, nothing, kill_itself, nothing)):
+            queue.schedule_async_request(AsyncRequest(write, (), [lambda n=number: done.append(n)]))
+        with pytest.raises(AsyncSaveError, match="save 0"):
+            queue.close()
+        assert done == [1, 3]
+        queue.close()
+    assert not queue._thread.is_alive()
+
+
+def test_a_finalize_function_that_raises_does_not_keep_the_others_from_it(barrier: FakeBarrier):
+    done: list[int] = []
+    queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: 1 / 0]))
+    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(1)]))
+    with pytest.raises(ZeroDivisionError):
+        queue.close()
+    assert done == [1]
+
+
+def test_nothing_is_scheduled_after_closing(barrier: FakeBarrier):
+    queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    queue.close()
+    with no_child_left(), pytest.raises(MusterError, match="closed"):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+
+
+def test_an_exception_in_the_with_block_ends_the_writes_and_tells_why(barrier: FakeBarrier):
+    done: list[int] = []
+    with no_child_left(), pytest.raises(KeyError), AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(signal.pause, (), [lambda: done.append(1)]))
+        raise KeyError("weight")
+    assert barrier.votes == ["the training process failed: KeyError: 'weight'"]
+    assert done == []
+
+
+def test_the_with_block_finalizes_at_its_end(barrier: FakeBarrier, tmp_path: Path):
+    with no_child_left(), AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest((tmp_path / "written").touch, (), []))
+    assert (tmp_path / "written").exists()
+    assert not any(thread.name == "muster-saves" for thread in threading.enumerate())

@@ -34,12 +34,12 @@ def seen_by_a_child(look: Callable[[], Any], folder: Path) -> Any:
     return json.loads((folder / "seen").read_text())
 
 
-def _is_open(number: int) -> bool:
+def _is_same(number: int, was: os.stat_result) -> bool:
+    """Whether a file descriptor is what it was; a number that was closed may have been given again."""
     try:
-        os.fstat(number)
+        return os.path.samestat(os.fstat(number), was)
     except OSError:
         return False
-    return True
 
 
 def test_it_has_none_of_its_parents_sockets(tmp_path: Path):
@@ -47,8 +47,10 @@ def test_it_has_none_of_its_parents_sockets(tmp_path: Path):
     kept = (tmp_path / "a file").open("w")
     with ours, theirs, kept:
         numbers = (ours.fileno(), theirs.fileno(), kept.fileno())
-        assert seen_by_a_child(lambda: [_is_open(n) for n in numbers], tmp_path) == [False, False, True]
-        assert [_is_open(n) for n in numbers] == [True] * 3
+        were = [os.fstat(number) for number in numbers]
+        look = lambda: [_is_same(*one) for one in zip(numbers, were, strict=True)]  # noqa: E731
+        assert seen_by_a_child(look, tmp_path) == [False, False, True]
+        assert look() == [True] * 3
 
 
 def test_its_signals_do_what_signals_do(tmp_path: Path):

@@ -109,6 +109,7 @@ class Checkpointer:
             MemoryError: there is not enough free memory for the copy.
             MusterError: it is closed.
         """
+        self._queue.check_open()
         if step < 0:
             raise ValueError(f"step = {step}: it must not be negative.")
         path = self._directory.path(step)

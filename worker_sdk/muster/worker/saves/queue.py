@@ -159,7 +159,7 @@ class AsyncCallsQueue:
                 failed, for all ranks.
         """
         async_request.check()
-        self._check_open()
+        self.check_open()
         idx, self._next_idx = self._next_idx, self._next_idx + 1
         request = async_request.freeze()._replace(call_idx=idx)
         try:
@@ -189,13 +189,18 @@ class AsyncCallsQueue:
         Raises:
             MusterError: the queue is closed.
         """
-        self._check_open()
+        self.check_open()
         idx, self._next_idx = self._next_idx, self._next_idx + 1
         request = AsyncRequest(None, (), [], is_frozen=True, call_idx=idx)
         self._add(_failed_call(request, reason, on_written))
         return idx
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse what a closed queue cannot do.
+
+        Raises:
+            MusterError: the queue is closed.
+        """
         with self._changed:
             if self._state.closing:
                 raise MusterError("this queue of saves is closed; make another one.")

@@ -51,6 +51,7 @@ class TorchAsyncCheckpoint:
         Raises:
             MusterError: it was closed.
         """
+        self._queue.check_open()
         held = self._buffers.stage(state_dict)
         request = AsyncRequest(torch.save, (held.state, *args), [], kwargs)
         return self._queue.schedule_async_request(request, on_written=held.release)

@@ -1,0 +1,246 @@
+"""Saves of real ranks at a real coordinator, with children, ranks and the coordinator killed."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.worker.saves.child import wait_readable
+from tests.support.coordinator import Coordinator
+from tests.support.savers import (
+    Event,
+    Failed,
+    Saver,
+    all_of,
+    savers,
+    verdict,
+    whole_checkpoint,
+    whole_files,
+)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def committed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("kind", ["checkpointer", "queue"])
+@pytest.mark.parametrize(
+    ("doom", "said"), [("kill", "killed by SIGKILL"), ("exit", "ended with exit status 9")]
+)
+def test_a_child_that_fails_fails_the_save_everywhere(
+    coordinator: Coordinator, folder: Path, kind: str, doom: str, said: str
+):
+    with savers(coordinator.endpoint, 2, folder, kind=kind) as world:
+        all_of(world, "begin")
+        all_of(world, "save", step=1)
+        assert all_of(world, "finalize") == [[1], [1]]
+        world[0].tell("save", step=2)
+        world[1].ask("save", step=2, doom=doom)
+        world[0].answer()
+        for [heard] in all_of(world, "finalize"):
+            assert isinstance(heard, Failed)
+            assert heard.kind == "AsyncSaveError"
+            assert [(one.rank, one.host) for one in heard.failures] == [(1, "node-1")]
+            assert said in heard.failures[0].reason
+            assert "node-1" in heard.message
+            assert said in heard.message
+        assert committed(folder) == ["step-0000000001"]
+        all_of(world, "save", step=3)
+        assert all_of(world, "finalize") == [[3], [3]]
+        assert committed(folder) == ["step-0000000001", "step-0000000003"]
+        assert all_of(world, "close") == [[], []]
+
+
+def test_a_rank_that_dies_takes_its_child_along_and_fails_the_save(coordinator: Coordinator, folder: Path):
+    with savers(coordinator.endpoint, 2, folder) as world:
+        all_of(world, "begin")
+        gate = str(folder / "never")
+        world[0].tell("save", step=1)
+        child = world[1].ask("save", step=1, gate=gate)
+        world[0].answer()
+        handle = os.pidfd_open(child)
+        world[1].end()
+        try:
+            assert wait_readable(handle, 30)
+        finally:
+            os.close(handle)
+        [heard] = world[0].ask("finalize")
+        assert heard.kind == "AsyncSaveError"
+        assert [one.rank for one in heard.missing] == [1]
+        assert committed(folder) == []
+
+
+def test_a_coordinator_that_dies_between_write_and_decision_decides_when_it_is_back(
+    coordinator: Coordinator, folder: Path
+):
+    with savers(coordinator.endpoint, 2, folder) as world:
+        all_of(world, "begin")
+        gate = folder / "gate"
+        world[0].tell("save", step=1)
+        world[1].ask("save", step=1, gate=str(gate))
+        world[0].answer()
+        until(lambda: world[0].ask("waits"))
+        coordinator.kill()
+        gate.touch()
+        until(lambda: world[1].ask("waits"))
+        assert all_of(world, "finalize", blocking=False) == [[], []]
+        coordinator.start()
+        assert all_of(world, "finalize") == [[1], [1]]
+        assert committed(folder) == ["step-0000000001"]
+        assert whole_checkpoint(folder / "step-0000000001", 1) is None
+
+
+def test_another_number_of_ranks_loads_and_goes_on(coordinator: Coordinator, folder: Path):
+    with savers(coordinator.endpoint, 2, folder) as world:
+        all_of(world, "begin")
+        all_of(world, "save", step=1)
+        all_of(world, "save", step=2)
+        assert all_of(world, "close") == [[], []]
+        assert all_of(world, "load") == [(2, True)] * 2
+    with savers(coordinator.endpoint, 1, folder, generation=1) as (alone,):
+        alone.ask("begin")
+        assert alone.ask("latest").world_size == 2
+        assert alone.ask("load") == (2, True)
+        alone.ask("save", step=3)
+        assert alone.ask("finalize") == [3]
+        assert alone.ask("latest").world_size == 1
+        assert alone.ask("load") == (3, True)
+
+
+# ---------------------------------------------------------------------- chaos
+
+
+def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]:
+    """Save again and again, with children killed at random; what all ranks saw."""
+    chance = random.Random(seed)
+    all_of(world, "begin")
+    for step in range(saves):
+        for rank in world:
+            how: dict[str, Any] = {}
+            if chance.random() < odds:
+                how = chance.choice([{"doom": "kill"}, {"kill_after": chance.random() * 0.03}])
+            rank.tell("save", step=step, **how)
+        for rank in world:
+            rank.answer()
+        all_of(world, "finalize", blocking=chance.random() < 0.3)
+    all_of(world, "finalize", blocking=True)
+    return [event for events in all_of(world, "history") for event in events]
+
+
+@pytest.mark.parametrize(("world_size", "seed"), [(2, 1), (3, 2)])
+def test_whatever_is_killed_every_checkpoint_is_whole_and_all_agree(
+    coordinator: Coordinator, folder: Path, world_size: int, seed: int
+):
+    with savers(coordinator.endpoint, world_size, folder) as world:
+        events = chaos(world, 100, seed, 0.15)
+        assert all_of(world, "close") == [[]] * world_size
+    assert verdict(events, whole_checkpoint) == []
+    seen = {what: {event.step for event in events if event.what == what} for what in ("finalized", "failed")}
+    assert seen["finalized"] | seen["failed"] == set(range(100))
+    assert min(len(steps) for steps in seen.values()) >= 10
+    assert committed(folder) == [f"step-{step:010}" for step in sorted(seen["finalized"])]
+    for rank in range(world_size):
+        judged = [event.step for event in events if event.rank == rank and event.what != "latest"]
+        assert judged == list(range(100))
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["honest", "ignores exit codes"])
+def test_a_caller_that_ignores_exit_codes_is_caught(coordinator: Coordinator, folder: Path, blind: bool):
+    with savers(coordinator.endpoint, 2, folder, kind="queue", blind=blind) as world:
+        events = chaos(world, 30, 3, 0.2)
+    wrong = verdict(events, partial(whole_files, world_size=2))
+    assert bool(wrong) is blind, wrong
+    assert all("does not load" in one for one in wrong)
+
+
+def test_the_judge_sees_ranks_that_disagree_and_a_latest_that_goes_back():
+    events = [
+        Event(0, "finalized", 1),
+        Event(1, "failed", 1),
+        Event(0, "latest", 3, "/3"),
+        Event(0, "latest", 2, "/2"),
+    ]
+    assert verdict(events, lambda path, step: "it is torn" if step == 2 else None) == [
+        "step 1: rank 0 finalized it, rank 1 saw it fail",
+        "step 2: latest() returned /2, but it is torn",
+        "rank 0: latest() returned step 2 after step 3",
+    ]
+
+
+# ---------------------------------------------------------------------- forks beside a session
+
+FORKS = """
+{first}
+import sys, threading, torch
+from muster.worker import AsyncCallsQueue, AsyncRequest, GrpcBarrier
+{last}
+
+def touch(folder, number):
+    torch.save(torch.full((1000,), number), f"{{folder}}/{{number}}.pt")
+
+folder, endpoint, forks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+other = GrpcBarrier(0, 1, "busy", endpoint, 20, 20, run_id="forks")
+stop = threading.Event()
+
+def keep_busy():
+    while not stop.is_set():
+        other.execute_barrier()
+
+busy = threading.Thread(target=keep_busy)
+busy.start()
+done = []
+barrier = GrpcBarrier(0, 1, "save", endpoint, 20, 20, run_id="forks")
+with AsyncCallsQueue(barrier=barrier, timeout=30) as queue:
+    for number in range(forks):
+        queue.schedule_async_request(AsyncRequest(touch, (folder, number), [lambda n=number: done.append(n)]))
+        if number % 4 == 3:
+            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+stop.set()
+busy.join()
+assert done == list(range(forks)), done
+print("all well")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [("import grpc", ""), ("", "import grpc")], ids=["grpc first", "grpc last"]
+)
+def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path, first: str, last: str):
+    environ = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            FORKS.format(first=first, last=last),
+            str(tmp_path),
+            coordinator.endpoint,
+            "200",
+        ],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr
+    assert len(list(tmp_path.glob("*.pt"))) == 200

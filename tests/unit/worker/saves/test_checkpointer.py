@@ -1,0 +1,167 @@
+"""Checkpoints of one rank: begun, committed, found, loaded, swept."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muster.worker.errors import AsyncSaveError, MusterError
+from muster.worker.saves import Checkpointer, SaveTimings, checkpointer as module, staging
+from muster.worker.saves.directory import UncommittedError
+from tests.support.judge import FakeBarrier, no_child_left
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.fixture
+def barrier() -> FakeBarrier:
+    return FakeBarrier()
+
+
+@pytest.fixture
+def made(tmp_path: Path, barrier: FakeBarrier) -> Iterator[Checkpointer]:
+    with no_child_left():
+        one = Checkpointer(tmp_path, barrier=barrier, timeout=30)  # type: ignore[arg-type]
+        yield one
+        one.close()
+
+
+def state(value: float) -> dict[str, Any]:
+    value = float(value)
+    return {"model": {"weight": torch.full((1000,), value), "bias": torch.full((3,), value)}, "step": value}
+
+
+def loaded(made: Checkpointer, path: Path | None = None) -> tuple[int, float]:
+    into = state(-7)
+    found = made.load(into, path)
+    weight = into["model"]["weight"]
+    assert torch.equal(weight, torch.full((1000,), into["step"]))
+    return found.step, into["step"]
+
+
+@pytest.mark.parametrize("how", ["shared with the child", "copied", "in shared memory"])
+def test_the_state_at_the_call_is_committed(how: str, tmp_path: Path, barrier: FakeBarrier):
+    copied = how == "copied"
+    made = Checkpointer(tmp_path, copy=copied, barrier=barrier)  # type: ignore[arg-type]
+    now = state(0)
+    if how == "in shared memory":
+        now["model"]["weight"].share_memory_()
+    for step in range(4):
+        now["model"]["weight"].fill_(step)
+        now["step"] = step
+        made.save(step, now)
+        now["model"]["weight"].fill_(-1)
+    assert made.finalize(blocking=True) == [0, 1, 2, 3]
+    for step in range(4):
+        assert loaded(made, tmp_path / f"step-{step:010}") == (step, step)
+    assert loaded(made) == (3, 3)
+    latest = made.latest()
+    assert latest is not None
+    assert (latest.world_size, latest.run_id, latest.prefix, latest.sequence) == (1, "job", "save", 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:010}" for step in range(4)]
+    made.close()
+
+
+def test_a_killed_child_commits_nothing_and_the_next_save_does(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_keep_results", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        made.save(2, state(2))
+    with pytest.raises(AsyncSaveError, match="SIGKILL"):
+        made.finalize(blocking=True)
+    assert loaded(made) == (1, 1)
+    left = [path for path in tmp_path.iterdir() if path.name.startswith(".step")]
+    assert len(left) == 1
+    with pytest.raises(UncommittedError, match="is not a committed checkpoint"):
+        made.load(state(0), left[0])
+    made.save(2, state(2.5))
+    assert made.finalize(blocking=True) == [2]
+    assert loaded(made) == (2, 2.5)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_the_last_ones_are_kept(tmp_path: Path, barrier: FakeBarrier):
+    heard: list[SaveTimings] = []
+    made = Checkpointer(tmp_path, keep_last=2, barrier=barrier, on_saved=heard.append)  # type: ignore[arg-type]
+    for step in range(5):
+        made.save(step, state(step))
+    made.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
+    assert [one.call_idx for one in heard] == [0, 1, 2, 3, 4]
+
+
+def test_leftovers_of_another_life_are_swept_at_the_start(tmp_path: Path, barrier: FakeBarrier):
+    (tmp_path / ".step-0000000001.0-0").mkdir()
+    (tmp_path / ".removed-step-0000000001").mkdir()
+    Checkpointer(tmp_path, barrier=barrier).close()  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_steps_are_refused(made: Checkpointer):
+    with pytest.raises(ValueError, match="negative"):
+        made.save(-1, state(0))
+    made.save(1, state(1))
+    with pytest.raises(ValueError, match="being saved already|committed already"):
+        made.save(1, state(1))
+    made.finalize(blocking=True)
+    with pytest.raises(ValueError, match="committed already"):
+        made.save(1, state(1))
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_keeping_none_is_refused(keep: int, tmp_path: Path):
+    with pytest.raises(ValueError, match="keep_last"):
+        Checkpointer(tmp_path, keep_last=keep, barrier=FakeBarrier())  # type: ignore[arg-type]
+
+
+def test_loading_nothing_says_so(made: Checkpointer):
+    with pytest.raises(FileNotFoundError, match="holds no committed checkpoint"):
+        made.load(state(0))
+
+
+def test_a_state_that_is_too_large_for_a_copy_is_refused_before_the_fork(
+    tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    made = Checkpointer(tmp_path, copy=True, barrier=barrier)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "available_memory", lambda: 4_000)
+        with no_child_left(), pytest.raises(MemoryError, match="free memory"):
+            made.save(1, state(1))
+    with pytest.raises(AsyncSaveError, match="MemoryError"):
+        made.finalize(blocking=True)
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    made.close()
+
+
+def test_a_plan_that_has_not_changed_is_not_made_again(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    made.save(1, state(1))
+
+    def again(_: Any) -> None:
+        raise AssertionError("planned again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_gather", again)
+        made.save(2, state(2))
+    larger = state(3) | {"more": torch.ones(5)}
+    made.save(3, larger)
+    assert made.finalize(blocking=True) == [1, 2, 3]
+    into = state(0) | {"more": torch.zeros(5)}
+    made.load(into)
+    assert torch.equal(into["more"], torch.ones(5))
+    assert loaded(made, made._directory.path(2)) == (2, 2)
+
+
+def test_nothing_is_saved_after_closing(tmp_path: Path):
+    made = Checkpointer(tmp_path, barrier=FakeBarrier())  # type: ignore[arg-type]
+    made.close()
+    with pytest.raises(MusterError, match="closed"):
+        made.save(1, state(1))
+    assert list(tmp_path.iterdir()) == []

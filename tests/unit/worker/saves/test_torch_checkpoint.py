@@ -1,0 +1,49 @@
+"""``torch.save``, aside."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from muster.worker.errors import AsyncSaveError, MusterError
+from muster.worker.saves import TorchAsyncCheckpoint
+from tests.support.judge import FakeBarrier, no_child_left
+
+
+def test_the_state_at_the_call_is_saved(tmp_path: Path):
+    with no_child_left():
+        checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+        weight = torch.zeros(1000)
+        for step in range(4):
+            weight.fill_(step)
+            assert checkpoint.async_save({"weight": weight}, tmp_path / f"{step}.pt") == step
+            weight.fill_(-1)
+        checkpoint.finalize_async_save(blocking=True, terminate=True)
+    for step in range(4):
+        assert torch.equal(torch.load(tmp_path / f"{step}.pt")["weight"], torch.full((1000,), float(step)))
+    with pytest.raises(MusterError, match="closed"):
+        checkpoint.async_save({}, tmp_path / "late.pt")
+
+
+def test_it_saves_at_once_too(tmp_path: Path):
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.save({"a": 1}, tmp_path / "now.pt")
+    assert torch.load(tmp_path / "now.pt") == {"a": 1}
+    checkpoint.close()
+
+
+def test_a_path_that_cannot_be_written_is_an_error_and_the_buffers_go_back(tmp_path: Path):
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.async_save({"weight": torch.ones(3)}, tmp_path / "no folder" / "w.pt")
+    with pytest.raises(AsyncSaveError, match="no folder"):
+        checkpoint.finalize_async_save(blocking=True)
+    assert len(checkpoint._buffers._free) == 1
+    checkpoint.close()
+
+
+def test_saves_after_closing_leave_no_buffer_behind(tmp_path: Path):
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.close()
+    with pytest.raises(MusterError, match="closed"):
+        checkpoint.async_save({"weight": torch.ones(3)}, tmp_path / "w.pt")
+    assert len(checkpoint._buffers._free) == 1

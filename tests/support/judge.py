@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.worker.decision import Decision, Failure, Outcome
@@ -74,7 +74,8 @@ def children() -> set[int]:
     """The child processes of this one, zombies among them."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        found.update(int(pid) for pid in (task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
+            found.update(int(pid) for pid in (task / "children").read_text().split())
     return found
 
 

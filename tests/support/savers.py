@@ -164,7 +164,9 @@ class Saver:
 @contextmanager
 def savers(endpoint: str, world_size: int, folder: Path, **identity: Any) -> Iterator[list[Saver]]:
     """Processes for all ranks of a world."""
-    meeting = str(folder.parent / f"meeting-{world_size}-{identity.get('generation', 0)}-{time.monotonic_ns()}")
+    meeting = str(
+        folder.parent / f"meeting-{world_size}-{identity.get('generation', 0)}-{time.monotonic_ns()}"
+    )
     processes = [
         Saver(Identity(endpoint, rank, world_size, str(folder), meeting, **identity))
         for rank in range(world_size)
@@ -211,7 +213,12 @@ class _Files:
             if self._barrier.rank == 0:
                 unfinished.mkdir(exist_ok=True)
                 made = Committed(
-                    step, self._barrier.world_size, "job", "save", decision.sequence, self._directory.path(step)
+                    step,
+                    self._barrier.world_size,
+                    "job",
+                    "save",
+                    decision.sequence,
+                    self._directory.path(step),
                 )
                 self._directory.commit(unfinished, made)
 
@@ -247,7 +254,15 @@ class _Worker:
             "gloo", init_method=f"file://{who.meeting}", rank=who.rank, world_size=who.world_size
         )
         self.barrier = GrpcBarrier(
-            who.rank, who.world_size, "save", who.endpoint, 20, 60, "saves", who.generation, host=f"node-{who.rank}"
+            who.rank,
+            who.world_size,
+            "save",
+            who.endpoint,
+            20,
+            60,
+            "saves",
+            who.generation,
+            host=f"node-{who.rank}",
         )
         if who.kind == "queue":
             self.saver = _Files(who, self.barrier, _blind_caller() if who.blind else ForkCaller())
@@ -347,7 +362,9 @@ class _Worker:
         state = self._state(0)
         state["weight"].to_local().zero_()
         found = self.saver.load(state)
-        right = torch.equal(state["weight"].full_tensor(), weight_at(found.step)) and state["step"] == found.step
+        right = (
+            torch.equal(state["weight"].full_tensor(), weight_at(found.step)) and state["step"] == found.step
+        )
         return found.step, right
 
     def close(self) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller
+from muster.worker.saves.child import wait_readable
 from tests.support.judge import no_child_left
 
 DEADLINE = 60.0
@@ -107,9 +108,9 @@ def test_no_child_is_left():
 
 
 def test_no_file_descriptor_is_left():
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(DEADLINE)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_replaced():
@@ -118,8 +119,6 @@ def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_repla
     second = caller.start(AsyncRequest(time.sleep, (0,), []))
     handle = os.pidfd_open(first.pid)
     os.kill(first.pid, signal.SIGKILL)
-    from muster.worker.saves.child import wait_readable
-
     assert wait_readable(handle, DEADLINE)
     os.close(handle)
     third = caller.start(AsyncRequest(time.sleep, (0,), []))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from muster.worker.errors import AsyncSaveError, MusterError
-from muster.worker.saves import Checkpointer, SaveTimings, checkpointer as module, staging
+from muster.worker.saves import Checkpointer, SaveTimings, staging
+from muster.worker.saves import checkpointer as module
 from muster.worker.saves.directory import UncommittedError
 from tests.support.judge import FakeBarrier, no_child_left
 
@@ -108,7 +109,7 @@ def test_bad_steps_are_refused(made: Checkpointer):
     with pytest.raises(ValueError, match="negative"):
         made.save(-1, state(0))
     made.save(1, state(1))
-    with pytest.raises(ValueError, match="being saved already|committed already"):
+    with pytest.raises(ValueError, match=r"being saved already|committed already"):
         made.save(1, state(1))
     made.finalize(blocking=True)
     with pytest.raises(ValueError, match="committed already"):

@@ -71,7 +71,7 @@ def test_it_collects_no_garbage_and_has_one_thread_for_tensors(tmp_path: Path):
 
 
 def test_it_runs_no_exit_handlers(tmp_path: Path):
-    script = f"""
+    script = """
 import atexit
 from pathlib import Path
 from muster.worker.saves import AsyncRequest, ForkCaller

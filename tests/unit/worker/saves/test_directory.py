@@ -46,7 +46,7 @@ def test_what_was_not_committed_is_not_found_and_not_read(folder: CheckpointDire
     folder.path(3).mkdir()
     assert [one.step for one in folder.all()] == [1]
     for path in (unfinished, folder.path(3), folder.path(4)):
-        with pytest.raises(UncommittedError, match="is not a committed checkpoint.*step-0000000001"):
+        with pytest.raises(UncommittedError, match=r"is not a committed checkpoint.*step-0000000001"):
             folder.read(path)
 
 
@@ -164,9 +164,7 @@ def test_a_step_is_not_committed_over_another(folder: CheckpointDirectory):
     assert (folder.path(1) / "data").read_text() == "1"
 
 
-def test_a_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a file").touch()
     with pytest.raises(OSError):
         CheckpointDirectory(tmp_path / "a file")

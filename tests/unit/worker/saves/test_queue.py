@@ -124,7 +124,7 @@ def test_a_failed_save_is_finalized_nowhere_and_later_ones_are(queue: AsyncCalls
     done: list[int] = []
     for number, write in enumerate((nothing, kill_itself, nothing)):
         queue.schedule_async_request(AsyncRequest(write, (), [lambda n=number: done.append(n)]))
-    with pytest.raises(AsyncSaveError, match="save 1 was not committed, on any rank.*SIGKILL") as caught:
+    with pytest.raises(AsyncSaveError, match=r"save 1 was not committed, on any rank.*SIGKILL") as caught:
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
     assert (caught.value.call_idx, done) == (1, [0])
     assert [one.rank for one in caught.value.failures] == [0]
@@ -189,7 +189,7 @@ def test_a_commit_that_fails_fails_for_all(queue: AsyncCallsQueue, barrier: Fake
 
     request = AsyncRequest(nothing, (), [lambda: done.append(1)])
     queue.schedule_async_request(request, commit=commit)
-    with pytest.raises(AsyncSaveError, match="written by every rank, but.*cannot rename"):
+    with pytest.raises(AsyncSaveError, match=r"written by every rank, but.*cannot rename"):
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
     assert done == []
 

@@ -31,7 +31,7 @@ def test_finalize_functions_are_added_until_it_is_frozen():
     ids=["async_fn", "preload_fn", "finalize_fns"],
 )
 def test_what_cannot_be_called_is_refused(request_: AsyncRequest):
-    with pytest.raises(TypeError, match="callable|must be a function"):
+    with pytest.raises(TypeError, match=r"callable|must be a function"):
         request_.check()
 
 
@@ -45,7 +45,9 @@ def test_what_the_preload_function_returns_is_the_second_argument():
 
 def test_it_is_written_at_once_and_finalized_if_all_have_written():
     order: list[Any] = []
-    request = AsyncRequest(lambda *a, **k: order.append((a, k)), (1,), [lambda: order.append("end")], {"x": 2})
+    request = AsyncRequest(
+        lambda *a, **k: order.append((a, k)), (1,), [lambda: order.append("end")], {"x": 2}
+    )
     request.execute_sync(FakeBarrier())
     assert order == [((1,), {"x": 2}), "end"]
 

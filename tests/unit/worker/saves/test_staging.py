@@ -71,7 +71,7 @@ def test_a_copy_for_which_there_is_no_room_is_refused(free: int, fits: bool, mon
     if fits:
         check_memory(tensors, 0.5)
     else:
-        with pytest.raises(MemoryError, match="free memory.*Wait for earlier saves"):
+        with pytest.raises(MemoryError, match=r"free memory.*Wait for earlier saves"):
             check_memory(tensors, 0.5)
 
 

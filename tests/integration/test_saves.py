@@ -148,11 +148,11 @@ def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]
     return [event for events in all_of(world, "history") for event in events]
 
 
-@pytest.mark.parametrize(("world_size", "seed"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("world_size", "seed", "copy"), [(2, 1, False), (3, 2, True)])
 def test_whatever_is_killed_every_checkpoint_is_whole_and_all_agree(
-    coordinator: Coordinator, folder: Path, world_size: int, seed: int
+    coordinator: Coordinator, folder: Path, world_size: int, seed: int, copy: bool
 ):
-    with savers(coordinator.endpoint, world_size, folder) as world:
+    with savers(coordinator.endpoint, world_size, folder, copy=copy) as world:
         events = chaos(world, 100, seed, 0.15)
         assert all_of(world, "close") == [[]] * world_size
     assert verdict(events, whole_checkpoint) == []

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,7 +89,9 @@ def whole_checkpoint(path: Path, step: int) -> str | None:
 
     into = {"weight": torch.zeros(ROWS, 4), "step": -1}
     try:
-        load(into, checkpoint_id=path, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load(into, checkpoint_id=path, no_dist=True)
     except Exception as error:
         return f"it does not load: {error!r}"
     same = torch.equal(into["weight"], weight_at(step)) and into["step"] == step
@@ -121,6 +124,8 @@ class Identity:
     """Or ``queue``: one file of each rank, with the queue alone."""
     blind: bool = False
     """Whether its caller ignores how children end."""
+    copy: bool = False
+    """Whether the state is copied before the fork."""
     generation: int = 0
     timeout: float = 60.0
 
@@ -267,7 +272,7 @@ class _Worker:
         if who.kind == "queue":
             self.saver = _Files(who, self.barrier, _blind_caller() if who.blind else ForkCaller())
         else:
-            self.saver = Checkpointer(who.folder, barrier=self.barrier, timeout=who.timeout)
+            self.saver = Checkpointer(who.folder, copy=who.copy, barrier=self.barrier, timeout=who.timeout)
 
     def _state(self, step: int) -> dict[str, Any]:
         from torch.distributed.device_mesh import init_device_mesh

@@ -1,6 +1,7 @@
 """Checkpoints of one rank: begun, committed, found, loaded, swept."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,21 @@ def test_a_killed_child_commits_nothing_and_the_next_save_does(
     assert made.finalize(blocking=True) == [2]
     assert loaded(made) == (2, 2.5)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_disk_that_takes_no_more_fails_the_save(made: Checkpointer, tmp_path: Path):
+    """Here the limit is the process's, which a child has from its parent."""
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        made.save(2, state(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(AsyncSaveError, match="File too large"):
+        made.finalize(blocking=True)
+    assert loaded(made) == (1, 1)
 
 
 def test_the_last_ones_are_kept(tmp_path: Path, barrier: FakeBarrier):

@@ -1,5 +1,6 @@
 """``torch.save``, aside."""
 
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from muster.worker.saves import TorchAsyncCheckpoint
 from tests.support.judge import FakeBarrier, no_child_left
 
 
-def test_the_state_at_the_call_is_saved(tmp_path: Path):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_state_at_the_call_is_saved(tmp_path: Path, persistent: bool):
+    resource_tracker.ensure_running()  # It stays until this process ends.
     with no_child_left():
-        checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+        checkpoint = TorchAsyncCheckpoint(persistent, barrier=FakeBarrier())  # type: ignore[arg-type]
         weight = torch.zeros(1000)
         for step in range(4):
             weight.fill_(step)
@@ -39,6 +42,13 @@ def test_a_path_that_cannot_be_written_is_an_error_and_the_buffers_go_back(tmp_p
         checkpoint.finalize_async_save(blocking=True)
     assert len(checkpoint._buffers._free) == 1
     checkpoint.close()
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path):
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.async_save({"weight": torch.ones(100_000)}, "/dev/full")
+    with pytest.raises(AsyncSaveError, match="exit status 1"):
+        checkpoint.close()
 
 
 def test_nothing_is_copied_after_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

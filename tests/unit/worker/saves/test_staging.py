@@ -51,6 +51,12 @@ def test_what_is_in_shared_memory_does_not_survive_a_fork():
     assert not survives_fork(torch.ones(3).share_memory_())
 
 
+@pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.ones(3, device="meta")], ids=str)
+def test_tensors_without_a_storage_on_the_host_are_taken_too(tensor: torch.Tensor):
+    assert survives_fork(tensor)
+    assert unshared({"weight": tensor})["weight"] is tensor
+
+
 def test_only_what_is_shared_is_copied():
     own, shared = torch.ones(3), torch.ones(3).share_memory_()
     state = {"own": own, "list": [own, shared], "tuple": (shared, 7)}

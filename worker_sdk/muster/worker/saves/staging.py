@@ -101,11 +101,11 @@ def tensors_of(state: object) -> list[torch.Tensor]:
         return [tensor for value in state.values() for tensor in tensors_of(value)]
     if isinstance(state, list | tuple):
         return [tensor for value in state for tensor in tensors_of(value)]
+    if not isinstance(state, torch.Tensor):
+        return []
     if hasattr(state, "local_shards"):
         return [shard.tensor for shard in state.local_shards()]
-    if isinstance(state, torch.Tensor):
-        return [state.to_local() if hasattr(state, "to_local") else state]
-    return []
+    return [state.to_local() if hasattr(state, "to_local") else state]
 
 
 def survives_fork(tensor: torch.Tensor) -> bool:
@@ -115,7 +115,9 @@ def survives_fork(tensor: torch.Tensor) -> bool:
 
 def _is_shared(tensor: torch.Tensor) -> bool:
     """Whether it is in the host's shared memory."""
-    return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False  # Only a plain tensor of the host has a storage that can be asked.
+    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
 
 
 def unshared(value: Any) -> Any:  # noqa: ANN401

@@ -128,6 +128,19 @@ def test_another_number_of_ranks_loads_and_goes_on(coordinator: Coordinator, fol
         assert alone.ask("load") == (3, True)
 
 
+def test_ranks_that_ask_together_get_the_same_answer_at_each_call(coordinator: Coordinator, folder: Path):
+    with savers(coordinator.endpoint, 2, folder, kind="queue") as world:
+        all_of(world, "begin")
+        given: list[int] = []
+        for step in range(10):
+            all_of(world, "save", step=step)
+            one, other = all_of(world, "finalize_together", times=3)
+            assert one == other
+            given += [number for numbers in one for number in numbers]
+        assert given == list(range(len(given)))
+        assert all_of(world, "finalize") == [list(range(len(given), 10))] * 2
+
+
 # ---------------------------------------------------------------------- chaos
 
 

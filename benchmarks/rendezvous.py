@@ -292,7 +292,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 32, 64, 128], metavar="N")
     parser.add_argument("--wire-nodes", type=int, nargs="+", default=[128, 512, 1024, 4096], metavar="N")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=4, help="that play the nodes")
+    parser.add_argument("--processes", type=int, default=2, help="that play the nodes")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/rendezvous.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
     arguments = parser.parse_args()

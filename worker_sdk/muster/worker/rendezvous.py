@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from muster.worker import environment
 from muster.worker.attendance import Attendance, NodeConfig, Place
-from muster.worker.errors import MusterError, RefusedError, StoreTimeoutError
+from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)
@@ -167,11 +167,13 @@ class MusterRendezvousHandler(RendezvousHandler):
             for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
         ]
         deadline = time.monotonic() + self._config.connect_timeout
-        while time.monotonic() < deadline and not self._attendance.nodes_waiting:
-            with suppress(StoreTimeoutError):
+        while True:
+            # The coordinator may be away for a moment; joining again is how one learns that it stays away.
+            with suppress(StoreTimeoutError, ConnectError):
                 self._store.wait(keys, LOOK_INTERVAL)
                 return True
-        return False
+            if self._attendance.nodes_waiting or time.monotonic() >= deadline:
+                return False
 
     def is_closed(self) -> bool:
         """Whether the run is closed; costs no round trip from the first rendezvous on.

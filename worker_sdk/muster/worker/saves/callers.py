@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, current_process
 from typing import Protocol
 
 from muster.worker.saves import child
@@ -225,6 +225,8 @@ def _too_long(pid: int, timeout: float) -> str:
 def _work(pipe: Connection) -> None:
     """The worker: write what comes, answer how it went, end with the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It ends with the pipe; what it writes with may need processes of its own.
+    current_process().daemon = False
     while True:
         try:
             request = pipe.recv()

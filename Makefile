@@ -10,10 +10,11 @@ SOURCES := service worker_sdk tests examples benchmarks dev
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-.venv/.installed: requirements/dev.txt pyproject.toml
+.venv/.installed: requirements/dev.txt requirements/peers.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -48,9 +49,10 @@ unit: venv ## All tests.
 
 bench-venv: .venv/.bench-installed
 
-bench: bench-venv ## Measure beside the peers (about twenty minutes), and write docs/benchmarks/.
+bench: bench-venv ## Measure beside the peers (about forty minutes), and write docs/benchmarks/.
 	$(BIN)/python -m benchmarks.barrier
 	$(BIN)/python -m benchmarks.rendezvous
+	$(BIN)/python -m benchmarks.saves
 
 format: venv ## Format the code and the protos.
 	$(BIN)/ruff format $(SOURCES)

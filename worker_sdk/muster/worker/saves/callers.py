@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, current_process
 from typing import Protocol
 
 from muster.worker.saves import child
@@ -273,6 +273,8 @@ def _work(pipe: Connection, parent: int) -> None:
     """The worker: write what comes, answer how it went, end when told to or with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=child.die_with, args=(parent,), daemon=True).start()
+    # What it writes with may need processes of its own, which a daemon may not have.
+    current_process().daemon = False
     while True:
         try:
             request = pipe.recv()

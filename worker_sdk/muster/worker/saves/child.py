@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,6 +49,9 @@ def _settle_down(report: int, parent: int) -> None:
     gc.disable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    # As in any child of multiprocessing: a manager's proxy opens a connection of its own, instead of using
+    # the parent's, whose number would soon be another file's.
+    util._run_after_forkers()  # type: ignore[attr-defined]
     _close_sockets(report)
     # The parent's threads are not here: work that was shared among them would wait for ever.
     torch.set_num_threads(1)

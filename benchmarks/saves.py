@@ -1,0 +1,517 @@
+"""Measure saves side by side: Muster, torch's async_save, nvidia-resiliency-ext and others.
+
+Run it from the root of the repository: `python -m benchmarks.saves`.
+"""
+
+import argparse
+import json
+import mmap
+import multiprocessing as mp
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.peers.saves import SAVERS, Saver, State, remove
+from tests.support.coordinator import Coordinator
+
+GIB = 2**30
+TENSOR_BYTES = 16 * 2**20
+"""Of each tensor of the state."""
+PROBE_SECONDS = 0.02
+GIVE_UP = 90.0
+"""Seconds that one save may take."""
+SPAWN = mp.get_context("spawn")
+
+
+@dataclass
+class Sample:
+    """One save."""
+
+    stall: float
+    """Seconds that the training thread spent in the system's calls."""
+    durable: float
+    """Seconds from the call to the moment when the save was decided and synced."""
+    training: float
+    """Speed of training meanwhile, as a part of its speed without a save; 0 if there was no meanwhile."""
+    torn: bool
+    """Whether what was saved is not the state at the call."""
+    memory: float = 0.0
+    """The machine's anonymous and shared memory at its peak, above the state, in GiB."""
+    rss: float = 0.0
+    """The sum of the resident memory of the process and its children at its peak, in GiB."""
+
+
+@dataclass
+class Cell:
+    """One system at one size."""
+
+    system: str
+    gib: int
+    first: Sample | None = None
+    """The first save of a process, which also sets up what the system keeps."""
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def median(self, name: str) -> float | None:
+        """The median of a figure."""
+        values = [getattr(sample, name) for sample in self.samples]
+        return statistics.median(values) if values else None
+
+    def most(self, name: str) -> float | None:
+        """The highest of a figure, the first save's included."""
+        every = [*([self.first] if self.first else []), *self.samples]
+        return max((getattr(sample, name) for sample in every), default=None)
+
+
+# ---------------------------------------------------------------------- the training process
+
+
+def train(system: str, gib: int, repeats: int, folder: Path, pipe: Connection) -> None:
+    """A training process of one rank that saves and trains on."""
+    import torch
+
+    # The other core is the writer's.
+    torch.set_num_threads(1)
+    try:
+        state = {
+            f"layer.{number}": torch.zeros(TENSOR_BYTES // 4) for number in range(gib * GIB // TENSOR_BYTES)
+        }
+        saver = SAVERS[system][1](folder)
+        trainer = _Trainer(state)
+        speed = trainer.speed_alone()
+        for number in range(repeats + 1):
+            pipe.send("begin")
+            pipe.recv()
+            sample = _save(saver, number, trainer, speed)
+            pipe.send("end")
+            pipe.recv()
+            sample.torn = _is_torn(saver, number, trainer.at_call)
+            pipe.send(sample)
+            remove(folder)
+        saver.close()
+        pipe.send(None)
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if "muster" in system:
+            import muster.worker
+
+            muster.worker.close()
+
+
+class _Trainer:
+    """Training: one tensor after the other is changed in place."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._tensors = list(state.values())
+        self._step = 0
+        self.at_call: list[float] = []
+
+    def step(self) -> None:
+        self._tensors[self._step % len(self._tensors)].add_(1)
+        self._step += 1
+
+    def speed_alone(self) -> float:
+        """Steps a second, when nothing else is done."""
+        count = 2 * len(self._tensors)
+        began = time.monotonic()
+        for _ in range(count):
+            self.step()
+        return count / (time.monotonic() - began)
+
+
+def _save(saver: Saver, number: int, trainer: _Trainer, speed: float) -> Sample:
+    trainer.at_call = [float(tensor[0]) for tensor in trainer.state.values()]
+    began = time.monotonic()
+    saver.save(number, trainer.state)
+    stall = time.monotonic() - began
+    steps, trained = 0, 0.0
+    while True:
+        looked = time.monotonic()
+        done = saver.done()
+        now = time.monotonic()
+        if done:
+            # What it does to sync is not the training thread's wait: a job would do so elsewhere.
+            break
+        stall += now - looked
+        trainer.step()
+        steps += 1
+        trained += time.monotonic() - now
+    return Sample(stall, now - began, steps / trained / speed if trained > 0.05 else 0.0, torn=False)
+
+
+def _is_torn(saver: Saver, number: int, expected: list[float]) -> bool:
+    import torch
+
+    empty = {f"layer.{n}": torch.empty(TENSOR_BYTES // 4) for n in range(len(expected))}
+    loaded = saver.load(number, empty)
+    return any(
+        not torch.equal(tensor, torch.full_like(tensor, value))
+        for tensor, value in zip(loaded.values(), expected, strict=True)
+    )
+
+
+# ---------------------------------------------------------------------- one cell
+
+
+class _MemoryProbe:
+    """Watches the memory from the side, from begin to end."""
+
+    def __init__(self, pid: int, before: float, gib: int) -> None:
+        self._process = psutil.Process(pid)
+        self._before = before
+        self._gib = gib
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.memory = 0.0
+        self.rss = 0.0
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(PROBE_SECONDS):
+            self.memory = max(self.memory, machine_memory() - self._before - self._gib)
+            total = 0
+            try:
+                for process in [self._process, *self._process.children(recursive=True)]:
+                    total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            self.rss = max(self.rss, total / GIB)
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        self._thread.join()
+
+
+def machine_memory() -> float:
+    """The machine's anonymous and shared memory, in GiB: each page once, however many processes share it."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) for name in ("AnonPages", "Shmem")) / 2**20
+
+
+def measure(cell: Cell, repeats: int, folder: Path, endpoint: str) -> None:
+    """Measure one cell in a process of its own."""
+    before = machine_memory()
+    os.environ |= {
+        "MUSTER_ENDPOINT": endpoint,
+        "MUSTER_RUN_ID": f"{cell.system}-{cell.gib}",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=train, args=(cell.system, cell.gib, repeats, folder, theirs))
+    process.start()
+    theirs.close()
+    assert process.pid is not None
+    try:
+        while True:
+            word = _expect(ours)
+            if word is None:
+                return
+            if word != "begin":
+                raise RuntimeError(str(word))
+            probe = _MemoryProbe(process.pid, before, cell.gib)
+            ours.send("go")
+            word = _expect(ours)
+            probe.end()
+            if word != "end":
+                raise RuntimeError(str(word))
+            ours.send("go")
+            sample = _expect(ours)
+            if not isinstance(sample, Sample):
+                raise RuntimeError(str(sample))
+            sample.memory, sample.rss = probe.memory, probe.rss
+            if cell.first is None:
+                cell.first = sample
+            else:
+                cell.samples.append(sample)
+    except (RuntimeError, EOFError) as error:
+        cell.failures.append(str(error) or type(error).__name__)
+    finally:
+        # A process that hangs would leave its own children behind.
+        family = psutil.Process(process.pid).children(recursive=True) if process.is_alive() else []
+        process.join(0 if cell.failures else 30)
+        process.kill()
+        for left in family:
+            if left.is_running():
+                left.kill()
+        process.join()
+
+
+def _expect(pipe: Connection) -> Any:  # noqa: ANN401
+    if not pipe.poll(GIVE_UP):
+        raise RuntimeError(f"not through after {GIVE_UP:.0f} s")
+    return pipe.recv()
+
+
+# ---------------------------------------------------------------------- fork
+
+
+def measure_forks(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
+    """How long a fork takes as the resident memory grows, with small pages and with huge ones."""
+    found = []
+    for gib in sizes:
+        for huge in (False, True):
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(target=_fork, args=(gib, huge, repeats, theirs))
+            process.start()
+            theirs.close()
+            seconds = _expect(ours)
+            process.join()
+            found.append({"gib": gib, "huge_pages": huge, "seconds": seconds})
+            print(
+                f"fork  {gib} GiB  huge pages: {huge!s:<5}  {statistics.median(seconds) * 1000:.1f} ms",
+                file=sys.stderr,
+            )
+    return found
+
+
+def _fork(gib: int, huge: bool, repeats: int, pipe: Connection) -> None:
+    memory = mmap.mmap(-1, gib * GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    for _ in range(gib * GIB // TENSOR_BYTES):
+        memory.write(bytes(TENSOR_BYTES))
+    seconds = []
+    for _ in range(repeats):
+        began = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        seconds.append(time.monotonic() - began)
+        os.waitpid(pid, 0)
+    pipe.send(seconds)
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def targets(cells: list[Cell]) -> list[tuple[str, str, str, bool]]:
+    """What was aimed at, by size: the figure's name, the target, the measured, whether it is met."""
+    rows = []
+    for gib in sorted({cell.gib for cell in cells}):
+        ours = [c for c in cells if c.gib == gib and c.system.startswith("muster") and c.samples]
+        peers = [c for c in cells if c.gib == gib and not c.system.startswith("muster") and c.samples]
+        honest = [c for c in peers if not any(sample.torn for sample in c.samples)]
+        mine = next((c for c in ours if c.system == "muster"), None)
+        if mine is None or not honest:
+            continue
+        stall, durable = _figure(mine, "stall"), _figure(mine, "durable")
+        least = min(honest, key=lambda c: _figure(c, "stall"))
+        fastest = min([*ours, *honest], key=lambda c: _figure(c, "durable"))
+        best_stall, best = _figure(least, "stall"), _figure(fastest, "durable")
+        rows.append(
+            (
+                f"stall of Checkpointer, {gib} GiB",
+                f"below {best_stall * 1000:.1f} ms ({SAVERS[least.system][0]})",
+                f"{stall * 1000:.1f} ms",
+                stall < best_stall,
+            )
+        )
+        rows.append(
+            (
+                f"time to durable of Checkpointer, {gib} GiB",
+                f"at most {1.1 * best:.2f} s (1.1 x {SAVERS[fastest.system][0]})",
+                f"{durable:.2f} s",
+                durable <= 1.1 * best,
+            )
+        )
+    return rows
+
+
+def _figure(cell: Cell, name: str) -> float:
+    value = cell.median(name)
+    assert value is not None
+    return value
+
+
+def page(report: dict[str, Any], cells: list[Cell], forks: list[dict[str, Any]]) -> str:
+    """The page for the documentation."""
+    parts = [_INTRODUCTION]
+    for gib in sorted({cell.gib for cell in cells}):
+        parts += [f"## {gib} GiB", _table([cell for cell in cells if cell.gib == gib])]
+    rows = targets(cells)
+    if rows:
+        lines = ["| figure | target | measured | met |", "|-|-|-|-|"]
+        lines += [f"| {a} | {b} | {c} | {'yes' if met else 'no'} |" for a, b, c, met in rows]
+        parts += ["## Targets", "\n".join(lines), _TARGETS]
+    if forks:
+        parts += ["## Fork", _FORK, _fork_table(forks)]
+    failed = [f"- {SAVERS[c.system][0]}, {c.gib} GiB: {text}" for c in cells for text in c.failures]
+    if failed:
+        parts += ["## Failed measurements", "\n".join(failed)]
+    parts += [_METHOD, "## Machine", "\n".join(f"- {key}: {value}" for key, value in report.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(cells: list[Cell]) -> str:
+    lines = [
+        "| system | stall, ms | stall of the first save, ms | time to durable, s | training meanwhile "
+        "| memory above the state, GiB | sum of RSS, GiB | state as at the call |",
+        "|-|-|-|-|-|-|-|-|",
+    ]
+    for cell in cells:
+        if not cell.samples or cell.first is None:
+            continue
+        training = _figure(cell, "training")
+        torn = sum(sample.torn for sample in [cell.first, *cell.samples])
+        lines.append(
+            f"| {SAVERS[cell.system][0]} "
+            f"| {_figure(cell, 'stall') * 1000:.1f} | {cell.first.stall * 1000:.0f} "
+            f"| {_figure(cell, 'durable'):.2f} | {f'{training:.0%}' if training else '–'} "
+            f"| {cell.most('memory'):.1f} | {cell.most('rss'):.1f} "
+            f"| {f'no, {torn} of {len(cell.samples) + 1} torn' if torn else 'yes'} |"
+        )
+    return "\n".join(lines)
+
+
+def _fork_table(forks: list[dict[str, Any]]) -> str:
+    lines = ["| resident memory, GiB | pages of 4 KiB, ms | huge pages, ms |", "|-|-|-|"]
+    for gib in sorted({fork["gib"] for fork in forks}):
+        of = {f["huge_pages"]: statistics.median(f["seconds"]) * 1000 for f in forks if f["gib"] == gib}
+        lines.append(f"| {gib} | {of[False]:.1f} | {of[True]:.1f} |")
+    return "\n".join(lines)
+
+
+_INTRODUCTION = """# Saves beside the peers
+
+What an asynchronous save costs the training thread, and when it is on the disk, for Muster and what else
+saves PyTorch state: all in one run, in turn, on one machine, the same state. The machine was shared with
+other work while it ran: see the load below, and take no figure as exact."""
+
+_TARGETS = """A system whose checkpoint was not the state at the call is left out of the targets."""
+
+_FORK = """How long `os.fork()` takes in a process that does nothing else, as its resident memory grows.
+Torch's allocator gets
+huge pages for CPU tensors only if asked to (`THP_MEM_ALLOC_ENABLE=1`)."""
+
+_METHOD = """## How it was measured
+
+- One rank on CPU tensors of 16 MiB each. A system is measured in a process of its own: a first save,
+  which sets
+  up what the system keeps, then the others. Figures are medians of the others; memory is the highest of
+  all.
+- *Training* changes one tensor after the other in place, on one thread, from the moment when the call
+  returns until the save is done. That is the worst case for copy-on-write: no compute between the changes.
+  *Training meanwhile* is its speed during the save, as a part of its speed before the first one.
+- *Stall* is the time in the call that begins the save, and in all looks whether it is done. The last look,
+  which finds it done, is not in it, for the benchmark syncs there what the system has not synced.
+- *Time to durable* is from the call to the moment when the save is done and on the disk. Muster's
+  Checkpointer syncs,
+  lets the coordinator decide twice and renames. torch's async_save syncs its data files; the benchmark
+  syncs the rest. For
+  TorchAsyncCheckpoint, nvidia-resiliency-ext and torch_checkpointing the benchmark syncs everything. The
+  looks come between
+  changes of one tensor, so the time has that grain.
+- *Memory above the state* is the growth of the machine's anonymous and shared memory, each page once,
+  from before
+  the process to the peak in a save, less the state. The interpreter and torch are in it. *Sum of RSS*
+  counts a page
+  once for every process that has it, and so counts copy-on-write pages twice.
+- *State as at the call*: every save is loaded again and compared with what the state was when it was
+  called.
+- Muster's coordinator is a process of its own on SQLite. nvidia-resiliency-ext asks for a GPU, and its
+  calls
+  of `torch.cuda.synchronize` and `current_device` are replaced here; with CPU tensors it does not copy. For
+  torch_checkpointing the wait for its staging is in the stall: before it, the state must not be changed.
+
+## What to keep in mind
+
+- One run on 2 cores and one disk. With one rank the wait for other ranks is not in it.
+- No GPU: the copies from a device, and the peers' paths that are made for it, are not measured.
+- The disk's speed bounds the time to durable, and varies between saves."""
+
+
+def _describe(folder: Path) -> dict[str, str]:
+    packages = {}
+    for package in ("torch_checkpointing", "nvidia-resiliency-ext"):
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            packages[package] = "not installed"
+    found = describe_machine(folder) | describe_versions() | packages
+    thp = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip()
+    for name in ("jax", "jaxlib"):
+        found.pop(name, None)
+    return found | {"transparent huge pages": thp.partition("[")[2].partition("]")[0]}
+
+
+def main() -> int:
+    """Run the benchmark; the exit status is 1 if any measurement failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--gib", type=int, nargs="+", default=[1, 4], help="sizes of the state")
+    parser.add_argument("--systems", nargs="+", choices=list(SAVERS), default=list(SAVERS))
+    parser.add_argument("--repeats", type=int, default=3, help="saves of each cell after the first")
+    parser.add_argument("--fork-gib", type=int, nargs="*", default=[1, 4, 8], help="sizes for the fork")
+    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/saves.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
+    parser.add_argument(
+        "--render-only", action="store_true", help="measure nothing; report on --output again"
+    )
+    arguments = parser.parse_args()
+    if arguments.render_only:
+        report, cells, forks = _read(arguments.output)
+    else:
+        report, cells, forks = _run(arguments)
+    (arguments.docs / "saves.md").write_text(page(report, cells, forks))
+    return 1 if any(cell.failures for cell in cells) else 0
+
+
+def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Cell], list[dict[str, Any]]]:
+    report: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "saves of each cell": arguments.repeats,
+        **_describe(arguments.folder),
+    }
+    forks = measure_forks(arguments.fork_gib, 5)
+    cells = [Cell(system, gib) for gib in arguments.gib for system in arguments.systems]
+    with tempfile.TemporaryDirectory() as state, Coordinator(Path(state)) as coordinator:
+        for cell in cells:
+            with tempfile.TemporaryDirectory(dir=arguments.folder, prefix=".saves-") as folder:
+                os.sync()
+                measure(cell, arguments.repeats, Path(folder).resolve(), coordinator.endpoint)
+            found = {"machine": report, "cells": [asdict(cell) for cell in cells], "forks": forks}
+            arguments.output.write_text(json.dumps(found, indent=1))
+            if cell.failures:
+                print(f"{cell.system:<24} {cell.gib} GiB  failed: {cell.failures[0]}", file=sys.stderr)
+            else:
+                print(
+                    f"{cell.system:<24} {cell.gib} GiB  stall {_figure(cell, 'stall') * 1000:8.1f} ms  "
+                    f"durable {_figure(cell, 'durable'):6.2f} s  training {_figure(cell, 'training'):4.0%}  "
+                    f"memory {cell.most('memory'):.1f} GiB",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return report, cells, forks
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[Cell], list[dict[str, Any]]]:
+    found = json.loads(path.read_text())
+    cells = []
+    for cell in found["cells"]:
+        first = Sample(**cell["first"]) if cell["first"] else None
+        samples = [Sample(**sample) for sample in cell["samples"]]
+        cells.append(Cell(cell["system"], cell["gib"], first, samples, cell["failures"]))
+    return found["machine"], cells, found["forks"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

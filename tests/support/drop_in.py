@@ -1,0 +1,143 @@
+"""The peers' own calling code, run by a rank with its import line changed to Muster's.
+
+There is no GPU here: the calls of `torch.cuda` that this code makes on its way are void.
+"""
+
+import importlib.util
+import sys
+from functools import partial
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+OURS = "from muster.worker.saves import"
+RESILIENCY = "nvidia_resiliency_ext.checkpointing.async_ckpt"
+MEGATRON = "megatron.core.dist_checkpointing"
+CHANGED = {
+    f"{RESILIENCY}.torch_ckpt": "from .core import",
+    f"{MEGATRON}.strategies.torch": "from .async_utils import",
+    f"{MEGATRON}.strategies.base": "from .async_utils import",
+    f"{MEGATRON}.serialization": "from .strategies.async_utils import",
+}
+"""The start of the line that is changed, by module."""
+
+
+class ChangedImport(MetaPathFinder, Loader):
+    """Finds the modules above, and changes that one line of each."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The module's own spec, to be loaded by this."""
+        if name not in CHANGED:
+            return None
+        spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
+        assert spec is not None
+        assert spec.origin is not None
+        return importlib.util.spec_from_file_location(name, spec.origin, loader=self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As usual."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the changed source."""
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text()
+        assert source.count(CHANGED[module.__name__]) == 1, "it has no such line"
+        changed = source.replace(CHANGED[module.__name__], OURS)
+        exec(compile(changed, module.__file__, "exec"), module.__dict__)
+
+
+def torch_async_checkpoint(folder: Path, *, persistent: bool) -> None:
+    """nvidia-resiliency-ext's TorchAsyncCheckpoint."""
+    from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
+
+    checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
+    rank = dist.get_rank()
+    for step in range(3):
+        state = {"weight": torch.full((8,), float(10 * step + rank))}
+        checkpoint.async_save(state, folder / f"{step}-{rank}.pt")
+        checkpoint.finalize_async_save(blocking=False, no_dist=True)
+    checkpoint.finalize_async_save(blocking=True, no_dist=False, terminate=True)
+    loaded = torch.load(folder / f"2-{rank}.pt")
+    assert torch.equal(loaded["weight"], torch.full((8,), float(20 + rank)))
+
+
+def resiliency_writer(folder: Path, *, persistent: bool) -> None:
+    """nvidia-resiliency-ext's FileSystemWriterAsync, called as its documentation says."""
+    from nvidia_resiliency_ext.checkpointing.async_ckpt.filesystem_async import FileSystemWriterAsync
+    from nvidia_resiliency_ext.checkpointing.async_ckpt.state_dict_saver import (
+        save_state_dict_async_finalize,
+        save_state_dict_async_plan,
+    )
+    from torch.distributed.checkpoint import DefaultSavePlanner
+
+    from muster.worker.saves import AsyncCallsQueue, AsyncRequest
+
+    queue = AsyncCallsQueue(persistent=persistent)
+    for step in range(3):
+        state = {f"weight-{dist.get_rank()}": torch.full((8,), float(step))}
+        writer = FileSystemWriterAsync(folder / str(step), thread_count=2)
+        planned = save_state_dict_async_plan(state, writer, None, 0, planner=DefaultSavePlanner())
+        planned = planned[0] if isinstance(planned[0], tuple) else planned
+        save_fn, preload_fn, save_args = writer.get_save_function_and_args()
+        finalize = partial(save_state_dict_async_finalize, *planned)
+        queue.schedule_async_request(AsyncRequest(save_fn, save_args, [finalize], preload_fn=preload_fn))
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=False)
+    queue.close()
+    _expect_loaded(folder / "2", 2.0)
+
+
+def megatron(folder: Path, *, persistent: bool) -> None:
+    """Megatron's dist_checkpointing.save(async_sharded_save=True), scheduled as its training loop does."""
+    from megatron.core.dist_checkpointing import ShardedTensor, save
+
+    from muster.worker.saves import AsyncCallsQueue
+
+    queue = AsyncCallsQueue(persistent=persistent)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for step in range(3):
+        path = folder / str(step)
+        path.mkdir(exist_ok=True)
+        dist.barrier()
+        weight = torch.full((8,), float(10 * step + rank))
+        state = {"weight": ShardedTensor.from_rank_offsets("weight", weight, (0, rank, world))}
+        request = save(state, str(path), async_sharded_save=True)
+        request.add_finalize_fn(lambda path=path: (path / f"finalized-{rank}").touch())
+        queue.schedule_async_request(request)
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=False)
+    queue.close()
+    assert (folder / "2" / f"finalized-{rank}").exists()
+    assert (folder / "2" / "metadata.json").exists()
+    loaded = {"weight": torch.zeros(8 * world)}
+    dcp.load(loaded, checkpoint_id=folder / "2")
+    assert loaded["weight"].tolist() == [20.0 + n // 8 for n in range(8 * world)]
+
+
+def _expect_loaded(path: Path, value: float) -> None:
+    loaded = {f"weight-{rank}": torch.zeros(8) for rank in range(dist.get_world_size())}
+    dcp.load(loaded, checkpoint_id=path)
+    for tensor in loaded.values():
+        assert torch.equal(tensor, torch.full((8,), value))
+
+
+def main() -> None:
+    """Play one rank: the function's name, the kind of caller, rank, world size, folder."""
+    name, kind, rank, world, folder = sys.argv[1:]
+    sys.meta_path.insert(0, ChangedImport())
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}-store", rank=int(rank), world_size=int(world)
+    )
+    globals()[name](Path(folder), persistent=kind == "persistent")
+    dist.barrier()
+    dist.destroy_process_group()
+    print("loaded")
+
+
+if __name__ == "__main__":
+    main()

@@ -86,7 +86,7 @@ def train(system: str, gib: int, repeats: int, folder: Path, pipe: Connection) -
     torch.set_num_threads(1)
     try:
         state = {
-            f"layer.{number}": torch.zeros(TENSOR_BYTES // 4) for number in range(gib * GIB // TENSOR_BYTES)
+            f"layer-{number}": torch.zeros(TENSOR_BYTES // 4) for number in range(gib * GIB // TENSOR_BYTES)
         }
         saver = SAVERS[system][1](folder)
         trainer = _Trainer(state)
@@ -157,7 +157,7 @@ def _save(saver: Saver, number: int, trainer: _Trainer, speed: float) -> Sample:
 def _is_torn(saver: Saver, number: int, expected: list[float]) -> bool:
     import torch
 
-    empty = {f"layer.{n}": torch.empty(TENSOR_BYTES // 4) for n in range(len(expected))}
+    empty = {f"layer-{n}": torch.empty(TENSOR_BYTES // 4) for n in range(len(expected))}
     loaded = saver.load(number, empty)
     return any(
         not torch.equal(tensor, torch.full_like(tensor, value))
@@ -352,7 +352,7 @@ def page(report: dict[str, Any], cells: list[Cell], forks: list[dict[str, Any]])
         parts += ["## Targets", "\n".join(lines), _TARGETS]
     if forks:
         parts += ["## Fork", _FORK, _fork_table(forks)]
-    failed = [f"- {SAVERS[c.system][0]}, {c.gib} GiB: {text}" for c in cells for text in c.failures]
+    failed = [f"- {SAVERS[c.system][0]}, {c.gib} GiB: {text[:120]}" for c in cells for text in c.failures]
     if failed:
         parts += ["## Failed measurements", "\n".join(failed)]
     parts += [_METHOD, "## Machine", "\n".join(f"- {key}: {value}" for key, value in report.items())]
@@ -371,7 +371,8 @@ def _table(cells: list[Cell]) -> str:
         training = _figure(cell, "training")
         torn = sum(sample.torn for sample in [cell.first, *cell.samples])
         lines.append(
-            f"| {SAVERS[cell.system][0]} | {_figure(cell, 'stall') * 1000:.1f} | {cell.first.stall * 1000:.0f} "
+            f"| {SAVERS[cell.system][0]} | {_figure(cell, 'stall') * 1000:.1f} "
+            f"| {cell.first.stall * 1000:.0f} "
             f"| {_figure(cell, 'durable'):.2f} | {f'{training:.0%}' if training else '–'} "
             f"| {cell.most('memory'):.1f} | {cell.most('rss'):.1f} "
             f"| {f'no, {torn} of {len(cell.samples) + 1} torn' if torn else 'yes'} |"
@@ -390,31 +391,43 @@ def _fork_table(forks: list[dict[str, Any]]) -> str:
 _INTRODUCTION = """# Saves beside the peers
 
 What an asynchronous save costs the training thread, and when it is on the disk, for Muster and what else
-saves PyTorch state: all in one run, in turn, on one machine, the same state. Take the ratios with you."""
+saves PyTorch state: all in one run, in turn, on one machine, the same state. **These figures are
+preliminary**: the machine was busy with other work (a load of 5 on 2 cores), and more so for the first rows
+than for the last. The 1 GiB run was cut short; 4 GiB has not been run."""
 
 _TARGETS = """A system whose checkpoint was not the state at the call is left out of the targets."""
 
-_FORK = """How long `os.fork()` takes in a process that does nothing else, as its resident memory grows. Torch's allocator gets
+_FORK = """How long `os.fork()` takes in a process that does nothing else, as its resident memory grows.
+Torch's allocator gets
 huge pages for CPU tensors only if asked to (`THP_MEM_ALLOC_ENABLE=1`)."""
 
 _METHOD = """## How it was measured
 
-- One rank on CPU tensors of 16 MiB each. A system is measured in a process of its own: a first save, which sets
-  up what the system keeps, then the others. Figures are medians of the others; memory is the highest of all.
+- One rank on CPU tensors of 16 MiB each. A system is measured in a process of its own: a first save,
+  which sets
+  up what the system keeps, then the others. Figures are medians of the others; memory is the highest of
+  all.
 - *Training* changes one tensor after the other in place, on one thread, from the moment when the call
   returns until the save is done. That is the worst case for copy-on-write: no compute between the changes.
   *Training meanwhile* is its speed during the save, as a part of its speed before the first one.
 - *Stall* is the time in the call that begins the save, and in all looks whether it is done. The last look,
   which finds it done, is not in it, for the benchmark syncs there what the system has not synced.
-- *Time to durable* is from the call to the moment when the save is done and on the disk. Muster's Checkpointer syncs,
-  lets the coordinator decide twice and renames. torch's async_save syncs its data files; the benchmark syncs the rest. For
-  TorchAsyncCheckpoint, nvidia-resiliency-ext and torch_checkpointing the benchmark syncs everything. The looks come between
+- *Time to durable* is from the call to the moment when the save is done and on the disk. Muster's
+  Checkpointer syncs,
+  lets the coordinator decide twice and renames. torch's async_save syncs its data files; the benchmark
+  syncs the rest. For
+  TorchAsyncCheckpoint, nvidia-resiliency-ext and torch_checkpointing the benchmark syncs everything. The
+  looks come between
   changes of one tensor, so the time has that grain.
-- *Memory above the state* is the growth of the machine's anonymous and shared memory, each page once, from before
-  the process to the peak in a save, less the state. The interpreter and torch are in it. *Sum of RSS* counts a page
+- *Memory above the state* is the growth of the machine's anonymous and shared memory, each page once,
+  from before
+  the process to the peak in a save, less the state. The interpreter and torch are in it. *Sum of RSS*
+  counts a page
   once for every process that has it, and so counts copy-on-write pages twice.
-- *State as at the call*: every save is loaded again and compared with what the state was when it was called.
-- Muster's coordinator is a process of its own on SQLite. nvidia-resiliency-ext asks for a GPU, and its calls
+- *State as at the call*: every save is loaded again and compared with what the state was when it was
+  called.
+- Muster's coordinator is a process of its own on SQLite. nvidia-resiliency-ext asks for a GPU, and its
+  calls
   of `torch.cuda.synchronize` and `current_device` are replaced here; with CPU tensors it does not copy. For
   torch_checkpointing the wait for its staging is in the stall: before it, the state must not be changed.
 
@@ -448,9 +461,7 @@ def main() -> int:
     parser.add_argument("--systems", nargs="+", choices=list(SAVERS), default=list(SAVERS))
     parser.add_argument("--repeats", type=int, default=3, help="saves of each cell after the first")
     parser.add_argument("--fork-gib", type=int, nargs="*", default=[1, 4, 8], help="sizes for the fork")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("benchmarks/results"), help="on the disk to save to"
-    )
+    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/saves.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
     parser.add_argument(

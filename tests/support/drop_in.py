@@ -58,9 +58,8 @@ def torch_async_checkpoint(folder: Path, *, persistent: bool) -> None:
     checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
     rank = dist.get_rank()
     for step in range(3):
-        checkpoint.async_save(
-            {"weight": torch.full((8,), float(10 * step + rank))}, folder / f"{step}-{rank}.pt"
-        )
+        state = {"weight": torch.full((8,), float(10 * step + rank))}
+        checkpoint.async_save(state, folder / f"{step}-{rank}.pt")
         checkpoint.finalize_async_save(blocking=False, no_dist=True)
     checkpoint.finalize_async_save(blocking=True, no_dist=False, terminate=True)
     loaded = torch.load(folder / f"2-{rank}.pt")
@@ -93,7 +92,7 @@ def resiliency_writer(folder: Path, *, persistent: bool) -> None:
 
 
 def megatron(folder: Path, *, persistent: bool) -> None:
-    """Megatron's dist_checkpointing.save(async_sharded_save=True), and what its training loop does with it."""
+    """Megatron's dist_checkpointing.save(async_sharded_save=True), scheduled as its training loop does."""
     from megatron.core.dist_checkpointing import ShardedTensor, save
 
     from muster.worker.saves import AsyncCallsQueue

@@ -49,8 +49,8 @@ def _settle_down(report: int, parent: int) -> None:
     gc.disable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    # As in any child of multiprocessing: a manager's proxy opens a connection of its own, instead of using the
-    # parent's, whose number would soon be another file's.
+    # As in any child of multiprocessing: a manager's proxy opens a connection of its own, and does not use
+    # the parent's, whose number would soon be another file's.
     util._run_after_forkers()  # type: ignore[attr-defined]
     _close_sockets(report)
     # The parent's threads are not here: work that was shared among them would wait for ever.

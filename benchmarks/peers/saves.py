@@ -127,13 +127,13 @@ def muster_torch(folder: Path, *, persistent: bool) -> Saver:
 
 
 def resiliency(folder: Path, *, persistent: bool) -> Saver:
-    """nvidia-resiliency-ext's TorchAsyncCheckpoint; its calls to a GPU, which is not here, are void."""
+    """nvidia-resiliency-ext's TorchAsyncCheckpoint; its calls of a GPU, which is not here, are void."""
     from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
 
     _join_alone(folder)
     torch.cuda.synchronize = lambda *_: None  # type: ignore[method-assign]
     # Its close() takes part in a reduction of a tensor on the GPU.
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[method-assign,assignment,return-value]
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
     return _AsyncTorchSave(folder, checkpoint, checkpoint._async_calls_queue.get_num_unfinalized_calls)
 

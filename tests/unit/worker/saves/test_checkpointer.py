@@ -79,14 +79,34 @@ def test_a_killed_child_commits_nothing_and_the_next_save_does(
     with pytest.raises(AsyncSaveError, match="SIGKILL"):
         made.finalize(blocking=True)
     assert loaded(made) == (1, 1)
-    left = [path for path in tmp_path.iterdir() if path.name.startswith(".step")]
-    assert len(left) == 1
-    with pytest.raises(UncommittedError, match="is not a committed checkpoint"):
-        made.load(state(0), left[0])
     made.save(2, state(2.5))
     assert made.finalize(blocking=True) == [2]
     assert loaded(made) == (2, 2.5)
+    made.close()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_is_not_committed_is_not_loaded(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not even complete data."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    keep = module._keep_results
+
+    def keep_results(*arguments: Any) -> None:
+        keep(*arguments)
+        gate.read_text()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_keep_results", keep_results)
+        made.save(1, state(1))
+    with gate.open("w"):  # Opens when the child has written and reads.
+        (unfinished,) = tmp_path.glob(".step-*")
+        with pytest.raises(UncommittedError, match="is not a committed checkpoint"):
+            made.load(state(0), unfinished)
+        assert made.latest() is None
+    assert made.finalize(blocking=True) == [1]
 
 
 def test_a_disk_that_takes_no_more_fails_the_save(made: Checkpointer, tmp_path: Path):
@@ -143,10 +163,11 @@ def test_loading_nothing_says_so(made: Checkpointer):
         made.load(state(0))
 
 
+@pytest.mark.parametrize("copy", [True, False])
 def test_a_state_that_is_too_large_for_a_copy_is_refused_before_the_fork(
-    tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+    copy: bool, tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
 ):
-    made = Checkpointer(tmp_path, copy=True, barrier=barrier)  # type: ignore[arg-type]
+    made = Checkpointer(tmp_path, copy=copy, barrier=barrier)  # type: ignore[arg-type]
     with monkeypatch.context() as patched:
         patched.setattr(staging, "available_memory", lambda: 4_000)
         with no_child_left(), pytest.raises(MemoryError, match="free memory"):

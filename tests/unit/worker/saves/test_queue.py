@@ -5,12 +5,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.worker.decision import Outcome
+from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
 from tests.support.judge import FakeBarrier, no_child_left
@@ -39,6 +40,10 @@ def nothing() -> None:
 
 def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gone() -> OutcomeUnknownError:
+    return OutcomeUnknownError("gone", "save", 0, Outcome.UNKNOWN)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -204,9 +209,49 @@ def test_nothing_is_committed_that_a_rank_failed_to_write(queue: AsyncCallsQueue
 
 
 def test_an_unknown_outcome_is_asked_for_again(queue: AsyncCallsQueue, barrier: FakeBarrier):
-    barrier.raises[0] = [OutcomeUnknownError("gone", "save", 0, Outcome.UNKNOWN) for _ in range(2)]
+    barrier.raises[0] = [gone() for _ in range(2)]
     queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    until(lambda: decided(queue) == 1)
     assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+
+
+def test_who_waits_is_told_that_the_coordinator_is_away_and_may_wait_on(barrier: FakeBarrier):
+    away, back = threading.Event(), threading.Event()
+    vote = barrier.vote
+
+    def vote_later(*arguments: Any, **options: Any) -> Decision:
+        if not away.is_set():
+            away.set()
+            raise gone()
+        assert back.wait(DEADLINE)
+        return vote(*arguments, **options)
+
+    barrier.vote = vote_later  # type: ignore[method-assign]
+    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+        with pytest.raises(OutcomeUnknownError):
+            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+        assert queue.get_num_unfinalized_calls() == 1
+        back.set()
+        # It is told once more, unless the decision has come meanwhile.
+        while queue.get_num_unfinalized_calls():
+            with suppress(OutcomeUnknownError):
+                assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+
+
+def test_closing_does_not_wait_for_ever_for_a_coordinator_that_is_away(barrier: FakeBarrier):
+    done: list[int] = []
+    barrier.raises[0] = [gone()]
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        with queue._changed:
+            for number in range(3):
+                queue.schedule_async_request(AsyncRequest(nothing, (), [lambda n=number: done.append(n)]))
+            queue._state.closing = True
+        with pytest.raises(OutcomeUnknownError):
+            queue.close()
+    # Nobody asked for the later ones: their barrier would be the first one's.
+    assert (done, barrier.votes, queue.get_num_unfinalized_calls()) == ([], [], 0)
 
 
 def test_a_refusal_is_raised_and_later_saves_go_on(queue: AsyncCallsQueue, barrier: FakeBarrier):
@@ -242,6 +287,27 @@ def test_a_finalize_function_that_raises_does_not_keep_the_others_from_it(barrie
     with pytest.raises(ZeroDivisionError):
         queue.close()
     assert done == [1]
+
+
+def test_closing_may_end_what_is_under_way(barrier: FakeBarrier):
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(signal.pause, (), []))
+        with pytest.raises(AsyncSaveError, match="aborted what was under way"):
+            queue.close(abort=True)
+
+
+def test_cleaning_up_comes_after_the_decision_and_cannot_change_it(barrier: FakeBarrier):
+    told: list[bool] = []
+    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+
+        def clean() -> None:
+            told.append(queue._state.calls[0].decided)
+            raise OSError("cannot remove")
+
+        queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
+        until(lambda: bool(told))
+    assert told == [True]
 
 
 def test_nothing_is_scheduled_after_closing(barrier: FakeBarrier):

@@ -70,15 +70,24 @@ def test_only_what_is_shared_is_copied():
     assert unshared([own]) == [own]
 
 
-@pytest.mark.parametrize(("free", "fits"), [(4_000, True), (3_999, False)])
+@pytest.mark.parametrize(("free", "fits"), [(2_223, True), (2_222, False)])
 def test_a_copy_for_which_there_is_no_room_is_refused(free: int, fits: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(staging, "available_memory", lambda: free)
     tensors = [torch.zeros(250, dtype=torch.float64)]
     if fits:
-        check_memory(tensors, 0.5)
+        check_memory(tensors)
     else:
         with pytest.raises(MemoryError, match=r"free memory.*Wait for earlier saves"):
-            check_memory(tensors, 0.5)
+            check_memory(tensors)
+
+
+def test_buffers_that_are_there_need_no_free_memory(monkeypatch: pytest.MonkeyPatch):
+    buffers = HostBuffers()
+    buffers.stage({"weight": torch.zeros(250)}).release()
+    monkeypatch.setattr(staging, "available_memory", lambda: 0)
+    buffers.stage({"weight": torch.zeros(250)})
+    with pytest.raises(MemoryError):
+        buffers.stage({"weight": torch.zeros(250)})
 
 
 def test_the_kernel_says_how_much_memory_is_free():

@@ -29,8 +29,14 @@ from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimi
 from muster.worker.saves.request import PREFIX, AsyncRequest
 from muster.worker.saves.staging import HostBuffers, check_memory, survives_fork, tensors_of
 
-SPARE_MEMORY = 0.9
-"""The part of the free memory that a copy of the state may take."""
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """A save that is not finalized."""
+
+    step: int
+    unfinished: Path
+    """Where it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,9 @@ class Checkpointer:
     Args:
         folder: where the checkpoints go.
         keep_last: how many committed ones to keep; default: all.
-        copy: copy the state to buffers of its own before the fork. Default: only what is on a GPU; what is on
-            the host is shared with the child, and copied page by page as training changes it.
+        copy: copy the whole state to buffers of its own before the fork. Default: only if one of its tensors
+            is on a GPU, in shared memory or pinned; else it is shared with the child, and copied page by page
+            as training changes it.
         barrier: decides the saves; default: one of group ``save``, taken from the environment.
         timeout: seconds for one save.
         on_saved: called with the timings of each save that was committed.
@@ -80,16 +87,12 @@ class Checkpointer:
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
         self._plan: _Plan | None = None
-        self._saves = 0
-        self._steps: dict[int, int] = {}
-        """By the number of the call: steps that are not finalized."""
-        self._paths: dict[int, Path] = {}
-        """Likewise: where they are written."""
-        self._busy: set[Path] = set()
+        self._saves: dict[int, _Save] = {}
+        """By the number of the queue's call."""
         self._lock = threading.Lock()
-        """For the steps and the busy paths, which the deciding thread changes too."""
+        """For the saves, at which the deciding thread looks too."""
         if self._leads:
-            self._directory.sweep(keep_last, self._busy)
+            self._directory.sweep(keep_last, set())
 
     @property
     def _leads(self) -> bool:
@@ -115,35 +118,37 @@ class Checkpointer:
         path = self._directory.path(step)
         if path.exists():
             raise ValueError(f"step {step} is committed already, as {path}. Save another step, or remove it.")
-        if step in self._steps.values():
+        if any(save.step == step for save in self._saves.values()):
             raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
-        life = f"{self._barrier.generation}-{self._saves}"
-        self._saves += 1
-        unfinished = self._directory.unfinished(step, life)
+        number = self._queue.next_idx
+        unfinished = self._directory.unfinished(step, f"{self._barrier.generation}-{number}")
         release, failed = None, None
         try:
             tensors = tensors_of(state_dict)
             if self._copy or not all(survives_fork(tensor) for tensor in tensors):
-                check_memory(tensors, SPARE_MEMORY)
                 held = self._buffers.stage(state_dict)
                 state_dict, release = held.state, held.release
+            else:
+                # Training may change all of it before the child has ended, and so have all of it copied.
+                check_memory(tensors)
         except Exception as error:
             failed = error
         if not _all_ranks(failed is None):
             # All ranks leave out the plan, which they make together, and count the save as failed.
             why = failure_text(failed) if failed is not None else "another rank could not copy its state"
-            self._steps[self._queue.schedule_failure(why, release)] = step
+            self._remember(number, _Save(step, unfinished))
+            self._queue.schedule_failure(why, release)
             if failed is not None:
                 raise failed
             return
         writer = FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
         planner = DefaultSavePlanner()
         plan = self._make_plan(writer, planner, state_dict)
-        with self._lock:
-            self._busy.add(unfinished)
 
         def write() -> None:
+            # Nobody reads these checksums (torch neither), and they take as long as all the rest.
+            torch.serialization.set_crc32_options(False)
             unfinished.mkdir(exist_ok=True)
             results = writer.write_data(plan.final, planner).wait()
             _keep_results(unfinished, self._barrier.rank, results)
@@ -151,13 +156,15 @@ class Checkpointer:
         def commit(decision: Decision) -> None:
             if self._leads:
                 self._commit(step, unfinished, writer, plan, decision)
-            with self._lock:
-                self._busy.discard(unfinished)
 
-        request = AsyncRequest(write, (), [])
-        idx = self._queue.schedule_async_request(request, on_written=release, commit=commit)
-        self._steps[idx] = step
-        self._paths[idx] = unfinished
+        def clean() -> None:
+            if self._leads:
+                self._sweep(number)
+
+        self._remember(number, _Save(step, unfinished))
+        self._queue.schedule_async_request(
+            AsyncRequest(write, (), []), on_written=release, commit=commit, on_decided=clean
+        )
 
     def _make_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
@@ -195,8 +202,11 @@ class Checkpointer:
             self._directory.path(step),
         )
         self._directory.commit(unfinished, made)
+
+    def _sweep(self, decided: int) -> None:
+        """Rank 0, when a save is decided: those before it are too, and later ones are still being written."""
         with self._lock:
-            busy = self._busy - {unfinished}
+            busy = {save.unfinished for number, save in self._saves.items() if number > decided}
         self._directory.sweep(self._keep_last, busy)
 
     def finalize(self, blocking: bool = False) -> list[int]:
@@ -216,17 +226,19 @@ class Checkpointer:
         except AsyncSaveError as error:
             self._forget(error.call_idx)
             raise
-        steps = [self._steps[idx] for idx in done]
+        steps = [self._saves[number].step for number in done]
         if done:
             self._forget(done[-1])
         return steps
 
+    def _remember(self, number: int, save: _Save) -> None:
+        with self._lock:
+            self._saves[number] = save
+
     def _forget(self, last: int) -> None:
-        """The calls up to this one are over; what the failed ones have left is swept at the next commit."""
-        for idx in [idx for idx in self._steps if idx <= last]:
-            del self._steps[idx]
-            with self._lock:
-                self._busy.discard(self._paths.pop(idx, Path()))
+        """The saves up to this one are over."""
+        with self._lock:
+            self._saves = {number: save for number, save in self._saves.items() if number > last}
 
     def close(self) -> None:
         """Wait for all saves that were begun, and let go of the writers.

@@ -54,6 +54,7 @@ class _Call:
     timings: SaveTimings
     on_written: Callable[[], None] | None = None
     commit: Callable[[Decision], None] | None = None
+    on_decided: Callable[[], None] | None = None
     failure: str | None = None
     """Why it could not be begun."""
     written: bool = False
@@ -72,6 +73,8 @@ class _State:
     calls: deque[_Call] = field(default_factory=deque)
     """Not finalized, oldest first."""
     undecided: deque[_Call] = field(default_factory=deque)
+    unknown: OutcomeUnknownError | None = None
+    """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
     closing: bool = False
 
 
@@ -112,7 +115,8 @@ class AsyncCallsQueue:
         self._on_saved = on_saved
         self._changed = threading.Condition()
         self._state = _State()
-        self._next_idx = 0
+        self.next_idx = 0
+        """The number of the save that is scheduled next."""
         self._thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
         self._thread.start()
 
@@ -139,6 +143,7 @@ class AsyncCallsQueue:
         *,
         on_written: Callable[[], None] | None = None,
         commit: Callable[[Decision], None] | None = None,
+        on_decided: Callable[[], None] | None = None,
     ) -> int:
         """Start a save; the training thread waits for the copy to the host and the fork only.
 
@@ -148,6 +153,8 @@ class AsyncCallsQueue:
                 read may be used again.
             commit: called, on another thread, when every rank has written, with that decision. The save is
                 finalized when it has succeeded on every rank.
+            on_decided: called, on another thread, when the ranks know how the save ended: for cleaning up,
+                which nobody should wait for.
 
         Returns:
             The save's number.
@@ -160,21 +167,14 @@ class AsyncCallsQueue:
         """
         async_request.check()
         self.check_open()
-        idx, self._next_idx = self._next_idx, self._next_idx + 1
-        request = async_request.freeze()._replace(call_idx=idx)
+        request = async_request.freeze()._replace(call_idx=self.next_idx)
         try:
             write = self._caller.start(request) if request.async_fn is not None else None
         except Exception as error:
             # The other ranks count this save, too: they must learn of it, and stay in step.
-            self._add(_failed_call(request, failure_text(error), on_written))
+            self._add(request, None, failure_text(error), on_written)
             raise
-        timings = SaveTimings(
-            idx, write.preload_seconds if write else 0.0, write.start_seconds if write else 0.0
-        )
-        # What is written must not be kept until the end: it may be large.
-        request = request._replace(async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-        self._add(_Call(request, write, timings, on_written, commit))
-        return idx
+        return self._add(request, write, None, on_written, commit, on_decided)
 
     def schedule_failure(self, reason: str, on_written: Callable[[], None] | None = None) -> int:
         """Take the place of a save that this rank cannot even begin: it fails, for all ranks.
@@ -190,10 +190,8 @@ class AsyncCallsQueue:
             MusterError: the queue is closed.
         """
         self.check_open()
-        idx, self._next_idx = self._next_idx, self._next_idx + 1
-        request = AsyncRequest(None, (), [], is_frozen=True, call_idx=idx)
-        self._add(_failed_call(request, reason, on_written))
-        return idx
+        request = AsyncRequest(None, (), [], is_frozen=True, call_idx=self.next_idx)
+        return self._add(request, None, reason, on_written)
 
     def check_open(self) -> None:
         """Refuse what a closed queue cannot do.
@@ -205,11 +203,26 @@ class AsyncCallsQueue:
             if self._state.closing:
                 raise MusterError("this queue of saves is closed; make another one.")
 
-    def _add(self, call: _Call) -> None:
+    def _add(
+        self,
+        request: AsyncRequest,
+        write: Write | None,
+        failure: str | None,
+        on_written: Callable[[], None] | None = None,
+        commit: Callable[[Decision], None] | None = None,
+        on_decided: Callable[[], None] | None = None,
+    ) -> int:
+        # What is written must not be kept until the end: it may be large.
+        request = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
+        preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
+        timings = SaveTimings(request.call_idx, preload, start)
+        call = _Call(request, write, timings, on_written, commit, on_decided, failure)
         with self._changed:
+            self.next_idx += 1
             self._state.calls.append(call)
             self._state.undecided.append(call)
             self._changed.notify_all()
+        return request.call_idx
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
         """Finalize the saves that every rank has written, oldest first.
@@ -225,6 +238,8 @@ class AsyncCallsQueue:
 
         Raises:
             AsyncSaveError: a save was not committed, on any rank; later ones can still be finalized.
+            OutcomeUnknownError: waiting, the coordinator could not be reached for as long as a save may
+                take; call again to wait on.
         """
         finalized: list[int] = []
         ready = self._ready(blocking, no_dist)
@@ -246,14 +261,23 @@ class AsyncCallsQueue:
                 if call.write is not None:
                     call.write.abort(reason)
 
-    def close(self) -> None:
+    def close(self, abort: bool = False) -> None:
         """Finalize every save that was scheduled, and let go of the writers; no child is left.
+
+        Args:
+            abort: end the writes that are under way, rather than wait for them: their saves fail, for all
+                ranks.
 
         Raises:
             AsyncSaveError: a save was not committed; the others were finalized. Of several errors, the
                 first is raised.
+            OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
         """
         failed: Exception | None = None
+        with self._changed:
+            self._state.closing = True
+        if abort:
+            self.abort("its queue was closed, and aborted what was under way")
         try:
             while self._state.calls:
                 try:
@@ -279,13 +303,20 @@ class AsyncCallsQueue:
         with self._changed:
             calls = self._state.calls
             if blocking:
-                self._changed.wait_for(lambda: all(call.decided for call in calls))
-                return len(calls)
+                self._changed.wait_for(lambda: all(call.decided for call in calls) or self._is_lost())
+                if not calls or calls[-1].decided:
+                    return len(calls)
+                assert self._state.unknown is not None
+                raise self._state.unknown
             ready = next((n for n, call in enumerate(calls) if not call.decided), len(calls))
             scheduled = len(calls)
         if no_dist or not scheduled:
             return ready
         return min(int(count) for count in self._agreement.gather(str(ready).encode()))
+
+    def _is_lost(self) -> bool:
+        # A queue that closes gives up by itself, and decides its calls.
+        return self._state.unknown is not None and not self._state.closing
 
     def _finalize(self, call: _Call) -> None:
         if call.error is not None:
@@ -324,6 +355,11 @@ class AsyncCallsQueue:
             with self._changed:
                 self._state.undecided.popleft()
                 self._changed.notify_all()
+            if call.on_decided is not None:
+                try:
+                    call.on_decided()
+                except Exception:
+                    logger.exception("save %d is over; cleaning up failed", call.request.call_idx)
 
     def _decide(self, call: _Call) -> None:
         try:
@@ -361,18 +397,24 @@ class AsyncCallsQueue:
 
     def _vote(self, barrier: GrpcBarrier, failure: str | None) -> Decision:
         while True:
+            unknown = self._state.unknown
+            if unknown is not None and self._state.closing:
+                # Nor can a later save be decided: its barrier is the group's next one.
+                raise unknown
             try:
-                return barrier.vote(failure, timeout_secs=self._timeout)
+                decision = barrier.vote(failure, timeout_secs=self._timeout)
             except OutcomeUnknownError as error:
                 # The write has ended and its outcome is decided, or will be: ask until someone knows.
                 logger.warning("%s", error)
-                if self._state.closing:
-                    raise
+                self._set_unknown(error)
+            else:
+                self._set_unknown(None)
+                return decision
 
-
-def _failed_call(request: AsyncRequest, failure: str, on_written: Callable[[], None] | None) -> _Call:
-    request = request._replace(async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-    return _Call(request, None, SaveTimings(request.call_idx, 0.0, 0.0), on_written, failure=failure)
+    def _set_unknown(self, error: OutcomeUnknownError | None) -> None:
+        with self._changed:
+            self._state.unknown = error
+            self._changed.notify_all()
 
 
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+SPARE_MEMORY = 0.9
+"""The part of the free memory that a copy of the state may take."""
+
 
 class Held:
     """A state on the host, and the buffers that it is in."""
@@ -50,9 +53,15 @@ class HostBuffers:
 
         Args:
             state: dictionaries, lists and tuples of tensors and other values.
+
+        Raises:
+            MemoryError: there is not enough free memory for buffers.
         """
         with self._lock:
-            stager = self._free.pop() if self._free else self._new_stager()
+            stager = self._free.pop() if self._free else None
+        if stager is None:
+            check_memory(tensors_of(state))
+            stager = self._new_stager()
         with _side_stream():
             copied = stager.stage({"state": state})
         assert isinstance(copied, dict)
@@ -139,19 +148,18 @@ def unshared(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def check_memory(tensors: Iterable[torch.Tensor], most: float) -> None:
+def check_memory(tensors: Iterable[torch.Tensor]) -> None:
     """Refuse a copy that the machine has no room for, before it is begun.
 
     Args:
         tensors: what is to be copied.
-        most: the part of the available memory that they may take.
 
     Raises:
-        MemoryError: they would take more.
+        MemoryError: they would take more than :data:`SPARE_MEMORY` of the available memory.
     """
     wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     free = available_memory()
-    if wanted > free * most:
+    if wanted > free * SPARE_MEMORY:
         raise MemoryError(
             f"the state has {wanted / 2**30:.1f} GiB and this machine {free / 2**30:.1f} GiB of free memory: "
             "a copy would have the process killed. Wait for earlier saves to end, or shard the state further."

@@ -64,7 +64,7 @@ class MusterCheckpointer:
     def __init__(self, folder: Path, *, copy: bool) -> None:
         from muster.worker.saves import Checkpointer
 
-        self._checkpointer = Checkpointer(folder / "checkpoints", keep_last=1, copy=copy)
+        self._checkpointer = Checkpointer(folder, copy=copy)
 
     def save(self, number: int, state: State) -> None:
         """Plan, copy if asked to, fork."""
@@ -279,10 +279,8 @@ SAVERS: dict[str, tuple[str, Callable[[Path], Saver]]] = {
 """By name: the title, and what makes one that keeps its files in a folder."""
 
 
-def remove(folder: Path) -> None:
-    """Remove what was saved, but not what the processes need."""
-    for path in folder.iterdir():
-        if path.is_dir() and path.name != "checkpoints":
-            shutil.rmtree(path)
-        elif path.suffix == ".pt":
-            path.unlink()
+def remove(folder: Path, number: int) -> None:
+    """Remove a save, whichever system has made it."""
+    (folder / f"{number}.pt").unlink(missing_ok=True)
+    for name in (str(number), f"step-{number:010}"):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -443,8 +443,8 @@ _METHOD = """## How it was measured
 - One run on 2 cores and one disk. With one rank the wait for other ranks is not in it.
 - No GPU: the copies from a device, and the peers' paths that are made for it, are not measured.
 - The disk's speed bounds the time to durable, and varies between saves.
-- Checkpointer's children write no checksums (CRC-32), which torch does not check when it loads; the others do.
-  That is about half a second per GiB here."""
+- Checkpointer's children write no checksums (CRC-32), which torch does not check when it loads. The others
+  do. That is about half a second per GiB here."""
 
 
 def _describe(folder: Path) -> dict[str, str]:

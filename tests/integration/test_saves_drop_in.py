@@ -18,7 +18,9 @@ WORLD = 2
         ("torch_async_checkpoint", "fork"),
         ("torch_async_checkpoint", "persistent"),
         ("resiliency_writer", "fork"),
+        ("resiliency_writer", "persistent"),
         ("megatron", "fork"),
+        ("megatron", "persistent"),
     ],
 )
 def test_their_calls(calls: str, kind: str, coordinator: Coordinator, tmp_path: Path):

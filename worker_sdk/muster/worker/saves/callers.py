@@ -10,8 +10,9 @@ import warnings
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
-from typing import Protocol
+from typing import Any, Protocol
 
 from muster.worker.saves import child
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
@@ -184,9 +185,19 @@ class PersistentCaller:
             # Writes that the last one has not answered still hold it, and learn how it ended.
             self._worker = _Worker()
         request = request.preloaded()
-        held = self._buffers.stage([request.async_fn_args, request.async_fn_kwargs])
-        args, kwargs = held.state
-        request = request._replace(async_fn_args=tuple(args), async_fn_kwargs=kwargs, finalize_fns=[])
+        arguments: dict[int | str, Any] = {
+            **dict(enumerate(request.async_fn_args)),
+            **request.async_fn_kwargs,
+        }
+        # A manager's proxy stands for what the manager holds, and goes as it is: its copy would be that.
+        proxies = {key: value for key, value in arguments.items() if isinstance(value, BaseProxy)}
+        held = self._buffers.stage({key: arguments[key] for key in arguments if key not in proxies})
+        arguments = held.state | proxies
+        request = request._replace(
+            async_fn_args=tuple(arguments[number] for number in range(len(request.async_fn_args))),
+            async_fn_kwargs={name: arguments[name] for name in request.async_fn_kwargs},
+            finalize_fns=[],
+        )
         preloaded = time.monotonic()
         try:
             self._worker.pipe.send(request)

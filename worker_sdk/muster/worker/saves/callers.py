@@ -185,10 +185,7 @@ class PersistentCaller:
             # Writes that the last one has not answered still hold it, and learn how it ended.
             self._worker = _Worker()
         request = request.preloaded()
-        arguments: dict[int | str, Any] = {
-            **dict(enumerate(request.async_fn_args)),
-            **request.async_fn_kwargs,
-        }
+        arguments = dict(enumerate(request.async_fn_args)) | request.async_fn_kwargs
         # A manager's proxy stands for what the manager holds, and goes as it is: its copy would be that.
         proxies = {key: value for key, value in arguments.items() if isinstance(value, BaseProxy)}
         held = self._buffers.stage({key: arguments[key] for key in arguments if key not in proxies})

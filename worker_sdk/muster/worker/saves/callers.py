@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
-from typing import Any, Protocol
+from typing import Protocol
 
 from muster.worker.saves import child
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text

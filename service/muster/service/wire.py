@@ -2,9 +2,18 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from muster.service.core.model import Closed, Decision, Failure, MissingRank, MissingState, NodeInfo, Outcome
+from muster.service.core.model import (
+    Closed,
+    Decision,
+    Failure,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    Outcome,
+    RendezvousSettings,
+)
 from muster.v1 import common_pb2 as pb
-from muster.v1 import rendezvous_pb2
+from muster.v1 import rendezvous_pb2, state_pb2
 
 
 def decision_to_pb(decision: Decision) -> pb.Decision:
@@ -101,6 +110,17 @@ def node_to_pb(node: NodeInfo) -> rendezvous_pb2.Node:
 def node_from_pb(message: rendezvous_pb2.Node) -> NodeInfo:
     """A message as a node."""
     return NodeInfo(message.incarnation, message.address, message.pid)
+
+
+def settings_from_pb(message: rendezvous_pb2.JoinRequest | state_pb2.ParticipantRecord) -> RendezvousSettings:
+    """What a node wants of a round, from the messages that carry it."""
+    return RendezvousSettings(
+        min_nodes=message.min_nodes,
+        max_nodes=message.max_nodes,
+        join_timeout=message.join_timeout_ms / 1000,
+        last_call_timeout=message.last_call_timeout_ms / 1000,
+        keep_alive_timeout=message.keep_alive_timeout_ms / 1000,
+    )
 
 
 def timestamp_to_pb(wall: float) -> Timestamp:

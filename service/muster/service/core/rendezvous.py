@@ -288,12 +288,13 @@ class Rendezvous:
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse those whose join timeout is over. All are named to each of them."""
         late = [
-            (node, self._timed_out(node, now), self._timed_out_line(node, now))
+            (node, self._timed_out_line(node, now), self._nodes_gone(now))
             for node in self
             if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
         ]
-        for node, refusal, line in late:
-            self._refuse(node, refusal, effects)
+        for node, line, gone in late:
+            text = f"{line}{gone}\n  next: muster get rounds {self.run_id}"
+            self._refuse(node, Refusal(Reason.RENDEZVOUS_TIMED_OUT, text), effects)
             self.departed.appendleft(Departed(node.info, self.round, TIMED_OUT, now.monotonic))
             effects.notices.append(Notice("rendezvous.timed_out", self.run_id, line))
 
@@ -544,16 +545,13 @@ class Rendezvous:
             running=self.count(NodeStanding.PARTICIPANT) if self.complete else None,
         )
 
-    def _timed_out(self, node: Node, now: Instant) -> Refusal:
-        gone = [
-            (one.info, one.round, one.reason, now.monotonic - one.at)
-            for one in self.departed
-            if not self._was_beside(one, now)
-        ]
-        return Refusal(
-            Reason.RENDEZVOUS_TIMED_OUT,
-            f"{self._timed_out_line(node, now)}{report.nodes_gone(gone)}"
-            f"\n  next: muster get rounds {self.run_id}",
+    def _nodes_gone(self, now: Instant) -> str:
+        return report.nodes_gone(
+            [
+                (one.info, one.round, one.reason, now.monotonic - one.at)
+                for one in self.departed
+                if not self._was_beside(one, now)
+            ]
         )
 
     def _was_beside(self, gone: Departed, now: Instant) -> bool:

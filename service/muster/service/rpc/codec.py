@@ -17,7 +17,7 @@ from muster.service.core.effects import (
     Standing,
     Welcome,
 )
-from muster.service.core.model import Closed, Decision, RendezvousSettings
+from muster.service.core.model import Closed, Decision
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
 from muster.service.version import VERSION
@@ -28,6 +28,7 @@ from muster.service.wire import (
     missing_to_pb,
     node_from_pb,
     node_to_pb,
+    settings_from_pb,
     timestamp_to_pb,
 )
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2, session_pb2
@@ -117,13 +118,7 @@ def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinReque
         request.run_id,
         node_from_pb(request.node),
         request.attempt,
-        RendezvousSettings(
-            min_nodes=request.min_nodes,
-            max_nodes=request.max_nodes,
-            join_timeout=request.join_timeout_ms / 1000,
-            last_call_timeout=request.last_call_timeout_ms / 1000,
-            keep_alive_timeout=request.keep_alive_timeout_ms / 1000,
-        ),
+        settings_from_pb(request),
         request.round if request.HasField("round") else None,
     )
 
@@ -309,6 +304,11 @@ def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
         message=view.message,
     )
+
+
+def barrier_names_to_pb(names: Iterable[tuple[str, int]]) -> list[common_pb2.BarrierName]:
+    """Prefixes and sequences as messages."""
+    return [common_pb2.BarrierName(prefix=prefix, sequence=sequence) for prefix, sequence in names]
 
 
 def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:

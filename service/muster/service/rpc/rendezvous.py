@@ -13,7 +13,7 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.call import Call
 from muster.service.wire import closed_to_pb, node_to_pb
-from muster.v1 import common_pb2, rendezvous_pb2, rendezvous_pb2_grpc
+from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 
 MAX_UNSENT = 100
 """Pushes that may wait for a node that does not read; few are ever sent."""
@@ -124,10 +124,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
             waiting_nodes=[node_to_pb(node) for node in affected.waiting_nodes],
             nodes_in_round=affected.nodes_in_round,
             connected_processes=affected.connected_processes,
-            open_barriers=[
-                common_pb2.BarrierName(prefix=prefix, sequence=sequence)
-                for prefix, sequence in affected.open_barriers
-            ],
+            open_barriers=codec.barrier_names_to_pb(affected.open_barriers),
         )
 
     async def Get(  # noqa: N802

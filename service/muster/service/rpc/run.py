@@ -11,7 +11,7 @@ from muster.service.core.events import Evict
 from muster.service.driver import Driver
 from muster.service.rpc import codec, errors
 from muster.service.rpc.call import Call
-from muster.v1 import common_pb2, run_pb2, run_pb2_grpc
+from muster.v1 import run_pb2, run_pb2_grpc
 
 WATCH_INTERVAL = 0.2
 """Seconds between two looks of a Watch, so that a busy coordinator is not slowed by its watchers."""
@@ -57,10 +57,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                 await call.answer()
         return run_pb2.EvictResponse(
             members=codec.members_to_pb(affected.members),
-            failed_barriers=[
-                common_pb2.BarrierName(prefix=prefix, sequence=sequence)
-                for prefix, sequence in affected.failed_barriers
-            ],
+            failed_barriers=codec.barrier_names_to_pb(affected.failed_barriers),
         )
 
     async def Watch(  # noqa: N802

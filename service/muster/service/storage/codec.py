@@ -26,7 +26,7 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.model import Decision, MemberState, RendezvousSettings, Shape
+from muster.service.core.model import Decision, MemberState, Shape
 from muster.service.core.operations import Changed, Done, Flag, Number, Value
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
@@ -37,6 +37,7 @@ from muster.service.wire import (
     milliseconds,
     node_from_pb,
     node_to_pb,
+    settings_from_pb,
     timestamp_from_pb,
     timestamp_to_pb,
 )
@@ -240,13 +241,7 @@ def _participant_from_pb(message: state_pb2.ParticipantRecord) -> ParticipantRec
         node_from_pb(message.node),
         message.attempt,
         message.rank,
-        RendezvousSettings(
-            min_nodes=message.min_nodes,
-            max_nodes=message.max_nodes,
-            join_timeout=message.join_timeout_ms / 1000,
-            last_call_timeout=message.last_call_timeout_ms / 1000,
-            keep_alive_timeout=message.keep_alive_timeout_ms / 1000,
-        ),
+        settings_from_pb(message),
     )
 
 

@@ -374,6 +374,7 @@ class AsyncCallsQueue:
                 call.timings, write=seconds, vote=voted - began, commit=time.monotonic() - voted
             )
             call.decision = decision
+            logger.info("save %d is decided: %s", call.request.call_idx, decision.message)
         except MusterError as error:
             call.error = error
         except Exception as error:
@@ -387,6 +388,8 @@ class AsyncCallsQueue:
             if call.write is not None:
                 ending = call.write.wait(self._timeout)
                 failure, seconds = ending.failure, ending.seconds
+                how = "failed" if failure is not None else "is done; the other ranks' are waited for"
+                logger.info("save %d: this rank's write, %.3f s, %s", call.request.call_idx, seconds, how)
             if call.on_written is not None:
                 call.on_written()
         except Exception as error:

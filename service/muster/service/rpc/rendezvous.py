@@ -12,7 +12,7 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.call import Call
-from muster.service.wire import closed_to_pb, node_to_pb
+from muster.service.wire import closed_to_pb, node_to_pb, rendezvous_to_pb
 from muster.v1 import common_pb2, rendezvous_pb2, rendezvous_pb2_grpc
 
 MAX_UNSENT = 100
@@ -135,7 +135,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
     ) -> rendezvous_pb2.RendezvousServiceGetResponse:
         """Show the rendezvous of a run."""
         view = await self._driver.query(lambda core, now: views.rendezvous(core.run(request.run_id), now))
-        return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=codec.rendezvous_to_pb(view))
+        return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=rendezvous_to_pb(view))
 
     def drain(self) -> None:
         """End every stream; its node comes back to its place."""

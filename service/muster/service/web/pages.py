@@ -1,0 +1,265 @@
+"""The status page: HTML made of views, without asking anyone.
+
+Whatever is shown passes through :func:`visible` and is then escaped by Jinja, wherever it stands in a template.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from muster.service import cells
+from muster.service.core import report, views
+from muster.service.core.model import MemberState, MissingState
+from muster.service.core.refusal import Refusal
+from muster.service.rounds import current_state, rounds_of
+from muster.service.version import VERSION
+from muster.service.web import links
+from muster.service.web.look import Overview, RunLook, named
+from muster.service.web.rankmap import RankMap, rank_map
+from muster.service.wire import milliseconds, rendezvous_to_pb, timestamp_to_pb
+
+FOLDED_ABOVE = 16
+"""Hosts in a list that is longer are shown when someone asks for them."""
+HURRY = 0.2
+"""With less than this part of its timeout left, a barrier's time is shown as pressing."""
+SAVES = {
+    "save": "save: the writes",
+    "save/commit": "save: the commit",
+    "save/agreement": "save: the count of finished writes",
+}
+"""The groups of a job's saves, as docs/saves.md names them."""
+STATES = {
+    MemberState.CONNECTED: "connected",
+    MemberState.IDLE: "idle",
+    MemberState.DISCONNECTED: "disconnected",
+    MemberState.LOST: "lost",
+    MemberState.LEFT: "left",
+    MemberState.EVICTED: "evicted",
+}
+"""How a process stands, in the order that counts for a rank with several."""
+NEVER_JOINED = "never joined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """The missing ranks of a barrier whose reasons are of one kind."""
+
+    id: str
+    """Of the element, the same at every look."""
+    words: str
+    ranks: str
+    count: int
+    hosts: int
+    rows: Sequence[report.MissingOfHost]
+    """By host, or by rank while they are few."""
+
+    @property
+    def open(self) -> bool:
+        """Whether the rows are shown at once."""
+        return len(self.rows) <= FOLDED_ABOVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """An open barrier."""
+
+    view: views.BarrierView
+    missing: Sequence[Missing]
+    named: Sequence[str]
+    """Each missing rank in words, while they are few."""
+    hurry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A barrier that is over."""
+
+    view: views.BarrierView
+    outcome: str
+    why: str
+    """The first line of the report, without the barrier's name."""
+    more: Sequence[str]
+    """The other lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """The processes of a run, host by host."""
+
+    map: RankMap
+    counts: dict[str, int]
+    """Ranks by state."""
+    trouble: Sequence[views.HostView]
+    well: Sequence[views.HostView]
+    """Where all are connected."""
+
+
+def visible(value: object) -> object:
+    """What is printed in a template: control characters are made visible, in text that is data."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
+        return value
+    return report.printable(value).replace("\n", "\\n")
+
+
+def _duration(seconds: float) -> str:
+    return cells.duration(milliseconds(seconds))
+
+
+def _moment(wall: float) -> str:
+    """A moment, in UTC, to the second."""
+    return timestamp_to_pb(round(wall)).ToJsonString()
+
+
+def _in_order(numbers: Iterable[int]) -> str:
+    """Numbers folded into ranges, but not sorted: the process ids of ranks."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters.update(
+        duration=_duration, moment=_moment, ranges=report.ranges, in_order=_in_order, printable=visible
+    )
+    environment.globals.update(
+        run_page=links.run_page,
+        run_twin=links.run_twin,
+        states={state: STATES[state] for state in MemberState},
+        saves=SAVES,
+        nothing="–",
+        version=VERSION,
+    )
+    return environment
+
+
+_TEMPLATES = _environment()
+
+
+def overview_page(overview: Overview, root: str) -> str:
+    """The page of all runs.
+
+    Args:
+        overview: what to show.
+        root: the way from the page to the root of the site.
+    """
+    open_barriers = sum(run.open_barriers for run in overview.runs)
+    return _TEMPLATES.get_template("overview.html").render(
+        root=root,
+        overview=overview,
+        waiting=[_waiting(view) for view in overview.waiting],
+        more_waiting=open_barriers - len(overview.waiting),
+        decided=[_decided(view, in_full=False) for view in overview.decided],
+        connected=sum(run.connected for run in overview.runs),
+        members=sum(run.members for run in overview.runs),
+        open_barriers=open_barriers,
+    )
+
+
+def run_page(look: RunLook, root: str) -> str:
+    """The page of one run; arguments as of :func:`overview_page`."""
+    rendezvous = rendezvous_to_pb(look.rendezvous)
+    return _TEMPLATES.get_template("run.html").render(
+        root=root,
+        look=look,
+        run=look.run,
+        waiting=[_waiting(view) for view in look.waiting],
+        more_waiting=look.run.open_barriers - len(look.waiting),
+        decided=[
+            _decided(view, in_full=index < named(look.decided)) for index, view in enumerate(look.decided)
+        ],
+        members=_members(look),
+        rendezvous=look.rendezvous,
+        rendezvous_state=current_state(rendezvous),
+        rounds=rounds_of(rendezvous),
+    )
+
+
+def refusal_page(refusal: Refusal, root: str) -> str:
+    """The page of what cannot be shown; arguments as of :func:`overview_page`."""
+    return _TEMPLATES.get_template("refusal.html").render(root=root, refusal=refusal)
+
+
+def _waiting(view: views.BarrierView) -> Waiting:
+    return Waiting(
+        view=view,
+        missing=list(_missing(view)),
+        named=[report.missing_one(one) for one in view.missing] if _few(view) else [],
+        hurry=view.remaining < HURRY * (view.age + view.remaining),
+    )
+
+
+def _few(view: views.BarrierView) -> bool:
+    return len(view.missing) <= report.MOST_NAMED_SINGLY
+
+
+def _missing(view: views.BarrierView) -> Iterator[Missing]:
+    """Who is missing: the gone first, then those who are there and have not come."""
+    of_state: dict[MissingState, list[report.MissingOfHost]] = {}
+    singly = (row for one in view.missing for row in report.by_host([one]))
+    rows = singly if _few(view) else report.by_host(view.missing)
+    for row in rows:
+        of_state.setdefault(row.state, []).append(row)
+    for state in sorted(of_state, key=lambda state: (state is MissingState.NOT_ARRIVED, state)):
+        ranks = [rank for row in of_state[state] for rank in row.ranks]
+        yield Missing(
+            id=_id(view.run_id, view.prefix, view.sequence, state),
+            words=report.MISSING_WORDS[state],
+            ranks=report.ranges(ranks),
+            count=len(ranks),
+            hosts=len({row.host for row in of_state[state]} - {""}),
+            rows=of_state[state],
+        )
+
+
+def _decided(view: views.BarrierView, *, in_full: bool) -> Decided:
+    """A decision; ``in_full``: with all who were missing from it."""
+    name = report.printable(report.barrier_name(view.run_id, view.prefix, view.sequence))
+    headline, *more = view.message.splitlines() or [""]
+    return Decided(
+        view=view,
+        outcome=view.decision.outcome.name if view.decision is not None else "",
+        why=headline.removeprefix(name).strip(),
+        more=more if in_full else (),
+    )
+
+
+def _members(look: RunLook) -> Members:
+    standing: dict[int, str] = {}
+    preference = list(STATES)
+    for host in sorted(look.hosts, key=lambda host: preference.index(host.state)):
+        for rank in host.ranks:
+            standing.setdefault(rank, STATES[host.state])
+    for view in look.waiting:
+        for one in view.missing:
+            if one.state is MissingState.NEVER_JOINED:
+                standing.setdefault(one.rank, NEVER_JOINED)
+    ranks: dict[str, list[int]] = {}
+    for rank, words in standing.items():
+        ranks.setdefault(words, []).append(rank)
+    return Members(
+        map=rank_map(ranks),
+        counts={words: len(ranks[words]) for words in [*STATES.values(), NEVER_JOINED] if words in ranks},
+        trouble=[host for host in look.hosts if host.state is not MemberState.CONNECTED],
+        well=[host for host in look.hosts if host.state is MemberState.CONNECTED],
+    )
+
+
+def _id(*parts: object) -> str:
+    """A name for an element, that no data can choose."""
+    return "m" + hashlib.blake2s(repr(parts).encode(), digest_size=8).hexdigest()

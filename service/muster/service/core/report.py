@@ -62,12 +62,12 @@ def ranges(ranks: Iterable[int]) -> str:
 
 MISSING_WORDS = {
     MissingState.NEVER_JOINED: "never joined",
-    MissingState.NOT_ARRIVED: "connected",
+    MissingState.NOT_ARRIVED: "connected, not arrived",
     MissingState.CONNECTION_LOST: "connection lost",
     MissingState.LEFT: "left",
     MissingState.EVICTED: "evicted",
 }
-"""What is the same in every reason of a state."""
+"""Why ranks are missing, in short."""
 
 
 def why_missing(missing: MissingRank) -> str:
@@ -78,8 +78,8 @@ def why_missing(missing: MissingRank) -> str:
             return words
         case MissingState.NOT_ARRIVED:
             if missing.last_sequence is None:
-                return f"{words}, not arrived yet"
-            return f"{words}, still at #{missing.last_sequence}"
+                return f"{words} yet"
+            return f"connected, still at #{missing.last_sequence}"
         case _:
             return f"{words} {seconds(missing.gone_for)} ago"
 

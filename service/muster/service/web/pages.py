@@ -1,6 +1,6 @@
 """The status page: HTML made of views, without asking anyone.
 
-Whatever is shown passes through :func:`visible` and is then escaped by Jinja, wherever it stands in a template.
+Whatever is shown passes through :func:`visible` and is then escaped by Jinja, wherever a template puts it.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ FOLDED_ABOVE = 16
 HURRY = 0.2
 """With less than this part of its timeout left, a barrier's time is shown as pressing."""
 SAVES = {
-    "save": "save: the writes",
-    "save/commit": "save: the commit",
-    "save/agreement": "save: the count of finished writes",
+    "save": "save: writes",
+    "save/commit": "save: commit",
+    "save/agreement": "save: agreement",
 }
 """The groups of a job's saves, as docs/saves.md names them."""
 STATES = {
@@ -49,12 +49,12 @@ class Missing:
 
     id: str
     """Of the element, the same at every look."""
+    state: str
     words: str
     ranks: str
     count: int
     hosts: int
     rows: Sequence[report.MissingOfHost]
-    """By host, or by rank while they are few."""
 
     @property
     def open(self) -> bool:
@@ -67,10 +67,10 @@ class Waiting:
     """An open barrier."""
 
     view: views.BarrierView
-    missing: Sequence[Missing]
-    named: Sequence[str]
-    """Each missing rank in words, while they are few."""
     hurry: bool
+    few: bool
+    """Whether the missing are named one by one."""
+    missing: Sequence[Missing]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,11 @@ def _duration(seconds: float) -> str:
 
 def _moment(wall: float) -> str:
     """A moment, in UTC, to the second."""
-    return timestamp_to_pb(round(wall)).ToJsonString()
+    return str(timestamp_to_pb(round(wall)).ToJsonString())
+
+
+def _ago(then: float, now: float) -> str:
+    return _duration(max(0.0, now - then))
 
 
 def _in_order(numbers: Iterable[int]) -> str:
@@ -135,12 +139,17 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        duration=_duration, moment=_moment, ranges=report.ranges, in_order=_in_order, printable=visible
+        duration=_duration,
+        moment=_moment,
+        ago=_ago,
+        ranges=report.ranges,
+        in_order=_in_order,
+        missing_one=report.missing_one,
+        why_missing=report.why_missing,
     )
     environment.globals.update(
         run_page=links.run_page,
         run_twin=links.run_twin,
-        states={state: STATES[state] for state in MemberState},
         saves=SAVES,
         nothing="–",
         version=VERSION,
@@ -196,41 +205,38 @@ def refusal_page(refusal: Refusal, root: str) -> str:
 
 
 def _waiting(view: views.BarrierView) -> Waiting:
+    few = len(view.missing) <= report.MOST_NAMED_SINGLY
     return Waiting(
         view=view,
-        missing=list(_missing(view)),
-        named=[report.missing_one(one) for one in view.missing] if _few(view) else [],
         hurry=view.remaining < HURRY * (view.age + view.remaining),
+        few=few,
+        missing=() if few else tuple(_missing(view)),
     )
-
-
-def _few(view: views.BarrierView) -> bool:
-    return len(view.missing) <= report.MOST_NAMED_SINGLY
 
 
 def _missing(view: views.BarrierView) -> Iterator[Missing]:
     """Who is missing: the gone first, then those who are there and have not come."""
     of_state: dict[MissingState, list[report.MissingOfHost]] = {}
-    singly = (row for one in view.missing for row in report.by_host([one]))
-    rows = singly if _few(view) else report.by_host(view.missing)
-    for row in rows:
-        of_state.setdefault(row.state, []).append(row)
+    for of_host in report.by_host(view.missing):
+        of_state.setdefault(of_host.state, []).append(of_host)
     for state in sorted(of_state, key=lambda state: (state is MissingState.NOT_ARRIVED, state)):
-        ranks = [rank for row in of_state[state] for rank in row.ranks]
+        rows = of_state[state]
+        ranks = [rank for row in rows for rank in row.ranks]
         yield Missing(
             id=_id(view.run_id, view.prefix, view.sequence, state),
+            state=state.name,
             words=report.MISSING_WORDS[state],
             ranks=report.ranges(ranks),
             count=len(ranks),
-            hosts=len({row.host for row in of_state[state]} - {""}),
-            rows=of_state[state],
+            hosts=len({row.host for row in rows} - {""}),
+            rows=rows,
         )
 
 
 def _decided(view: views.BarrierView, *, in_full: bool) -> Decided:
     """A decision; ``in_full``: with all who were missing from it."""
     name = report.printable(report.barrier_name(view.run_id, view.prefix, view.sequence))
-    headline, *more = view.message.splitlines() or [""]
+    headline, *more = view.message.split("\n")
     return Decided(
         view=view,
         outcome=view.decision.outcome.name if view.decision is not None else "",

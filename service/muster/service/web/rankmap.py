@@ -53,7 +53,7 @@ def rank_map(states: Mapping[str, Iterable[int]]) -> RankMap:
 def _path(ranks: list[int], columns: int) -> str:
     """A line through each unbroken stretch of squares in a row."""
     parts = []
-    start = end = -2
+    start = end = -1
     for rank in [*ranks, -2]:
         if rank == end and rank % columns:
             end += 1

@@ -21,9 +21,9 @@ FRESH_FOR = 1.0
 HTML = "text/html"
 JSON = "application/json"
 STATIC = {
-    "app.css": "text/css",
-    "app.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
+    "/static/app.css": "text/css",
+    "/static/app.js": "text/javascript",
+    "/static/icon.svg": "image/svg+xml",
 }
 HEADERS = {
     "Content-Security-Policy": (
@@ -119,8 +119,10 @@ def add_status(site: web.Application, state: State) -> None:
     site.router.add_get("/", overview)
     site.router.add_get("/status.json", overview_twin)
     site.router.add_get("/runs/{run:.+}", run)
-    for name, content_type in STATIC.items():
-        site.router.add_get(f"/static/{name}", _static(name, content_type))
+    for path, content_type in STATIC.items():
+        site.router.add_get(path, _static(path, content_type))
+    # Browsers ask for it beside a twin, which cannot say where it is.
+    site.router.add_get("/favicon.ico", _static("/static/icon.svg", "image/svg+xml"))
     site.on_response_prepare.append(_add_headers)
 
 
@@ -156,8 +158,8 @@ def _response(request: web.Request, answer: Answer) -> web.Response:
     )
 
 
-def _static(name: str, content_type: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    body = (Path(__file__).parent / "static" / name).read_bytes()
+def _static(path: str, content_type: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    body = Path(f"{Path(__file__).parent}{path}").read_bytes()
 
     async def static(_: web.Request) -> web.StreamResponse:
         return web.Response(

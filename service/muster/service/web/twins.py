@@ -53,5 +53,6 @@ def _moment(wall: float) -> str:
     return str(timestamp_to_pb(wall).ToJsonString())
 
 
-def _document(**fields: Any) -> str:
-    return json.dumps(fields, indent=2) + "\n"
+def _document(**fields: object) -> str:
+    # Without an indent: Python writes that a few times slower.
+    return json.dumps(fields) + "\n"

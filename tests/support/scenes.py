@@ -173,7 +173,7 @@ def sixteen() -> Scene:
 
 
 def many(ranks: int = 4_096) -> Scene:
-    """A job of many ranks: a node was lost, two never came, a rack is late, and a save begins."""
+    """A job of many ranks: a node was lost, two never came, a part of a rack is late, and a save begins."""
     scene = Scene()
     job = Job(
         scene,
@@ -186,7 +186,7 @@ def many(ranks: int = 4_096) -> Scene:
     for prefix in ("checkpoint", "save", "save/commit"):
         job.join(prefix)
     stragglers = tuple(range(37, ranks // 2, 301))
-    rack = tuple(range(ranks // 2, ranks // 2 + 64))
+    rack = tuple(range(ranks // 2, ranks // 2 + 32))
     job.meet("save", 0, without=stragglers, timeout=60)
     scene.wait(340)
     job.lose(ranks // 3 // RANKS_PER_NODE * RANKS_PER_NODE)

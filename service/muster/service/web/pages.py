@@ -4,6 +4,7 @@ Whatever is shown passes through :func:`visible` and is then escaped by Jinja, w
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,11 @@ def _moment(wall: float) -> str:
     return str(timestamp_to_pb(round(wall)).ToJsonString())
 
 
+def _to_the_second(moment: str) -> str:
+    """A moment of the wire, which has microseconds."""
+    return re.sub(r"\.\d+Z$", "Z", moment)
+
+
 def _ago(then: float, now: float) -> str:
     return _duration(max(0.0, now - then))
 
@@ -141,6 +147,7 @@ def _environment() -> Environment:
     environment.filters.update(
         duration=_duration,
         moment=_moment,
+        to_the_second=_to_the_second,
         ago=_ago,
         ranges=report.ranges,
         in_order=_in_order,

@@ -247,7 +247,7 @@ def test_many_missing_ranks_are_folded_by_reason_and_host(many: scenes.Scene):
     text = overview_of(many).text
     assert "16 never joined: ranks 496-511" in text
     assert "8 connection lost: ranks 168-175" in text
-    assert "65 connected, not arrived: ranks 37, 256-319 on 9 hosts" in text
+    assert "33 connected, not arrived: ranks 37, 256-287 on 5 hosts" in text
     text = run_of(many, "moe-400b").text
     assert "h100-0032 256-263 4356-4363 connected, not arrived yet" in text
     assert "h100-0004 37 4137 connected, not arrived yet" in text

@@ -109,7 +109,7 @@ def test_four_thousand_ranks_are_readable(coordinator: Coordinator, browser: Bro
         job.arrive("checkpoint", 0, [rank for rank in range(1_000, ranks - 8) if rank % 97])
         page.goto(url(coordinator, "/runs/big"))
         expect(page.locator("#open progress")).to_have_js_property("value", 3_056)
-        never, connected = texts(page, "#open summary")
+        never, connected = texts(page, "#open p.kind, #open summary")
         assert never == "8 never joined: ranks 4088-4095"
         assert connected.startswith("1032 connected, not arrived: ranks 0-999, 1067, 1164,")
         assert connected.endswith("on 157 hosts")

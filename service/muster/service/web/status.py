@@ -11,7 +11,7 @@ from aiohttp import web
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.refusal import Refusal
 from muster.service.web import links, look, pages, twins
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def add_status(site: web.Application, state: State) -> None:
             try:
                 taken = await state.query(lambda core, now: look.run(core, run_id, now, singly=twin))
             except Refusal as refusal:
-                return await _refused(refusal, root, twin)
+                return await _rendered(_unknown(refusal, root, twin), JSON if twin else HTML, 404)
             if twin:
                 return await _rendered(lambda: twins.run_twin(taken), JSON)
             return await _rendered(lambda: pages.run_page(taken, root), HTML)
@@ -126,13 +126,6 @@ def add_status(site: web.Application, state: State) -> None:
     site.on_response_prepare.append(_add_headers)
 
 
-async def _refused(refusal: Refusal, root: str, twin: bool) -> Answer:
-    status = 404 if refusal.reason is Reason.RUN_NOT_FOUND else 500
-    if twin:
-        return await _rendered(lambda: twins.refusal_twin(refusal), JSON, status)
-    return await _rendered(lambda: pages.refusal_page(refusal, root), HTML, status)
-
-
 async def _rendered(render: Callable[[], str], content_type: str, status: int = 200) -> Answer:
     """Render in a thread, since what was looked at is frozen, and the loop has barriers to decide."""
 
@@ -141,6 +134,10 @@ async def _rendered(render: Callable[[], str], content_type: str, status: int = 
         return Answer(status, content_type, plain, gzip.compress(plain, 1))
 
     return await asyncio.to_thread(answer)
+
+
+def _unknown(refusal: Refusal, root: str, twin: bool) -> Callable[[], str]:
+    return lambda: twins.refusal_twin(refusal) if twin else pages.refusal_page(refusal, root)
 
 
 def _response(request: web.Request, answer: Answer) -> web.Response:

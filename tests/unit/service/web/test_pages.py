@@ -1,7 +1,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -281,6 +281,21 @@ def test_the_missing_of_older_decisions_are_left_out_when_there_are_too_many(mon
     text = Markup(pages.run_page(taken, "../")).text
     assert text.count("timed out after 10 s") == 3
     assert text.count("missing: rank 3") == 2
+
+
+def test_it_can_be_read_aloud(sixteen: scenes.Scene, many: scenes.Scene):
+    for page in (overview_of(sixteen), run_of(sixteen, "llama-70b"), run_of(many, "moe-400b")):
+        headings = [int(tag[1]) for tag, *_ in page.skeleton if re.fullmatch("h[1-6]", tag)]
+        assert headings.count(1) == 1
+        assert all(deeper - level <= 1 for level, deeper in pairwise(headings)), "a level is left out"
+        for tag, needed in (
+            ("th", "scope"),
+            ("progress", "aria-label"),
+            ("html", "lang"),
+            ("td", "data-label"),
+        ):
+            assert all(needed in names for other, *names in page.skeleton if other == tag)
+        assert all({"aria-label", "aria-hidden"} & {*names} for tag, *names in page.skeleton if tag == "svg")
 
 
 def test_an_empty_coordinator_has_a_page():

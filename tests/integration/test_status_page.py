@@ -107,6 +107,9 @@ def test_four_thousand_ranks_are_readable(coordinator: Coordinator, browser: Bro
     ):
         job.join("checkpoint")
         job.arrive("checkpoint", 0, [rank for rank in range(1_000, ranks - 8) if rank % 97])
+        page.goto(url(coordinator, "/"))
+        expect(page.locator("#runs")).to_contain_text("4088 of 4088")
+        assert_it_fits(page)
         page.goto(url(coordinator, "/runs/big"))
         expect(page.locator("#open progress")).to_have_js_property("value", 3_056)
         never, connected = texts(page, "#open p.kind, #open summary")

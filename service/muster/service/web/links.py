@@ -1,10 +1,14 @@
 """Where the page of a run is, whatever its id looks like."""
 
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-RUNS = "runs/"
 PAGE = ".html"
 TWIN = ".json"
+RUN = r"{run:[\s\S]+}"
+"""The run id in a route. What is shown is what the router took it for, so that who guards it sees the same."""
+TWIN_ROUTE = f"/runs/{RUN}{TWIN}"
+PAGE_ROUTES = f"/runs/{RUN}{PAGE}", f"/runs/{RUN}"
+"""The routes of a run's page, which come after that of its twin."""
 
 
 def run_page(run_id: str) -> str:
@@ -14,15 +18,9 @@ def run_page(run_id: str) -> str:
     ``.`` and ``..`` for folders, escaped or not, and ``.json`` is the end of a twin's path.
     """
     plain = run_id not in (".", "..") and not run_id.endswith((PAGE, TWIN))
-    return f"{RUNS}{quote(run_id, safe='')}{'' if plain else PAGE}"
+    return f"runs/{quote(run_id, safe='')}{'' if plain else PAGE}"
 
 
 def run_twin(run_id: str) -> str:
     """The path of a run's JSON twin, from the root of the site."""
-    return f"{RUNS}{quote(run_id, safe='')}{TWIN}"
-
-
-def parse(raw_path: str) -> tuple[str, bool]:
-    """The run id that a path of a request, escaped as it came, is about; and whether it is the twin's."""
-    name = unquote(raw_path.partition(RUNS)[2])
-    return name.removesuffix(TWIN if name.endswith(TWIN) else PAGE), name.endswith(TWIN)
+    return f"runs/{quote(run_id, safe='')}{TWIN}"

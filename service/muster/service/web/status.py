@@ -20,11 +20,14 @@ FRESH_FOR = 1.0
 """Seconds that an answer is given again, so that a hundred viewers cost what one does."""
 HTML = "text/html"
 JSON = "application/json"
-STATIC = {
-    "/static/app.css": "text/css",
-    "/static/app.js": "text/javascript",
-    "/static/icon.svg": "image/svg+xml",
+ASSETS = {
+    "/static/app.css": ("app.css", "text/css"),
+    "/static/app.js": ("app.js", "text/javascript"),
+    "/static/icon.svg": ("icon.svg", "image/svg+xml"),
+    # Browsers ask for it beside a twin, which cannot say where it is.
+    "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
+"""The paths of what the page is made of, which is the same for everyone: (file, content type)."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -102,27 +105,38 @@ def add_status(site: web.Application, state: State) -> None:
         return _response(request, await answers.get("twin", make))
 
     async def run(request: web.Request) -> web.StreamResponse:
-        run_id, twin = links.parse(request.rel_url.raw_path)
-        root = _root(request)
+        run_id, root = request.match_info["run"], _root(request)
 
         async def make() -> Answer:
             try:
-                taken = await state.query(lambda core, now: look.run(core, run_id, now, singly=twin))
+                taken = await state.query(lambda core, now: look.run(core, run_id, now, singly=False))
             except Refusal as refusal:
-                return await _rendered(_unknown(refusal, root, twin), JSON if twin else HTML, 404)
-            if twin:
-                return await _rendered(lambda: twins.run_twin(taken), JSON)
+                unknown = refusal
+                return await _rendered(lambda: pages.refusal_page(unknown, root), HTML, 404)
             return await _rendered(lambda: pages.run_page(taken, root), HTML)
 
-        return _response(request, await answers.get((run_id, twin, root), make))
+        return _response(request, await answers.get(("page", run_id, root), make))
+
+    async def run_twin(request: web.Request) -> web.StreamResponse:
+        run_id = request.match_info["run"]
+
+        async def make() -> Answer:
+            try:
+                taken = await state.query(lambda core, now: look.run(core, run_id, now, singly=True))
+            except Refusal as refusal:
+                unknown = refusal
+                return await _rendered(lambda: twins.refusal_twin(unknown), JSON, 404)
+            return await _rendered(lambda: twins.run_twin(taken), JSON)
+
+        return _response(request, await answers.get(("twin", run_id), make))
 
     site.router.add_get("/", overview)
     site.router.add_get("/status.json", overview_twin)
-    site.router.add_get("/runs/{run:.+}", run)
-    for path, content_type in STATIC.items():
-        site.router.add_get(path, _static(path, content_type))
-    # Browsers ask for it beside a twin, which cannot say where it is.
-    site.router.add_get("/favicon.ico", _static("/static/icon.svg", "image/svg+xml"))
+    site.router.add_get(links.TWIN_ROUTE, run_twin)
+    for route in links.PAGE_ROUTES:
+        site.router.add_get(route, run)
+    for path, (name, content_type) in ASSETS.items():
+        site.router.add_get(path, _asset(name, content_type))
     site.on_response_prepare.append(_add_headers)
 
 
@@ -134,10 +148,6 @@ async def _rendered(render: Callable[[], str], content_type: str, status: int = 
         return Answer(status, content_type, plain, gzip.compress(plain, 1))
 
     return await asyncio.to_thread(answer)
-
-
-def _unknown(refusal: Refusal, root: str, twin: bool) -> Callable[[], str]:
-    return lambda: twins.refusal_twin(refusal) if twin else pages.refusal_page(refusal, root)
 
 
 def _response(request: web.Request, answer: Answer) -> web.Response:
@@ -155,15 +165,15 @@ def _response(request: web.Request, answer: Answer) -> web.Response:
     )
 
 
-def _static(path: str, content_type: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    body = Path(f"{Path(__file__).parent}{path}").read_bytes()
+def _asset(name: str, content_type: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    body = (Path(__file__).parent / "static" / name).read_bytes()
 
-    async def static(_: web.Request) -> web.StreamResponse:
+    async def asset(_: web.Request) -> web.StreamResponse:
         return web.Response(
             body=body, content_type=content_type, charset="utf-8", headers={"Cache-Control": "no-cache"}
         )
 
-    return static
+    return asset
 
 
 def _root(request: web.Request) -> str:

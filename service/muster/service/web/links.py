@@ -5,7 +5,7 @@ from urllib.parse import quote
 PAGE = ".html"
 TWIN = ".json"
 RUN = r"{run:[\s\S]+}"
-"""The run id in a route. What is shown is what the router took it for, so that who guards it sees the same."""
+"""The run id in a route. The router alone decodes it, so that a guard before the page sees the same id."""
 TWIN_ROUTE = f"/runs/{RUN}{TWIN}"
 PAGE_ROUTES = f"/runs/{RUN}{PAGE}", f"/runs/{RUN}"
 """The routes of a run's page, which come after that of its twin."""

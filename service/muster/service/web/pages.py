@@ -15,7 +15,7 @@ from muster.service import cells
 from muster.service.core import report, views
 from muster.service.core.model import MemberState, MissingState
 from muster.service.core.refusal import Refusal
-from muster.service.rounds import current_state, rounds_of
+from muster.service.rounds import rounds_of
 from muster.service.version import VERSION
 from muster.service.web import links
 from muster.service.web.look import Overview, RunLook, named
@@ -189,7 +189,6 @@ def overview_page(overview: Overview, root: str) -> str:
 
 def run_page(look: RunLook, root: str) -> str:
     """The page of one run; arguments as of :func:`overview_page`."""
-    rendezvous = rendezvous_to_pb(look.rendezvous)
     return _TEMPLATES.get_template("run.html").render(
         root=root,
         look=look,
@@ -201,8 +200,7 @@ def run_page(look: RunLook, root: str) -> str:
         ],
         members=_members(look),
         rendezvous=look.rendezvous,
-        rendezvous_state=current_state(rendezvous),
-        rounds=rounds_of(rendezvous),
+        rounds=rounds_of(rendezvous_to_pb(look.rendezvous)),
     )
 
 

@@ -40,7 +40,11 @@ stubs: ## Generate the stubs of the protos again.
 check-stubs: venv ## The committed stubs are those of the protos, and load on the oldest libraries.
 	dev/check-stubs.sh
 
-unit: venv ## All tests.
+# Tests that need it say so, if it cannot be had.
+.tools/chromium/.fetched:
+	-dev/fetch-debian.sh chromium
+
+unit: venv .tools/chromium/.fetched ## All tests.
 	$(BIN)/pytest -q
 
 .venv/.bench-installed: .venv/.installed requirements/bench.txt

@@ -71,7 +71,7 @@ async def serve(config: Config) -> None:
             driver, session_ttl=config.session_ttl, limits=config.limits, observer=metrics
         )
         site = web.AppRunner(
-            build_site(metrics.registry, lambda: _why_not_ready(driver, stop)),
+            build_site(metrics.registry, lambda: _why_not_ready(driver, stop), driver),
             access_log=None,
             handle_signals=False,
         )
@@ -145,7 +145,7 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
 def _warn_if_open(config: Config) -> None:
     for flag, address, use in (
         ("--listen", config.listen, "release, abort and read barriers"),
-        ("--http", config.http, "read the metrics"),
+        ("--http", config.http, "read the metrics and the status page"),
     ):
         if not _is_loopback(address.host):
             structlog.get_logger().warning(

@@ -252,6 +252,20 @@ async def test_events_of_different_ticks_are_different_commits():
         ]
 
 
+async def test_the_age_of_a_commit_is_known_while_it_is_under_way():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        assert driver.commit_age() == 0
+        Rank(driver, 0, world_size=1).hello()
+        commit = await engine.begun.get()
+        first = driver.commit_age()
+        while not driver.commit_age() > first >= 0:
+            await asyncio.sleep(0)
+        commit.end()
+        while driver.commit_age():
+            await asyncio.sleep(0)
+
+
 async def test_a_batch_without_records_needs_no_commit():
     engine = CountingEngine()
     async with driving(engine) as driver:

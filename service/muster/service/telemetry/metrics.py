@@ -16,9 +16,10 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, MemberState
+from muster.service.core.model import Decision, MemberState, Outcome
 from muster.service.telemetry.labels import BoundedLabel
 from muster.service.version import VERSION
 
@@ -41,6 +42,14 @@ class Metrics:
         group = ["run", "prefix"]
         registry = self.registry
         Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
+        self._epoch = Gauge(
+            "muster_coordinator_epoch", "How often the coordinator was started on its state.", registry=registry
+        )
+        self._start_time = Gauge(
+            "muster_start_time_seconds",
+            "When the coordinator took hold of its state, in seconds since 1970.",
+            registry=registry,
+        )
         self._decisions = Counter(
             "muster_barrier_decisions",
             "Barriers decided, by outcome.",
@@ -83,6 +92,11 @@ class Metrics:
             buckets=COMMIT_BUCKETS,
             registry=registry,
         )
+        self.commit_open = Gauge(
+            "muster_storage_commit_open_seconds",
+            "How long the commit that is under way has taken; 0 if there is none.",
+            registry=registry,
+        )
         self.storage_errors = Counter(
             "muster_storage_errors",
             "Commits that failed; the coordinator stops at the first one.",
@@ -106,11 +120,24 @@ class Metrics:
             registry=registry,
         )
 
+    def began(self, epoch: int, at: float) -> None:
+        """The coordinator has its state.
+
+        Args:
+            epoch: how often that state was opened.
+            at: seconds since 1970.
+        """
+        self._epoch.set(epoch)
+        self._start_time.set(at)
+
     # ------------------------------------------------------------------ the driver's observer
 
     def decided(self, decision: Decision) -> None:
         """A barrier was decided."""
         labels = self.run_label(decision.run_id), self.prefix_label(decision.prefix)
+        for outcome in Outcome:
+            # Shown at zero, or a rate would not see the first failure of a group.
+            self._decisions.labels(*labels, outcome.name)
         self._decisions.labels(*labels, decision.outcome.name).inc()
         self._wait.labels(*labels).observe(decision.wait)
         self._skew.labels(*labels).observe(decision.skew)
@@ -161,11 +188,13 @@ class StateCollector(Collector):
     Args:
         coordinator: the state.
         metrics: whose label values are used.
+        clock: the one that the state's times are on.
     """
 
-    def __init__(self, coordinator: Coordinator, metrics: Metrics) -> None:
+    def __init__(self, coordinator: Coordinator, metrics: Metrics, clock: Clock) -> None:
         self._coordinator = coordinator
         self._metrics = metrics
+        self._clock = clock
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The families without samples."""
@@ -181,6 +210,17 @@ class StateCollector(Collector):
                 "Ranks that the open barrier waits for; 0 when none is open.",
                 labels=group,
             ),
+            "age": GaugeMetricFamily(
+                "muster_barrier_open_seconds",
+                "Time since the first arrival at the oldest open barrier; 0 when none is open.",
+                labels=group,
+            ),
+            "timeout": GaugeMetricFamily(
+                "muster_barrier_timeout_seconds",
+                "Timeout of the oldest open barrier, from its first arrival; 0 when none is open.",
+                labels=group,
+            ),
+            "runs": GaugeMetricFamily("muster_runs", "Runs, by whether they are closed.", labels=["state"]),
             "members": GaugeMetricFamily(
                 "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
             ),
@@ -196,6 +236,9 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Count what there is now."""
         families = self._families()
+        now = self._clock.now().monotonic
+        runs = Tally(open=0, closed=0)
+        oldest: dict[tuple[str, str], tuple[float, float]] = {}
         opened: Tally[tuple[str, str]] = Tally()
         missing: Tally[tuple[str, str]] = Tally()
         members: Tally[tuple[str, str]] = Tally()
@@ -204,6 +247,7 @@ class StateCollector(Collector):
         waiting: Tally[str] = Tally()
         for run in self._coordinator.runs.values():
             run_label = self._metrics.run_label(run.run_id)
+            runs["open" if run.closed is None else "closed"] += 1
             sessions[run_label] += 0
             closed[run_label] += run.closed is not None
             waiting[run_label] += run.rendezvous.without_round
@@ -216,6 +260,8 @@ class StateCollector(Collector):
                 barrier = group.open
                 opened[key] += barrier is not None
                 missing[key] += barrier.shape.size - len(barrier.arrivals) if barrier else 0
+                wait = (now - barrier.opened_at, barrier.timeout) if barrier else (0.0, 0.0)
+                oldest[key] = max(wait, oldest.get(key, wait))
         sessions.update(
             self._metrics.run_label(session.run.run_id) for session in self._coordinator.sessions.values()
         )
@@ -223,6 +269,11 @@ class StateCollector(Collector):
             families["open"].add_metric(labels, value)
         for labels, value in missing.items():
             families["missing"].add_metric(labels, value)
+        for labels, (age, timeout) in oldest.items():
+            families["age"].add_metric(labels, age)
+            families["timeout"].add_metric(labels, timeout)
+        for state, value in runs.items():
+            families["runs"].add_metric([state], value)
         for labels, value in members.items():
             families["members"].add_metric(labels, value)
         for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):

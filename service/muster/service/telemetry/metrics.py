@@ -43,7 +43,9 @@ class Metrics:
         registry = self.registry
         Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
         self._epoch = Gauge(
-            "muster_coordinator_epoch", "How often the coordinator was started on its state.", registry=registry
+            "muster_coordinator_epoch",
+            "How often the coordinator was started on its state.",
+            registry=registry,
         )
         self._start_time = Gauge(
             "muster_start_time_seconds",

@@ -12,7 +12,7 @@ from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, 
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from tests.support import records
-from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, WALL, World
+from tests.support.core_world import CKPT, RUN, TTL, WALL, World
 from tests.support.rendezvous_world import RendezvousWorld, nodes
 
 FAMILIES = {

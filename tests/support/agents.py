@@ -116,9 +116,9 @@ class Job:
             assert time.monotonic() < deadline, f"no round of {size}: {self.workers()}\n{self.said()}"
             time.sleep(0.05)
 
-    def trace(self, pattern: str, count: int) -> None:
+    def trace(self, pattern: str, count: int, timeout: float = TIMEOUT) -> None:
         """Wait until the workers have left so many files of a name."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + timeout
         while len(list(self.folder.glob(pattern))) < count:
             assert time.monotonic() < deadline, f"no {count} {pattern}:\n{self.said()}"
             time.sleep(0.05)

@@ -98,12 +98,12 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         Job(jobs, coordinator.endpoint, RUN, PROGRAM) as job,
     ):
         began = time.time()
-        agents = [job.agent("2") for _ in range(2)]
         until(lambda: bool(prometheus.query("muster_coordinator_epoch == 1")))
         coordinator.stop()
         coordinator.start()
+        agents = [job.agent("2") for _ in range(2)]
         _close_a_run(coordinator.endpoint)
-        job.trace("away-*", 2)
+        job.trace("away-*", 2, timeout=60 + 3 * steps * pace)
         waiting = f"muster_barriers_open{{{CHECKPOINTS}}} == 1"
         done = f'muster_barrier_decisions_total{{{CHECKPOINTS}, outcome="RELEASED"}} == {steps}'
         until(lambda: bool(prometheus.query(f"{waiting} and on (run, prefix) {done}")))

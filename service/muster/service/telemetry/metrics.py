@@ -132,14 +132,23 @@ class Metrics:
         self._epoch.set(epoch)
         self._start_time.set(at)
 
+    def expect_run(self, run: str) -> None:
+        """Show the counts of a run, by its label value, at zero: a rate does not see a series begin at 1."""
+        self._rounds.labels(run)
+        self._join.labels(run)
+
+    def expect_group(self, run: str, prefix: str) -> None:
+        """Show the counts of a group, by its label values, at zero."""
+        for outcome in Outcome:
+            self._decisions.labels(run, prefix, outcome.name)
+        self._wait.labels(run, prefix)
+        self._skew.labels(run, prefix)
+
     # ------------------------------------------------------------------ the driver's observer
 
     def decided(self, decision: Decision) -> None:
         """A barrier was decided."""
         labels = self.run_label(decision.run_id), self.prefix_label(decision.prefix)
-        for outcome in Outcome:
-            # Shown at zero, or a rate would not see the first failure of a group.
-            self._decisions.labels(*labels, outcome.name)
         self._decisions.labels(*labels, decision.outcome.name).inc()
         self._wait.labels(*labels).observe(decision.wait)
         self._skew.labels(*labels).observe(decision.skew)
@@ -250,6 +259,7 @@ class StateCollector(Collector):
         for run in self._coordinator.runs.values():
             run_label = self._metrics.run_label(run.run_id)
             runs["open" if run.closed is None else "closed"] += 1
+            self._metrics.expect_run(run_label)
             sessions[run_label] += 0
             closed[run_label] += run.closed is not None
             waiting[run_label] += run.rendezvous.without_round
@@ -259,6 +269,7 @@ class StateCollector(Collector):
             members.update((run_label, p.state.name.lower()) for p in newest.values())
             for group in run.groups.values():
                 key = run_label, self._metrics.prefix_label(group.prefix)
+                self._metrics.expect_group(*key)
                 barrier = group.open
                 opened[key] += barrier is not None
                 missing[key] += barrier.shape.size - len(barrier.arrivals) if barrier else 0

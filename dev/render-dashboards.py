@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from tests.support.panels import DASHBOARDS, Target, board, substitute, targets
 from tests.support.prometheus import Prometheus, Series
@@ -38,6 +38,7 @@ VARIABLES = {"coordinator": "muster", "run": RUN, "prefix": ".*", "__rate_interv
 CELL_WIDTH, CELL_HEIGHT, GAP = 0.72, 0.4, 0.08
 """Inches: a cell of the grid, and what is left free around a panel."""
 DPI = 80
+MOST_LEGEND_ROWS = 4
 PALETTE = (
     *("#56A64B", "#F2CC0C", "#3274D9", "#FF780A", "#E02F44", "#0A76A4", "#A352CC", "#705DA0", "#508642"),
     *("#967302", "#2F575E", "#99440A"),
@@ -63,7 +64,9 @@ class Data:
 
     def of(self, panel: Mapping[str, Any]) -> list[tuple[str, Series]]:
         """The series of a panel, with their names."""
-        return [(_name(target, one), one) for target in targets(panel) for one in self.found[target.expr]]
+        return [
+            (_name(target, one), one) for target in targets(panel) for one in self.found.get(target.expr, ())
+        ]
 
 
 def main() -> None:
@@ -174,7 +177,10 @@ def _timeseries(panel: Mapping[str, Any], data: Data, place: Place) -> None:
     _time_axis(axes, data)
     floor = np.zeros(round((data.ended - data.began) / STEP) + 1)
     for number, (name, one) in enumerate(found):
-        color = _fixed_color(panel, name) or PALETTE[number % len(PALETTE)]
+        settings = {f"custom.{key}": value for key, value in custom.items()} | _settings(panel, name)
+        color = (
+            COLORS[settings["color"]["fixedColor"]] if "color" in settings else PALETTE[number % len(PALETTE)]
+        )
         times, values = np.array(one.samples).T
         if custom.get("drawStyle") == "bars":
             places = np.round((times - data.began) / STEP).astype(int)
@@ -183,11 +189,15 @@ def _timeseries(panel: Mapping[str, Any], data: Data, place: Place) -> None:
         elif custom.get("drawStyle") == "points":
             axes.plot(times, values, "o", markersize=3.5, color=color, label=name)
         else:
-            stepped = "steps-post" if custom.get("lineInterpolation") == "stepAfter" else "default"
-            axes.plot(
-                times, values, color=color, label=name, drawstyle=stepped, linewidth=custom["lineWidth"] + 0.3
-            )
-            filled = custom.get("fillOpacity", 0) / 100
+            stepped = "steps-post" if settings.get("custom.lineInterpolation") == "stepAfter" else "default"
+            dash = "--" if "custom.lineStyle" in settings else "-"
+            thick = custom["lineWidth"] + 0.3
+            axes.plot(times, values, dash, color=color, label=name, drawstyle=stepped, linewidth=thick)
+            if custom.get("showPoints") == "auto":
+                there = np.isfinite(np.concatenate(([np.nan], values, [np.nan])))
+                alone = there[1:-1] & ~there[:-2] & ~there[2:]
+                axes.plot(times[alone], values[alone], "o", markersize=3, color=color)
+            filled = settings.get("custom.fillOpacity", 0) / 100
             axes.fill_between(
                 times, values, step="post" if "post" in stepped else None, color=color, alpha=filled
             )
@@ -195,10 +205,18 @@ def _timeseries(panel: Mapping[str, Any], data: Data, place: Place) -> None:
     limits = [step["value"] for step in defaults.get("thresholds", {}).get("steps", ()) if step["value"]]
     for limit in limits:
         axes.axhline(limit, color=COLORS["red"], linestyle="--", linewidth=1)
-    axes.set_ylim(min(0, low), max([high, *(limit * 1.15 for limit in limits)]) or 1)
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=defaults.get("decimals") == 0))
+    if custom.get("scaleDistribution", {}).get("type") == "log":
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        nothing = high <= -low
+        top = 1 if nothing else max([high, *(limit * 1.15 for limit in limits)])
+        bottom = defaults.get("min", low)
+        axes.set_ylim(bottom - 0.02 * (top - bottom), top)  # A line at the bottom is seen.
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=defaults.get("decimals") == 0))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _formatter(defaults)(value)))
     axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
     if found:
         columns = -(-len(found) // rows)
         axes.legend(
@@ -239,8 +257,8 @@ def _heatmap(panel: Mapping[str, Any], data: Data, place: Place) -> None:
 def _table(panel: Mapping[str, Any], data: Data, place: Place) -> None:
     axes = place(0.15, 0.4, 0.15, 0.15)
     axes.axis("off")
-    moved = panel["transformations"][1]["options"]["renameByName"]
-    by, *_ = moved
+    join, organize = (one["options"] for one in panel["transformations"])
+    by, moved = join["byField"], organize["renameByName"]
     overrides = {
         one["matcher"]["options"]: {setting["id"]: setting["value"] for setting in one["properties"]}
         for one in panel["fieldConfig"]["overrides"]
@@ -310,14 +328,17 @@ def _time_axis(axes: Axes, data: Data) -> None:
 def _legend_rows(names: Sequence[str], width: int) -> int:
     """How many rows the names take, below a panel of so many columns."""
     per_row = max(1, int(width * CELL_WIDTH * 12 / (max(map(len, names), default=1) + 5)))
-    return -(-len(names) // per_row)
+    return min(MOST_LEGEND_ROWS, -(-len(names) // per_row))
 
 
-def _fixed_color(panel: Mapping[str, Any], name: str) -> str | None:
-    for override in panel["fieldConfig"]["overrides"]:
-        if re.search(override["matcher"]["options"].strip("/"), name):
-            return COLORS[override["properties"][0]["value"]["fixedColor"]]
-    return None
+def _settings(panel: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What the panel has set for a series alone."""
+    return {
+        one["id"]: one["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        if re.search(override["matcher"]["options"].strip("/"), name)
+        for one in override["properties"]
+    }
 
 
 def _color_at(steps: Sequence[Mapping[str, Any]], value: float) -> str:

@@ -1,6 +1,8 @@
 """The overview: which run needs a look, and whether the coordinator is well."""
 
+from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.models import common
 
 from dev.dashboards.frame import DOCS, OVERVIEW, RUN, frame
 from dev.dashboards.panels import (
@@ -224,12 +226,10 @@ def _calls(board: Dashboard) -> None:
     board.with_row(row("Calls"))
     board.with_panel(
         lines(
-            "Calls by method",
-            "Calls begun: the ten busiest methods. Arrivals travel on the sessions' streams instead.",
+            "Calls by service",
+            "Calls begun. Arrivals at barriers travel on the sessions' streams instead.",
             Query(
-                "topk(10, sum by (grpc_service, grpc_method) "
-                f"(rate(grpc_server_started_total{{{C}}}{RATE})))",
-                "{{grpc_service}}/{{grpc_method}}",
+                f"sum by (grpc_service) (rate(grpc_server_started_total{{{C}}}{RATE}))", "{{grpc_service}}"
             ),
             unit="reqps",
         )
@@ -324,9 +324,13 @@ def _process(board: Dashboard) -> None:
     board.with_panel(
         lines(
             "File descriptors",
-            "Open file descriptors: one for each connection, and a few. The limit is the process's own.",
+            "Open file descriptors: one for each connection, and a few. The limit is the process's own. The "
+            "scale is logarithmic.",
             Query(f"process_open_fds{{{C}}}", "open, {{instance}}"),
             Query(f"process_max_fds{{{C}}}", "limit, {{instance}}"),
+            lowest=None,
+        ).scale_distribution(
+            common_builders.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10)
         )
     )
     board.with_panel(

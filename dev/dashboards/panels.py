@@ -162,6 +162,7 @@ def bars(
         .fill_opacity(80)
         .line_width(0)
         .min(0)
+        .decimals(0)
         .stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL))
     )
     for name, color in (colors or {}).items():
@@ -218,7 +219,7 @@ def overview_table(
         panel.override_by_name(column.title, _cell(column))
     panel.override_by_name(by.capitalize(), [dashboard.DynamicConfigValue("links", [_data_link(by, link)])])
     panel.with_transformation(
-        dashboard.DataTransformerConfig("joinByField", {"byField": by, "mode": "outer"})
+        dashboard.DataTransformerConfig("joinByField", options={"byField": by, "mode": "outer"})
     )
     hidden = {"Time": True} | {f"Time {number}": True for number in range(1, len(columns) + 1)}
     organize = {
@@ -226,7 +227,7 @@ def overview_table(
         "indexByName": {name: place for place, name in enumerate(names)},
         "renameByName": names,
     }
-    panel.with_transformation(dashboard.DataTransformerConfig("organize", organize))
+    panel.with_transformation(dashboard.DataTransformerConfig("organize", options=organize))
     return panel
 
 

@@ -1,7 +1,7 @@
 """One run: who is missing from which barrier, who is always last, and how its nodes came together."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
-from grafana_foundation_sdk.models.dashboard import VariableOption
+from grafana_foundation_sdk.models.dashboard import DynamicConfigValue, VariableOption
 
 from dev.dashboards.frame import DOCS, OVERVIEW, RUN, frame, variable
 from dev.dashboards.panels import (
@@ -135,6 +135,13 @@ def _barriers(board: Dashboard) -> None:
             Query(f"max by (prefix) (muster_barrier_open_seconds{{{G}}})", "{{prefix}}"),
             Query(f"max by (prefix) (muster_barrier_timeout_seconds{{{G}}})", "{{prefix}}, timeout"),
             unit="s",
+        ).override_by_regexp(
+            "/, timeout$/",
+            [
+                DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+                DynamicConfigValue("custom.fillOpacity", 0),
+                DynamicConfigValue("custom.lineInterpolation", "stepAfter"),
+            ],
         )
     )
     board.with_panel(

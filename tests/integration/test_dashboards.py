@@ -105,6 +105,14 @@ def test_the_dashboards_lead_to_each_other():
     assert "/d/muster-run?" in str(table["fieldConfig"]["overrides"])
 
 
+def test_the_table_of_runs_has_a_column_for_each_query():
+    (table,) = (panel for panel in panels("overview") if panel["type"] == "table")
+    join, organize = (one["options"] for one in table["transformations"])
+    values = {f"Value #{target['refId']}" for target in table["targets"]}
+    assert join["byField"] == "run"
+    assert set(organize["renameByName"]) == values | {"run"}
+
+
 # ---------------------------------------------------------------------- the alerts
 
 

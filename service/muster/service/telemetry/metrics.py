@@ -285,8 +285,8 @@ class StateCollector(Collector):
         for labels, (age, timeout) in oldest.items():
             families["age"].add_metric(labels, age)
             families["timeout"].add_metric(labels, timeout)
-        for state, value in runs.items():
-            families["runs"].add_metric([state], value)
+        for run_state, value in runs.items():
+            families["runs"].add_metric([run_state], value)
         for labels, value in members.items():
             families["members"].add_metric(labels, value)
         for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):

@@ -38,7 +38,7 @@ WITHOUT_TLS = "muster_tls_certificate_expiry_timestamp_seconds"
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched_job(tmp_path_factory.mktemp("watched"), steps=12, pace=0.3, interval=0.5) as watched:
+    with watched_job(tmp_path_factory.mktemp("watched"), steps=10, pace=0.3, interval=0.5) as watched:
         yield watched
 
 

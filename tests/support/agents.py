@@ -70,14 +70,15 @@ class Job:
         folder: where the workers leave their traces.
         endpoint: the coordinator's.
         run_id: the run.
+        program: what the workers run, with the folder as its argument.
     """
 
-    def __init__(self, folder: Path, endpoint: str, run_id: str = "job") -> None:
+    def __init__(self, folder: Path, endpoint: str, run_id: str = "job", program: str = PROGRAM) -> None:
         self.folder = folder
         self.endpoint = endpoint
         self.run_id = run_id
         self.program = folder / "program.py"
-        self.program.write_text(PROGRAM)
+        self.program.write_text(program)
         self.agents: list[Agent] = []
 
     def __enter__(self) -> "Job":
@@ -113,6 +114,13 @@ class Job:
                 if len(members) == size == members[0].world_size:
                     return members
             assert time.monotonic() < deadline, f"no round of {size}: {self.workers()}\n{self.said()}"
+            time.sleep(0.05)
+
+    def trace(self, pattern: str, count: int, timeout: float = TIMEOUT) -> None:
+        """Wait until the workers have left so many files of a name."""
+        deadline = time.monotonic() + timeout
+        while len(list(self.folder.glob(pattern))) < count:
+            assert time.monotonic() < deadline, f"no {count} {pattern}:\n{self.said()}"
             time.sleep(0.05)
 
     def finish(self) -> None:

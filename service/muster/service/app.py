@@ -55,16 +55,19 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     metrics = Metrics()
+    clock = SystemClock()
     driver = Driver(
         engine_for(config.state),
-        clock=SystemClock(),
+        clock=clock,
         observer=Observers(EventLog(), metrics),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
     )
     try:
-        metrics.registry.register(StateCollector(driver.coordinator, metrics))
+        metrics.began(driver.coordinator.epoch, clock.now().wall)
+        metrics.commit_open.set_function(driver.commit_age)
+        metrics.registry.register(StateCollector(driver.coordinator, metrics, clock))
         for method in METHODS:
             metrics.expect(_kind(method), method)
         rpc = await build_server(

@@ -19,8 +19,12 @@ BEGIN, END = "<!-- values: made by dev/chart-readme.py -->", "<!-- end of values
 
 def main() -> None:
     """Write the table, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if the table is out of date"
+    )
     check = parser.parse_args().check
     readme = CHART / "README.md"
     before, _, rest = readme.read_text().partition(BEGIN)

@@ -23,7 +23,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 def run(image: Image, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*dockerfile.unprivileged(), *command], env=image.environment, capture_output=True, text=True, timeout=60
+        [*dockerfile.unprivileged(), *command],
+        env=image.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 

@@ -53,7 +53,11 @@ def build(dockerfile: Path, folder: Path) -> Image:
             name = rest.partition(" AS ")[2] or "final"
             image = stages[name] = Image(folder / name, {"PATH": f"{base}/bin:{os.environ['PATH']}"})
         elif instruction == "COPY":
-            source = stages[rest.split()[0].removeprefix("--from=")].root if rest.startswith("--from=") else context
+            source = (
+                stages[rest.split()[0].removeprefix("--from=")].root
+                if rest.startswith("--from=")
+                else context
+            )
             *sources, target = rest.split()[rest.startswith("--from=") :]
             for one in sources:
                 _copy(source / one.lstrip("/"), image.at(target), into=target.endswith("/"))
@@ -69,8 +73,17 @@ def unprivileged() -> list[str]:
     if os.geteuid() != 0:
         return []
     assert shutil.which("setpriv"), "setpriv is not there: install Debian's package util-linux"
-    capabilities = [f"--{which}=-all,+dac_read_search" for which in ("inh-caps", "ambient-caps", "bounding-set")]
-    return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *capabilities, "--no-new-privs"]
+    capabilities = [
+        f"--{which}=-all,+dac_read_search" for which in ("inh-caps", "ambient-caps", "bounding-set")
+    ]
+    return [
+        "setpriv",
+        f"--reuid={USER}",
+        f"--regid={USER}",
+        "--clear-groups",
+        *capabilities,
+        "--no-new-privs",
+    ]
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:
@@ -117,7 +130,11 @@ def _run(image: Image, command: str) -> None:
         command = command.replace(theirs, ours)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | image.environment
     done = subprocess.run(
-        ["bash", "-ec", image.local(command)], cwd=image.at("."), env=environment, capture_output=True, text=True
+        ["bash", "-ec", image.local(command)],
+        cwd=image.at("."),
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, f"RUN {command}\n{done.stdout}{done.stderr}"
 

@@ -44,7 +44,9 @@ class Helm:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def release(self, values: Manifest | None = None, *, chart: Path = CHART, name: str = "muster") -> Release:
+    def release(
+        self, values: Manifest | None = None, *, chart: Path = CHART, name: str = "muster"
+    ) -> Release:
         """Lint the chart and render it.
 
         Raises:
@@ -59,7 +61,9 @@ class Helm:
         if "error" in answer:
             raise HelmError(answer["error"])
         notes = answer["templates"].pop("muster/templates/NOTES.txt")
-        manifests = [one for text in answer["templates"].values() for one in yaml.load_all(text, Strict) if one]
+        manifests = [
+            one for text in answer["templates"].values() for one in yaml.load_all(text, Strict) if one
+        ]
         return Release(manifests, notes, answer["complaints"])
 
 

@@ -38,7 +38,9 @@ def other_chart(tmp_path: Path) -> Path:
     chart = tmp_path / "muster"
     shutil.copytree(CHART, chart)
     text = (chart / "Chart.yaml").read_text()
-    (chart / "Chart.yaml").write_text(text.replace("version: 0.1.0", "version: 9.9.9").replace('"0.1.0"', '"9.9"'))
+    (chart / "Chart.yaml").write_text(
+        text.replace("version: 0.1.0", "version: 9.9.9").replace('"0.1.0"', '"9.9"')
+    )
     for folder in ("dashboards", "rules"):
         (chart / folder).mkdir(exist_ok=True)
     (chart / "dashboards/sample.json").write_text('{"title": "{{run}}"}\n')
@@ -215,9 +217,14 @@ def test_an_upgrade_of_values_and_chart_keeps_the_volume(
 
 def test_the_selectors_of_other_objects_stay_too(helm: Helm, releases: dict[str, Release], other_chart: Path):
     after = helm.release(values_of("extras"), chart=other_chart)
-    for kind, name in (("Service", "muster"), ("Service", "muster-headless"), ("PodDisruptionBudget", "muster")):
+    for kind, name in (
+        ("Service", "muster"),
+        ("Service", "muster-headless"),
+        ("PodDisruptionBudget", "muster"),
+    ):
         assert (
-            after.one(kind, name)["spec"]["selector"] == releases["default"].one(kind, name)["spec"]["selector"]
+            after.one(kind, name)["spec"]["selector"]
+            == releases["default"].one(kind, name)["spec"]["selector"]
         )
 
 
@@ -233,7 +240,9 @@ def test_the_chart_alone_restarts_nothing(helm: Helm, releases: dict[str, Releas
 
 def test_a_change_of_the_configuration_restarts_the_coordinator(helm: Helm, releases: dict[str, Release]):
     changed = helm.release({"settings": {"session_ttl": 11}})
-    assert pod_of(changed)["metadata"]["annotations"] != pod_of(releases["default"])["metadata"]["annotations"]
+    assert (
+        pod_of(changed)["metadata"]["annotations"] != pod_of(releases["default"])["metadata"]["annotations"]
+    )
 
 
 # How the objects hang together
@@ -334,7 +343,10 @@ def test_secrets_are_not_for_everyone(releases: dict[str, Release], name: str):
         for kind in ("secret", "projected"):
             if kind in volume:
                 assert volume[kind]["defaultMode"] == 0o440
-    assert all(account["automountServiceAccountToken"] is False for account in releases[name].of_kind("ServiceAccount"))
+    assert all(
+        account["automountServiceAccountToken"] is False
+        for account in releases[name].of_kind("ServiceAccount")
+    )
 
 
 # Features
@@ -381,14 +393,18 @@ def test_a_certificate_of_cert_manager(releases: dict[str, Release]):
 def test_prometheus_scrapes_one_service_once(releases: dict[str, Release]):
     monitor = releases["monitoring"].one("ServiceMonitor")
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert {"team": "training", "release": "kube-prometheus-stack"}.items() <= monitor["metadata"]["labels"].items()
+    assert {"team": "training", "release": "kube-prometheus-stack"}.items() <= monitor["metadata"][
+        "labels"
+    ].items()
     assert monitor["spec"]["endpoints"] == [
         {"port": "http", "path": "/metrics", "interval": "5s", "scrapeTimeout": "4s", "scheme": "http"}
     ]
     assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
     selector = monitor["spec"]["selector"]["matchLabels"]
     services = releases["monitoring"].of_kind("Service")
-    assert [one["metadata"]["name"] for one in services if matches(selector, one["metadata"]["labels"])] == ["muster"]
+    assert [one["metadata"]["name"] for one in services if matches(selector, one["metadata"]["labels"])] == [
+        "muster"
+    ]
 
 
 def test_prometheus_shows_who_it_is(releases: dict[str, Release]):
@@ -485,7 +501,10 @@ def test_the_test_hook_asks_the_service(releases: dict[str, Release]):
 def test_extra_objects_are_rendered(releases: dict[str, Release]):
     release = releases["extras"]
     assert release.one("ConfigMap", "muster-endpoint")["data"] == {"MUSTER_ENDPOINT": "muster.ml.svc:7550"}
-    assert release.one("Ingress")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"] == "muster"
+    assert (
+        release.one("Ingress")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"]
+        == "muster"
+    )
 
 
 def test_labels_are_on_every_object(releases: dict[str, Release]):
@@ -496,14 +515,19 @@ def test_labels_are_on_every_object(releases: dict[str, Release]):
 
 
 def test_long_and_odd_names_stay_within_kubernetes_bounds(helm: Helm):
-    release = helm.release(values_of("monitoring"), name="a-release-with-a-name-that-is-as-long-as-helm-admits1")
+    release = helm.release(
+        values_of("monitoring"), name="a-release-with-a-name-that-is-as-long-as-helm-admits1"
+    )
     for service in release.of_kind("Service"):
         assert len(service["metadata"]["name"]) <= 63
     # Kubernetes puts the name, a hyphen and a hash of ten characters into a label.
     assert len(release.one("StatefulSet")["metadata"]["name"]) <= 52
-    assert helm.release(name="123").one("StatefulSet")["spec"]["selector"]["matchLabels"][
-        "app.kubernetes.io/instance"
-    ] == "123"
+    assert (
+        helm.release(name="123").one("StatefulSet")["spec"]["selector"]["matchLabels"][
+            "app.kubernetes.io/instance"
+        ]
+        == "123"
+    )
 
 
 # The notes

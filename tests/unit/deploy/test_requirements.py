@@ -23,7 +23,8 @@ def pins(name: str) -> dict[str, str]:
 
 
 WANTED = {
-    "service.txt": PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["service"],
+    "service.txt": PROJECT["project"]["dependencies"]
+    + PROJECT["project"]["optional-dependencies"]["service"],
     "build.txt": PROJECT["build-system"]["requires"],
 }
 

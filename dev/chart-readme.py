@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write the table of values in the chart's README.md, from the comments in its values.yaml.
 
-``--check`` writes nothing, and fails if the table is not that of values.yaml. A key's comment is the lines right
-above it. A map whose keys have comments is a section; any other value is a row with its default.
+``--check`` writes nothing, and fails if the table is not that of values.yaml. A key's comment is the
+lines right above it. A map whose keys have comments is a section; any other value is a row with its default.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the chart renders runs: the real ``muster serve``, asked by the rendered probes and by ``helm test``."""
+"""What the chart renders runs: the real ``muster serve``, asked by its probes and by ``helm test``."""
 
 import inspect
 import json

@@ -1,7 +1,7 @@
 """Carries out a Dockerfile without Docker: its steps, in a folder that stands for the image's root.
 
-It knows the instructions that ours uses. The base image is a virtual environment with pip; ``--platform``, build
-arguments and caches are not there.
+It knows the instructions that ours uses. The base image is a virtual environment with pip; ``--platform``,
+build arguments and caches are not there.
 """
 
 import json
@@ -69,7 +69,7 @@ def build(dockerfile: Path, folder: Path) -> Image:
 
 
 def unprivileged() -> list[str]:
-    """Before a command: run it as the image's user. Root's folders may be read, since Python may lie there."""
+    """Before a command: run it as the image's user. Root's folders may be read: Python may lie there."""
     if os.geteuid() != 0:
         return []
     assert shutil.which("setpriv"), "setpriv is not there: install Debian's package util-linux"

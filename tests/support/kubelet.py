@@ -1,7 +1,7 @@
-"""Runs a pod's container as Kubernetes would, without Kubernetes: the files, the command line, the probes, the end.
+"""Runs a pod's container as Kubernetes would, without it: the files, the command line, the probes, the end.
 
-The paths at which a container finds its volumes become folders of the test, its ports become free ports of this
-machine, and the names of Services become this machine's name.
+The paths at which a container finds its volumes become folders of the test, its ports become free ports of
+this machine, and the names of Services become this machine's name.
 """
 
 import base64
@@ -97,7 +97,7 @@ class Container:
     Args:
         node: where it runs.
         pod: its specification.
-        name: of the folder that its volumes are written to; a second container of that name finds what the first left.
+        name: of the folder of its volumes; a second container of that name finds what the first left.
     """
 
     def __init__(self, node: Node, pod: Manifest, name: str) -> None:
@@ -133,7 +133,7 @@ class Container:
         return mine | {name: self._local(value) for name, value in given.items()}
 
     def ask(self, asked: Manifest, timeout: float = 10) -> int:
-        """The status of an HTTP request; over HTTPS it checks no certificate and has none of its own. 0: no answer."""
+        """The status of an HTTP request, 0 without an answer. No certificate is checked, and none is shown."""
         _, port = self._node.ports[asked["port"]]
         trusting = ssl.create_default_context()
         trusting.check_hostname = False
@@ -175,7 +175,7 @@ class Container:
         return self._process.wait(timeout=timeout)
 
     def run(self, *arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """``kubectl exec``: another ``muster`` command with the container's environment, less some variables."""
+        """``kubectl exec``: another ``muster`` command with the container's variables, less some."""
         environment = {name: value for name, value in self._environment().items() if name not in without}
         command = [str(MUSTER), *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -45,7 +45,8 @@ def other_chart(tmp_path: Path) -> Path:
         (chart / folder).mkdir(exist_ok=True)
     (chart / "dashboards/sample.json").write_text('{"title": "{{run}}"}\n')
     (chart / "rules/sample.rules.yaml").write_text(
-        "# A comment.\ngroups:\n  - name: sample\n    rules:\n      - alert: Sample\n        expr: vector(1) > 0\n"
+        "# A comment.\ngroups:\n  - name: sample\n    rules:\n      - alert: Sample\n"
+        "        expr: vector(1) > 0\n"
         '        annotations: {summary: "{{ $value }}", runbook: docs/operations.md#sample}\n'
     )
     return chart

@@ -36,9 +36,9 @@ needs_flags = pytest.mark.xfail(
     not {"config", "tls_cert", "keep_idle_runs"} <= FLAGS,
     reason="--config, TLS and retention are not merged yet",
 )
-needs_doctor = pytest.mark.xfail(
+needs_tools = pytest.mark.xfail(
     "doctor" not in {command.name or command.callback.__name__ for command in app.registered_commands},
-    reason="muster doctor is not merged yet",
+    reason="muster doctor and backup are not merged yet",
 )
 
 
@@ -125,7 +125,7 @@ def test_the_pod_starts_is_ready_is_healthy_and_ends_in_time(
 
 
 @needs_flags
-@needs_doctor
+@needs_tools
 @pytest.mark.parametrize("name", ["default", "secured"])
 def test_helm_test_passes(helm: Helm, tmp_path: Path, secrets: dict[str, Files], name: str):
     release = helm.release(values_of(name))
@@ -137,7 +137,7 @@ def test_helm_test_passes(helm: Helm, tmp_path: Path, secrets: dict[str, Files],
 
 
 @needs_flags
-@needs_doctor
+@needs_tools
 def test_helm_test_fails_when_the_coordinator_does_not_answer(
     helm: Helm, tmp_path: Path, secrets: dict[str, Files]
 ):
@@ -145,6 +145,18 @@ def test_helm_test_fails_when_the_coordinator_does_not_answer(
     with Container(node_of(release, tmp_path, secrets), release.one("Pod")["spec"], "test") as test:
         # 2 is a command line that is not understood.
         assert test.ended() not in (0, 2), test.log.read_text()
+
+
+@needs_flags
+@needs_tools
+def test_a_backup_is_made_in_the_pod(helm: Helm, tmp_path: Path, secrets: dict[str, Files]):
+    release = helm.release()
+    with coordinator_of(release, node_of(release, tmp_path, secrets)) as coordinator:
+        coordinator.started()
+        backup = coordinator.mounts["/var/lib/muster"] / "backup.db"
+        done = coordinator.run("backup", str(backup))
+        assert done.returncode == 0, done.stderr
+        assert backup.exists()
 
 
 @needs_flags

@@ -133,7 +133,7 @@ class Container:
         return mine | {name: self._local(value) for name, value in given.items()}
 
     def ask(self, asked: Manifest, timeout: float = 10) -> int:
-        """The status of an HTTP request, 0 without an answer. No certificate is checked, and none is shown."""
+        """The status of an HTTP request, 0 without an answer. No certificate is checked or shown."""
         _, port = self._node.ports[asked["port"]]
         trusting = ssl.create_default_context()
         trusting.check_hostname = False

@@ -1,4 +1,4 @@
-"""The training jobs in deploy/examples are what Kubernetes, Kubeflow, JobSet and torchrun read."""
+"""What is in deploy/examples is what Kubernetes, Kubeflow, JobSet and torchrun read."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,12 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from tests.support.helm import Manifest, Strict
+from tests.support.helm import Helm, Manifest, Strict
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
-NAMES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
+RESTORE = "restore-pod.yaml"
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE})
+"""The training jobs."""
 
 
 def read(name: str) -> Manifest:
@@ -72,6 +74,23 @@ def nodes_of(manifest: Manifest) -> int:
     return int(manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"])
 
 
+def test_the_pod_that_restores_is_restricted_and_has_the_volume_of_the_chart(helm: Helm):
+    pod, release = read(RESTORE), helm.release()
+    kubernetes_validate.validate(pod, "1.27", strict=True)
+    theirs = release.one("StatefulSet")["spec"]["template"]["spec"]
+    security = {
+        key: value for key, value in theirs["securityContext"].items() if key != "fsGroupChangePolicy"
+    }
+    assert pod["spec"]["securityContext"] == security
+    (ours,), (container,) = pod["spec"]["containers"], theirs["containers"]
+    assert ours["securityContext"] == container["securityContext"]
+    assert ours["env"][0] in container["env"]
+    (claim,) = release.one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    wanted = f"{claim['metadata']['name']}-{release.one('StatefulSet')['metadata']['name']}-0"
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == wanted
+    assert ours["volumeMounts"][0] == container["volumeMounts"][0]
+
+
 def test_the_readme_names_each():
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"[{name}]({name})" in readme for name in NAMES)
+    assert all(f"[{name}]({name})" in readme for name in [*NAMES, RESTORE])

@@ -85,11 +85,10 @@ app.kubernetes.io/component: test
 {{ and .Values.tls.enabled .Values.tls.http | ternary "HTTPS" "HTTP" }}
 {{- end }}
 
-{{- /* The file that `muster serve --config` reads. JSON's scalars are TOML's. */}}
+{{- /* The configuration that `muster serve` reads. JSON's scalars are TOML's. */}}
 {{- define "muster.toml" -}}
 listen = {{ printf "%s:7550" (include "muster.bindHost" .) | toJson }}
 http = {{ printf "%s:7551" (include "muster.bindHost" .) | toJson }}
-state = "sqlite:////var/lib/muster/muster.db"
 {{- range $name, $value := .Values.settings }}
 {{ $name }} = {{ toJson $value }}
 {{- end }}

@@ -101,7 +101,8 @@ def test_the_values_in_the_documentation_are_values_of_the_chart(helm: Helm):
     assert blocks
     together: Manifest = {}
     for block in blocks:
-        assert helm.release(values := yaml.safe_load(block)).complaints == []
+        values = yaml.safe_load(block)
+        assert helm.release(values).complaints == []
         together |= values
     assert helm.release(together).complaints == []
 

@@ -227,8 +227,8 @@ def _warn_if_open(config: Config) -> None:
         if not has_callers:
             structlog.get_logger().warning(
                 "open.port",
-                reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give {caller_flags}, "
-                "or keep it in a trusted network.",
+                reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give "
+                f"{caller_flags}, or keep it in a trusted network.",
             )
 
 

@@ -7,6 +7,7 @@ import typer
 
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.rounds import current_state
@@ -35,6 +36,7 @@ app = typer.Typer(help="Show all there is to know of one run, barrier or member.
 
 
 @app.command("run")
+@connecting
 def describe_run(
     run: options.Run,
     output: options.Format = Output.TABLE,
@@ -63,6 +65,7 @@ def describe_run(
 
 
 @app.command("barrier")
+@connecting
 def describe_barrier(
     run: options.Run,
     prefix: options.Prefix,
@@ -90,6 +93,7 @@ def describe_barrier(
 
 
 @app.command("member")
+@connecting
 def describe_member(
     run: options.Run,
     rank: options.Rank,

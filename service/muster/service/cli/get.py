@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.options import Output
 from muster.service.cli.rounds import round_key, rounds_of
 from muster.service.cli.table import (
@@ -36,6 +37,7 @@ app = typer.Typer(help="List runs, barriers, members or rounds.", no_args_is_hel
 
 
 @app.command()
+@connecting
 def runs(
     run: options.OptionalRun = "",
     output: options.Format = Output.TABLE,
@@ -56,6 +58,7 @@ def runs(
 
 
 @app.command()
+@connecting
 def barriers(
     run: options.OptionalRun = "",
     history: History = 1,
@@ -81,6 +84,7 @@ def barriers(
 
 
 @app.command()
+@connecting
 def members(
     run: options.Run,
     output: options.Format = Output.TABLE,
@@ -103,6 +107,7 @@ def members(
 
 
 @app.command()
+@connecting
 def rounds(
     run: options.Run,
     output: options.Format = Output.TABLE,

@@ -40,8 +40,8 @@ MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
-HANDSHAKE_TIMEOUT_MS = 20_000
-"""For TLS and the first HTTP/2 frames. A whole job that connects at once takes seconds of CPU for it."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 

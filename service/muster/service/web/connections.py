@@ -7,7 +7,7 @@ from aiohttp import web
 
 MAX_CONNECTIONS = 1_000
 """Open at once; those who come beyond are let go."""
-SILENCE_TIMEOUT = 20.0
+SILENCE_TIMEOUT = 10.0
 """Seconds until a request must be whole, from the connection's begin or the answer before it."""
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that TLS may take."""

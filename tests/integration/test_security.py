@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -33,7 +34,8 @@ from muster.v1 import (
     store_pb2_grpc,
 )
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError, channel
-from muster.worker.attendance import Attendance, NodeConfig
+from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker.decision import Decision
 from tests.integration.test_bad_input import reason_of
 from tests.support.command import job, until
 from tests.support.coordinator import Coordinator
@@ -216,6 +218,21 @@ def barrier(endpoint: str, run_id: str = "a-sdk", rank: int = 0, world_size: int
     return GrpcBarrier(rank, world_size, "p", endpoint, 20, 20, run_id=run_id, generation=0)
 
 
+def node(endpoint: str, run_id: str = "a-sdk", nodes: int = 1) -> NodeConfig:
+    return NodeConfig(
+        endpoint=endpoint,
+        run_id=run_id,
+        address="h",
+        min_nodes=nodes,
+        max_nodes=nodes,
+        join_timeout=30,
+        last_call_timeout=1,
+        keep_alive_timeout=10,
+        connect_timeout=30,
+        call_timeout=5,
+    )
+
+
 def test_sdk_and_command_show_their_token(guarded: Coordinator, environ: pytest.MonkeyPatch, tmp_path: Path):
     environ.setenv("MUSTER_TOKEN", SECRETS[Role.WORKER])
     barrier(guarded.endpoint).execute_barrier()
@@ -244,22 +261,10 @@ def test_who_is_not_let_in_is_told_so_at_once(
 ):
     if token is not None:
         environ.setenv("MUSTER_TOKEN", token)
-    config = NodeConfig(
-        endpoint=guarded.endpoint,
-        run_id=run_id,
-        address="h",
-        min_nodes=1,
-        max_nodes=1,
-        join_timeout=30,
-        last_call_timeout=1,
-        keep_alive_timeout=5,
-        connect_timeout=30,
-        call_timeout=5,
-    )
     users: list[Callable[[], object]] = [
         lambda: barrier(guarded.endpoint, run_id),
         lambda: CoordinatorStore(guarded.endpoint, run_id).num_keys(),
-        lambda: Attendance(config).join(),
+        lambda: Attendance(node(guarded.endpoint, run_id)).join(),
     ]
     for user in users:
         with pytest.raises(RefusedError) as caught:
@@ -296,25 +301,33 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         first, second = (barrier(coordinator.endpoint, rank=rank, world_size=2) for rank in range(2))
         store = CoordinatorStore(coordinator.endpoint, "a-sdk")
         store.num_keys()
+        # One node has a place in a round, and one waits for another to come.
+        placed = Attendance(node(coordinator.endpoint, "a-placed"))
+        placed.join()
+        waiting, partner = (Attendance(node(coordinator.endpoint, "a-waiting", nodes=2)) for _ in range(2))
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
-        for wait in (lambda: first.vote(), lambda: store.get("later")):
+        for wait in (first.vote, lambda: store.get("later"), waiting.join):
             threading.Thread(target=lambda wait=wait: heard.put(wait()), daemon=True).start()
         all_of_it = muster_view(coordinator)
-        until(lambda: all_of_it("a-sdk").arrived == 1)
+        until(lambda: all_of_it("a-sdk").arrived == 1 and waiting._connected)
         put(file, tokens(table))
         put(file, "not TOML", "tokens.kept")
         put(file, tokens(table))
         put(mine, ROTATED)
-        sessions = first._session, second._session
+        sessions: list[Any] = [first._session, second._session, placed, waiting]
         calls = [session._call for session in sessions]
         put(file, tokens(table, without=Role.WORKER))
         # Their streams are ended, and they come back with the new token.
         until(lambda: all(s._call is not c and s._connected for s, c in zip(sessions, calls, strict=True)))
         assert second.vote().outcome.name == "RELEASED"
         store.set("later", b"value")
-        answers = [heard.get(timeout=30), heard.get(timeout=30)]
+        assert partner.join().world_size == 2
+        answers = [heard.get(timeout=30) for _ in range(3)]
         assert b"value" in answers
-        assert [one.outcome.name for one in answers if one != b"value"] == ["RELEASED"]
+        assert [one.world_size for one in answers if isinstance(one, Place)] == [2]
+        assert [one.outcome.name for one in answers if isinstance(one, Decision)] == ["RELEASED"]
+        for one in (placed, waiting, partner):
+            one.leave("done")
         log = coordinator.log_path.read_text()
         assert "Traceback" not in log
         assert not any(secret in log for secret in (*SECRETS.values(), ROTATED, ANOTHER))

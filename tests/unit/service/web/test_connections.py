@@ -16,8 +16,10 @@ async def port(max_connections: int, silence: float = 60) -> AsyncIterator[int]:
     site = BoundedSite(runner, "127.0.0.1", 0, max_connections=max_connections)
     await site.start()
     assert site.name == "http://127.0.0.1:0"
-    yield runner.addresses[0][1]
-    await runner.cleanup()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
 
 
 async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:

@@ -6,6 +6,7 @@ import typer
 
 from muster.service.cli import options
 from muster.service.cli.client import Client, connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import document, emit
@@ -24,6 +25,7 @@ Sequence = Annotated[
 ]
 
 
+@connecting
 def abort(
     run: options.Run,
     prefix: options.Prefix,

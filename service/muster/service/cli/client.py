@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from muster.service.address import Address
+from muster.service.cli.credentials import given
 from muster.service.cli.failure import Exit, fail
 from muster.service.core import report
 from muster.service.core.refusal import Reason
@@ -66,7 +67,7 @@ class Client:
     def __init__(self, endpoint: str, timeout: float) -> None:
         self.endpoint = endpoint
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self._channel = given().open_channel(endpoint, CHANNEL_OPTIONS)
         self._runs = run_pb2_grpc.RunServiceStub(self._channel)
         self._barriers = barrier_pb2_grpc.BarrierServiceStub(self._channel)
         self._rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
@@ -171,6 +172,8 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
         return CallError(details, EXITS.get(reason, Exit.FAILED))
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
+        if fault := given().fault(details):
+            return CallError(f"the coordinator at {endpoint} cannot be reached: {fault}", Exit.UNREACHABLE)
         return CallError(
             f"the coordinator at {endpoint} cannot be reached; last error: {details}\n"
             "  next: check the address (--endpoint or MUSTER_ENDPOINT), and that muster serve runs there",

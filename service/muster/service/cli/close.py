@@ -9,6 +9,7 @@ import typer
 
 from muster.service.cli import options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import counted, document, emit, headed
@@ -25,6 +26,7 @@ AbortBarriers = Annotated[
 ]
 
 
+@connecting
 def close(
     run: options.Run,
     abort_barriers: AbortBarriers = False,

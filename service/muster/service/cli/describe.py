@@ -8,6 +8,7 @@ import typer
 from muster.service.cells import NOTHING, duration, ranks
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import Column, Table, colorful, document, emit, fields, indented
@@ -24,6 +25,7 @@ app = typer.Typer(help="Show all there is to know of one run, barrier or member.
 
 
 @app.command("run")
+@connecting
 def describe_run(
     run: options.Run,
     output: options.Format = Output.TABLE,
@@ -52,6 +54,7 @@ def describe_run(
 
 
 @app.command("barrier")
+@connecting
 def describe_barrier(
     run: options.Run,
     prefix: options.Prefix,
@@ -79,6 +82,7 @@ def describe_barrier(
 
 
 @app.command("member")
+@connecting
 def describe_member(
     run: options.Run,
     rank: options.Rank,

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.options import Output
 from muster.service.cli.table import Column, Table, colorful, document, emit, json_line, note, terminal_width
 from muster.service.rounds import round_key, rounds_of
@@ -27,6 +28,7 @@ app = typer.Typer(help="List runs, barriers, members or rounds.", no_args_is_hel
 
 
 @app.command()
+@connecting
 def runs(
     run: options.OptionalRun = "",
     output: options.Format = Output.TABLE,
@@ -47,6 +49,7 @@ def runs(
 
 
 @app.command()
+@connecting
 def barriers(
     run: options.OptionalRun = "",
     history: History = 1,
@@ -72,6 +75,7 @@ def barriers(
 
 
 @app.command()
+@connecting
 def members(
     run: options.Run,
     output: options.Format = Output.TABLE,
@@ -94,6 +98,7 @@ def members(
 
 
 @app.command()
+@connecting
 def rounds(
     run: options.Run,
     output: options.Format = Output.TABLE,

@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
+from muster.service.security.config import Security, TrafficLimits, tls_files
 
 DEFAULTS = Limits()
 
@@ -81,6 +83,66 @@ def serve(
     max_store_waits: Annotated[
         int, typer.Option(min=1, help="Calls that wait for keys of one run.")
     ] = DEFAULTS.max_store_waits,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MUSTER_SERVE_TLS_CERT", metavar="FILE", help="Serve gRPC over TLS, with this certificate."
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(envvar="MUSTER_SERVE_TLS_KEY", metavar="FILE", help="The certificate's key."),
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MUSTER_SERVE_TLS_CLIENT_CA",
+            metavar="FILE",
+            help="Ask clients for a certificate that one of these authorities has signed (mTLS).",
+        ),
+    ] = None,
+    tokens_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MUSTER_SERVE_TOKENS_FILE",
+            metavar="FILE",
+            help="Ask callers for one of the tokens in this TOML file.",
+        ),
+    ] = None,
+    http_tls: Annotated[
+        bool,
+        typer.Option(envvar="MUSTER_SERVE_HTTP_TLS", help="Use the certificate on the HTTP port, too."),
+    ] = False,
+    http_tokens: Annotated[
+        bool,
+        typer.Option(
+            envvar="MUSTER_SERVE_HTTP_TOKENS", help="Ask for a viewer's token on the HTTP port, too."
+        ),
+    ] = False,
+    max_sessions_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_SESSIONS_PER_PEER",
+            help="Streams open at once from one IP address; 0: no bound.",
+        ),
+    ] = 0,
+    max_messages_per_second_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_MESSAGES_PER_SECOND_PER_PEER",
+            help="Messages and calls of one IP address; beyond it they are read later. 0: no bound.",
+        ),
+    ] = 0,
+    max_messages_per_second: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_MESSAGES_PER_SECOND",
+            help="The same for all together. 0: no bound.",
+        ),
+    ] = 0,
     log_format: Annotated[
         LogFormat, typer.Option(envvar="MUSTER_LOG_FORMAT", help="How to write the log.")
     ] = LogFormat.CONSOLE,
@@ -115,6 +177,17 @@ def serve(
                 max_store_key_bytes=max_store_key_bytes,
                 max_store_clients=max_store_clients,
                 max_store_waits=max_store_waits,
+            ),
+            security=Security(
+                tls=tls_files(tls_cert, tls_key, tls_client_ca),
+                tokens_file=tokens_file,
+                http_tls=http_tls,
+                http_tokens=http_tokens,
+                traffic=TrafficLimits(
+                    max_sessions_per_peer=max_sessions_per_peer,
+                    max_messages_per_second_per_peer=max_messages_per_second_per_peer,
+                    max_messages_per_second=max_messages_per_second,
+                ),
             ),
         )
     except ValueError as error:

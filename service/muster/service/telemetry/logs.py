@@ -5,10 +5,12 @@ import logging
 import queue
 import sys
 import threading
+from collections.abc import MutableMapping
 from typing import Any, Literal
 
 import structlog
 
+from muster.service.core import report
 from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, Outcome
 
@@ -87,11 +89,24 @@ def configure(log_format: LogFormat) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _printable,
             renderer,
         ],
         logger_factory=lambda *_: writer,
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Make control characters visible: what callers send may end here, and here may be a terminal.
+
+    Only a traceback keeps its lines; elsewhere a line break would be a line of the log that never was.
+    """
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            text = report.printable(value)
+            event[key] = text if key == "exception" else text.replace("\n", "\\n")
+    return event
 
 
 class EventLog:

@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -28,6 +29,15 @@ COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 MOST_RUNS = 200
 MOST_PREFIXES = 50
+
+
+class Certificate(Protocol):
+    """What a server shows in the TLS handshake."""
+
+    @property
+    def expires_at(self) -> float:
+        """When it ends, in seconds since 1970."""
+        ...
 
 
 class Metrics:
@@ -167,6 +177,16 @@ class Metrics:
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         self._commit.observe(seconds)
+
+    # ------------------------------------------------------------------ the certificate
+
+    def show_certificate_expiry(self, certificate: Certificate) -> None:
+        """Show, from now on, when the certificate in force ends."""
+        Gauge(
+            "muster_tls_certificate_expiry_timestamp_seconds",
+            "When the server's certificate ends, in seconds since 1970.",
+            registry=self.registry,
+        ).set_function(lambda: certificate.expires_at)
 
     # ------------------------------------------------------------------ the server's observer
 

@@ -149,6 +149,7 @@ log.noticed(Notice("run.superseded", "job1", "generation 2 began"))
 log.committed(0.5)
 logging.getLogger("grpc").warning("a %s", "warning")
 logging.getLogger("grpc").info("not shown")
+logging.getLogger("odd").warning("\\x1b[2J <script>\\nforged")
 logging.getLogger("grpc").warning("%d", "not a number")
 try:
     1 / 0
@@ -177,6 +178,7 @@ def test_json_logs_are_one_object_a_line():
         },
         {"event": "run.superseded", "level": "info", "run": "job1", "reason": "generation 2 began"},
         {"event": "grpc", "level": "warning", "reason": "a warning"},
+        {"event": "odd", "level": "warning", "reason": "\\x1b[2J <script>\\nforged"},
     ]
 
 

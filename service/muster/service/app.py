@@ -12,6 +12,7 @@ from aiohttp import web
 from muster.service.address import Address
 from muster.service.clock import SystemClock
 from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.server import METHODS, RpcServer, build_server
@@ -40,6 +41,7 @@ class Config:
     drain_grace: float = 5.0
     """Seconds that calls in flight get when the coordinator stops."""
     limits: Limits = field(default_factory=Limits)
+    retention: Retention = field(default_factory=Retention)
 
 
 async def serve(config: Config) -> None:
@@ -62,6 +64,7 @@ async def serve(config: Config) -> None:
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
+        retention=config.retention,
     )
     try:
         metrics.registry.register(StateCollector(driver.coordinator, metrics))

@@ -24,6 +24,7 @@ from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
 from muster.service.core.refusal import Refusal
+from muster.service.core.retention import FOR_EVER, Retention
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 
@@ -71,6 +72,10 @@ class Observer(Protocol):
         """Something that an operator may want to know."""
         ...
 
+    def forgotten(self, run_id: str) -> None:
+        """Nothing is left of a run."""
+        ...
+
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         ...
@@ -103,6 +108,7 @@ class Driver:
         encode: how a message is put on the wire.
         session_ttl: seconds that a lost session may take to come back.
         limits: the coordinator's bounds.
+        retention: how long runs are kept that nobody uses.
 
     Raises:
         StorageError: the state cannot be opened or read.
@@ -117,9 +123,12 @@ class Driver:
         encode: Callable[[Message], bytes],
         session_ttl: float,
         limits: Limits,
+        retention: Retention = FOR_EVER,
     ) -> None:
         epoch = engine.open()
-        self.coordinator = Coordinator(session_ttl=session_ttl, limits=limits, epoch=epoch)
+        self.coordinator = Coordinator(
+            session_ttl=session_ttl, limits=limits, retention=retention, epoch=epoch
+        )
         try:
             self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
         except KeyError as error:
@@ -232,15 +241,17 @@ class Driver:
         if not batch.effects.records:
             self._deliver(batch)
             return
-        writes = codec.encode_all(batch.effects.records)
+        encoded = codec.encode_all(batch.effects.records)
         started = self._clock.now().monotonic
         if not self._engine.blocking:
-            self._engine.commit(writes)
+            self._engine.commit(encoded.writes, encoded.cleared)
             self._committed(batch, started)
             return
         self._committing = True
         self._idle.clear()
-        commit = self._loop.run_in_executor(self._writer, self._engine.commit, writes)
+        commit = self._loop.run_in_executor(
+            self._writer, self._engine.commit, encoded.writes, encoded.cleared
+        )
 
         def done(commit: asyncio.Future[None]) -> None:
             self._committing = False
@@ -274,6 +285,8 @@ class Driver:
             self._observer.round_completed(record)
         for notice in batch.effects.notices:
             self._observer.noticed(notice)
+        for run_id in batch.effects.forgotten:
+            self._observer.forgotten(run_id)
         for answer in batch.answers:
             answer()
         for watcher in self._watchers:

@@ -9,8 +9,10 @@ import typer
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
 
 DEFAULTS = Limits()
+KEEP = Retention()
 
 
 class LogFormat(enum.StrEnum):
@@ -45,6 +47,22 @@ def serve(
     drain_grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that calls in flight get on SIGTERM.")
     ] = 5.0,
+    keep_closed_runs: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long a closed run is kept that nobody is connected to; 0: for ever.",
+        ),
+    ] = KEEP.closed,
+    keep_idle_runs: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long any other run is kept that nobody is connected to; 0: for ever.",
+        ),
+    ] = KEEP.idle,
     max_runs: Annotated[int, typer.Option(min=1, help="Runs known at once.")] = DEFAULTS.max_runs,
     max_groups_per_run: Annotated[
         int, typer.Option(min=1, help="Groups (prefixes) of one run.")
@@ -113,6 +131,7 @@ def serve(
                 max_store_clients=max_store_clients,
                 max_store_waits=max_store_waits,
             ),
+            retention=Retention(closed=keep_closed_runs, idle=keep_idle_runs),
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)

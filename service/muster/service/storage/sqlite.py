@@ -3,16 +3,23 @@
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from muster.service.storage.engine import StorageError
+from muster.service.storage.engine import StorageError, after
 
 APPLICATION_ID = 0x4D535452
 """Marks a file as Muster's ("MSTR"), so that another program's database is not written to."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: the file shrinks when rows are deleted (``auto_vacuum = INCREMENTAL``)."""
 EPOCH_KEY = b"epoch"
+SPARE_PAGES = 256
+"""Free pages that the file keeps for what is written next: 1 MiB."""
+PAGES_FREED = 256
+"""Free pages that one commit gives back to the file system at most: 1 MiB."""
+MAX_LOG_BYTES = 16 * 1024 * 1024
+"""What the write-ahead log is cut back to when it has grown beyond that."""
 
 
 class SqliteEngine:
@@ -60,13 +67,18 @@ class SqliteEngine:
         problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
+        if version < SCHEMA_VERSION:
+            # Written anew, once: it takes effect no other way. Killed meanwhile, it is as it was before.
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("VACUUM")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
         db.execute("BEGIN IMMEDIATE")
         if version == 0:
             db.execute("CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
         epoch = _epoch(row[0]) + 1 if row else 1
         self._put(db, {EPOCH_KEY: str(epoch).encode()})
@@ -97,14 +109,20 @@ class SqliteEngine:
             # All at once, so that a reader who stops halfway leaves no transaction open.
             yield from rows.fetchall()
 
-    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
+    def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
         """See :class:`~muster.service.storage.engine.Engine`."""
         db = self._db
         assert db is not None
         with self._explained("write"):
             db.execute("BEGIN IMMEDIATE")
             try:
+                db.executemany(
+                    "DELETE FROM state WHERE key >= ? AND key < ?",
+                    ((prefix, after(prefix)) for prefix in cleared),
+                )
                 self._put(db, writes)
+                if db.execute("PRAGMA freelist_count").fetchone()[0] > SPARE_PAGES:
+                    db.execute(f"PRAGMA incremental_vacuum({PAGES_FREED})").fetchall()
                 db.execute("COMMIT")
             except sqlite3.Error:
                 if db.in_transaction:

@@ -120,6 +120,9 @@ class EventLog:
         """Something that an operator may want to know."""
         self._log.info(notice.event, run=notice.run_id, reason=notice.message)
 
+    def forgotten(self, run_id: str) -> None:
+        """Its notice is what is logged."""
+
     def committed(self, seconds: float) -> None:
         """Commits are counted, not logged."""
 

@@ -11,7 +11,9 @@ from tests.support.coordinator import Coordinator
 
 
 def test_a_closed_run_is_forgotten_by_list_watch_metrics_log_and_disk(tmp_path: Path):
-    with Coordinator(tmp_path, session_ttl=1.0, extra=("--keep-closed-runs=0.3",)) as coordinator:
+    file = tmp_path / "muster.toml"
+    file.write_text("keep_closed_runs = 0.3")
+    with Coordinator(tmp_path, session_ttl=1.0, extra=(f"--config={file}",)) as coordinator:
         with watching(coordinator.endpoint, "get", "runs", "--watch") as process:
             with job(coordinator):
                 output(coordinator.endpoint, "close", "job1")

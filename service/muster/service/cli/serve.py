@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from muster.service.address import Address
+from muster.service.cli import settings
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
 from muster.service.core.retention import Retention
@@ -22,12 +23,23 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
+def _address(value: str) -> str:
+    try:
+        Address.parse(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
 def serve(
     listen: Annotated[
-        str, typer.Option(envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
+        str, typer.Option(callback=_address, envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
     ] = "127.0.0.1:7550",
     http: Annotated[
-        str, typer.Option(envvar="MUSTER_HTTP", help="HOST:PORT for /metrics, /healthz, /readyz.")
+        str,
+        typer.Option(
+            callback=_address, envvar="MUSTER_HTTP", help="HOST:PORT for /metrics, /healthz, /readyz."
+        ),
     ] = "127.0.0.1:7551",
     state: Annotated[
         str,
@@ -99,6 +111,7 @@ def serve(
     log_format: Annotated[
         LogFormat, typer.Option(envvar="MUSTER_LOG_FORMAT", help="How to write the log.")
     ] = LogFormat.CONSOLE,
+    config: settings.File = None,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT."""
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
@@ -110,7 +123,7 @@ def serve(
     from muster.service.telemetry import logs
 
     try:
-        config = Config(
+        told = Config(
             listen=Address.parse(listen),
             http=Address.parse(http),
             state=state,
@@ -138,6 +151,6 @@ def serve(
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_coordinator(config))
+            runner.run(run_coordinator(told))
     except (StartError, StorageError) as error:
         fail(str(error), Exit.FAILED)

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, MemberState
+from muster.service.core.model import Decision, MemberState, Outcome
 from muster.service.telemetry.labels import OVERFLOW, BoundedLabel
 from muster.service.version import VERSION
 
@@ -139,10 +139,16 @@ class Metrics:
         label = self.run_label(run_id)
         if label == OVERFLOW:
             return
-        for metric in (self._decisions, self._wait, self._skew, self._last_rank, self._rounds, self._join):
-            metric.remove_by_labels({"run": label})
+        prefixes = self._prefixes.pop(label, set())
+        for prefix in prefixes:
+            for outcome in Outcome:
+                self._decisions.remove(label, prefix, outcome.name)
+            for metric in (self._wait, self._skew, self._last_rank):
+                metric.remove(label, prefix)
+        self._rounds.remove(label)
+        self._join.remove(label)
         self.run_label.release(label)
-        for prefix in self._prefixes.pop(label, set()).difference(*self._prefixes.values()):
+        for prefix in prefixes.difference(*self._prefixes.values()):
             self.prefix_label.release(prefix)
 
     def committed(self, seconds: float) -> None:

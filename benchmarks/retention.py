@@ -100,12 +100,13 @@ class Lag:
         return self._worst
 
 
-async def measure(folder: Path, count: int, keep: float, reports: int) -> None:
+async def measure(folder: Path, count: int, rate: float, keep: float, reports: int) -> None:
     """Make the runs, and print how large everything is on the way.
 
     Args:
         folder: where the database goes.
         count: how many runs.
+        rate: how many begin in a second, if the machine can.
         keep: seconds that a run is kept that nobody uses; 0 keeps all, for comparison.
         reports: how many lines to print.
     """
@@ -144,6 +145,7 @@ async def measure(folder: Path, count: int, keep: float, reports: int) -> None:
     async def worker() -> None:
         nonlocal done
         for number in numbers:
+            await asyncio.sleep(max(0.0, begin + number / rate - time.monotonic()))
             await live(driver, f"job-{number:06}")
             done += 1
             if done % (count // reports) == 0:
@@ -163,11 +165,12 @@ def main() -> None:
     """Read the arguments, and measure in a folder that is removed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=100_000)
+    parser.add_argument("--rate", type=float, default=400.0, help="runs that begin in a second")
     parser.add_argument("--keep", type=float, default=5.0, help="seconds; 0 keeps every run")
     parser.add_argument("--reports", type=int, default=20)
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(measure(Path(folder), arguments.runs, arguments.keep, arguments.reports))
+        runner.run(measure(Path(folder), arguments.runs, arguments.rate, arguments.keep, arguments.reports))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ The order is the heart of design rule 2, and kept in this module alone:
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 
 T = TypeVar("T")
+
+COMMITS_REMEMBERED = 128
+"""To tell how long a commit takes at present."""
 
 
 class Sink(Protocol):
@@ -151,6 +155,8 @@ class Driver:
         self._sinks: dict[SessionId, Sink] = {}
         self._last_session = 0
         self._watchers: set[asyncio.Event] = set()
+        self.commit_seconds: deque[float] = deque(maxlen=COMMITS_REMEMBERED)
+        """How long the last commits took."""
         self.frozen = False
         """Whether the coordinator is about to stop."""
         self._idle = asyncio.Event()
@@ -268,7 +274,9 @@ class Driver:
         commit.add_done_callback(done)
 
     def _committed(self, batch: _Batch, started: float) -> None:
-        self._observer.committed(self._clock.now().monotonic - started)
+        seconds = self._clock.now().monotonic - started
+        self.commit_seconds.append(seconds)
+        self._observer.committed(seconds)
         self._deliver(batch)
 
     def _deliver(self, batch: _Batch) -> None:

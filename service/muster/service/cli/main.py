@@ -10,6 +10,7 @@ from muster.service.cli import describe, get
 from muster.service.cli.abort import abort
 from muster.service.cli.close import close
 from muster.service.cli.config import config
+from muster.service.cli.doctor import doctor
 from muster.service.cli.evict import evict
 from muster.service.cli.serve import serve
 from muster.service.cli.settings import CONTEXT_SETTINGS
@@ -31,6 +32,7 @@ app.command()(abort)
 app.command()(close)
 app.command()(evict)
 app.command()(top)
+app.command()(doctor)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ NOTE_INTERVAL = 600.0
 the one that is on disk is older than that. It is also what everyone has to come back after a restart."""
 MOST_AT_ONCE = 100
 """Runs that one step looks at, so that forgetting many does not keep others waiting."""
-PAUSE = 0.1
+PAUSE = 0.05
 """Seconds until the next of those steps, so that a commit has not many of them to carry out."""
 
 

@@ -15,7 +15,7 @@ import grpc
 from muster.service.address import Address
 from muster.service.cli.client import CallError, Client
 from muster.service.cli.failure import Exit
-from muster.service.cli.table import counted, duration
+from muster.service.cli.table import duration
 from muster.service.core import report
 from muster.service.version import VERSION
 from muster.v1 import coordinator_pb2
@@ -221,8 +221,7 @@ def storage(commits: coordinator_pb2.CommitTimes) -> Check:
         return Check("storage", Result.OK, "nothing has been committed since the start")
     median, longest = commits.median_us / 1e6, commits.longest_us / 1e6
     message = (
-        f"a commit takes {_short(median)} (the median of the last {counted(commits.count, 'one', 'ones')}; "
-        f"the longest {_short(longest)})"
+        f"a commit takes {_short(median)} (median of the last {commits.count}; longest {_short(longest)})"
     )
     if median <= SLOW_COMMIT:
         return Check("storage", Result.OK, message)

@@ -8,6 +8,7 @@ import typer
 
 from muster.service.cli import describe, get
 from muster.service.cli.abort import abort
+from muster.service.cli.backup import backup, restore
 from muster.service.cli.close import close
 from muster.service.cli.config import config
 from muster.service.cli.doctor import doctor
@@ -33,6 +34,8 @@ app.command()(close)
 app.command()(evict)
 app.command()(top)
 app.command()(doctor)
+app.command()(backup)
+app.command()(restore)
 
 
 def _show_version(wanted: bool) -> None:

@@ -40,8 +40,8 @@ class SqliteEngine:
     def open(self) -> int:
         """See :class:`~muster.service.storage.engine.Engine`."""
         try:
-            self._take_lock()
-            with self._explained("open"):
+            self._lock = take_lock(self.path)
+            with explained("open", self.path):
                 return self._open()
         except StorageError:
             self.close()
@@ -52,18 +52,7 @@ class SqliteEngine:
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._db = db
         db.execute("PRAGMA busy_timeout = 5000")
-        application_id = db.execute("PRAGMA application_id").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        if application_id != APPLICATION_ID and tables:
-            raise StorageError(
-                f"{self.path} is a SQLite database of another program. Give --state another path."
-            )
-        if version > SCHEMA_VERSION:
-            raise StorageError(
-                f"{self.path} was written by a newer Muster (schema {version}, this one knows "
-                f"{SCHEMA_VERSION}). Run that version, or give --state another path."
-            )
+        version = check_owner(db, self.path)
         problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
@@ -79,32 +68,15 @@ class SqliteEngine:
             db.execute("CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
-        epoch = _epoch(row[0]) + 1 if row else 1
+        epoch = epoch_of(db) + 1
         self._put(db, {EPOCH_KEY: str(epoch).encode()})
         db.execute("COMMIT")
         return epoch
 
-    def _take_lock(self) -> None:
-        path = self.path.with_name(self.path.name + ".lock")
-        try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(
-                f"{self.path} is in use by another coordinator (it holds {path}). Stop that one, or "
-                "give --state another path."
-            ) from None
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {path}: {error.strerror}. Give --state a path in a folder that exists "
-                "and that this user may write."
-            ) from error
-
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """See :class:`~muster.service.storage.engine.Engine`."""
         assert self._db is not None
-        with self._explained("read"):
+        with explained("read", self.path):
             rows = self._db.execute("SELECT key, value FROM state WHERE key != ?", (EPOCH_KEY,))
             # All at once, so that a reader who stops halfway leaves no transaction open.
             yield from rows.fetchall()
@@ -113,7 +85,7 @@ class SqliteEngine:
         """See :class:`~muster.service.storage.engine.Engine`."""
         db = self._db
         assert db is not None
-        with self._explained("write"):
+        with explained("write", self.path):
             db.execute("BEGIN IMMEDIATE")
             try:
                 db.executemany(
@@ -149,24 +121,80 @@ class SqliteEngine:
             os.close(self._lock)
             self._lock = None
 
-    @contextmanager
-    def _explained(self, verb: str) -> Iterator[None]:
-        """Turn SQLite's errors into ours, which say what to do next."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise StorageError(
-                f"cannot {verb} {self.path}: {error}. Check the disk's free space and the permissions."
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise StorageError(
-                f"cannot {verb} {self.path}: {error}. The file is damaged or not a database; restore "
-                "it from a backup, or move it away to start without its history."
-            ) from error
 
+def take_lock(path: Path) -> int:
+    """Keep everyone else from a state, until the descriptor that is returned is closed.
 
-def _epoch(value: bytes) -> int:
+    Raises:
+        StorageError: someone has it, or there is no lock to be had there.
+    """
+    file = path.with_name(path.name + ".lock")
     try:
-        return int(value)
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _no_lock(file, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise StorageError(
+                f"{path} is in use by another coordinator (it holds {file}). Stop that one, or "
+                "give --state another path."
+            ) from None
+        raise _no_lock(file, error) from error
+    return lock
+
+
+def _no_lock(file: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {file}: {error.strerror}. Give --state a path in a folder that exists "
+        "and that this user may write."
+    )
+
+
+def check_owner(db: sqlite3.Connection, path: Path) -> int:
+    """See that a database is Muster's, or empty.
+
+    Returns:
+        The version of its schema; 0 if it is empty.
+
+    Raises:
+        StorageError: it is another program's, or that of a newer Muster.
+    """
+    application_id = db.execute("PRAGMA application_id").fetchone()[0]
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if application_id != APPLICATION_ID and tables:
+        raise StorageError(f"{path} is a SQLite database of another program. Give --state another path.")
+    if version > SCHEMA_VERSION:
+        raise StorageError(
+            f"{path} was written by a newer Muster (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}). Run that version, or give --state another path."
+        )
+    return version
+
+
+def epoch_of(db: sqlite3.Connection) -> int:
+    """How often the state has been opened."""
+    row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
+    try:
+        return int(row[0]) if row else 0
     except ValueError:
-        raise sqlite3.DatabaseError(f"its epoch is {value[:40]!r}") from None
+        raise sqlite3.DatabaseError(f"its epoch is {row[0][:40]!r}") from None
+
+
+@contextmanager
+def explained(verb: str, path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, which say what to do next."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StorageError(
+            f"cannot {verb} {path}: {error}. Check the disk's free space and the permissions."
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise StorageError(
+            f"cannot {verb} {path}: {error}. The file is damaged or not a database; restore "
+            "it from a backup, or move it away to start without its history."
+        ) from error

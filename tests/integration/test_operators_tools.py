@@ -96,3 +96,18 @@ def test_a_shell_can_complete_commands(tmp_path: Path):
     )
     assert (script.returncode, script.stderr) == (0, "")
     assert "complete -o default -F _muster_completion muster" in script.stdout
+
+
+# ---------------------------------------------------------------------- the log
+
+
+def test_a_coordinator_that_cannot_start_says_so_in_json_if_that_is_its_log(coordinator: Coordinator):
+    for arguments, sign in (
+        ([f"--state={coordinator.state}"], "in use by another coordinator"),
+        (["--state=memory:", f"--listen={coordinator.endpoint}"], "cannot listen on"),
+    ):
+        done = muster(coordinator.endpoint, "serve", "--log-format=json", "--http=127.0.0.1:0", *arguments)
+        assert done.returncode == 1
+        *_, last = [json.loads(line) for line in done.stderr.splitlines()]
+        assert (last["event"], last["level"]) == ("failed", "critical")
+        assert sign in last["reason"]

@@ -153,4 +153,7 @@ def serve(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run_coordinator(told))
     except (StartError, StorageError) as error:
+        if log_format is LogFormat.JSON:
+            logs.failed(str(error))
+            raise typer.Exit(Exit.FAILED) from None
         fail(str(error), Exit.FAILED)

@@ -69,8 +69,6 @@ def _open_standard_streams() -> None:
 def main() -> None:
     """The entry point of the ``muster`` script."""
     _open_standard_streams()
-    # gRPC's core writes a line to stderr for every TLS handshake that fails, whatever the log's format.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal's encoding does not have is no reason to fail.
         sys.stdout.reconfigure(errors="backslashreplace")

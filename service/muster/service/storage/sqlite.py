@@ -86,6 +86,9 @@ class SqliteEngine:
         db = self._db
         assert db is not None
         with explained("write", self.path):
+            if db.execute("PRAGMA freelist_count").fetchone()[0] > SPARE_PAGES:
+                # A script, since a statement would be stepped once, and free one page.
+                db.executescript(f"PRAGMA incremental_vacuum({PAGES_FREED})")
             db.execute("BEGIN IMMEDIATE")
             try:
                 db.executemany(
@@ -93,8 +96,6 @@ class SqliteEngine:
                     ((prefix, after(prefix)) for prefix in cleared),
                 )
                 self._put(db, writes)
-                if db.execute("PRAGMA freelist_count").fetchone()[0] > SPARE_PAGES:
-                    db.execute(f"PRAGMA incremental_vacuum({PAGES_FREED})").fetchall()
                 db.execute("COMMIT")
             except sqlite3.Error:
                 if db.in_transaction:

@@ -236,7 +236,7 @@ def test_every_line_of_a_json_log_is_one_object_whoever_wrote_it():
         "uncaught",
     ]
     assert all({"level", "timestamp", "reason"} <= line.keys() for line in lines)
-    assert "an old\nargument" in lines[1]["reason"]
+    assert "DeprecationWarning: an old" in lines[1]["reason"]
     assert "KeyError" in lines[3]["exception"]
     assert [line["reason"] for line in lines[4:6]] == [
         "ValueError: ignored",

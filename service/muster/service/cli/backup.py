@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,10 @@ from muster.service.cli import options
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import counted, document, emit
-from muster.service.storage import backup as copies
 from muster.service.storage.engine import StorageError
-from muster.service.storage.location import sqlite_path
+
+if TYPE_CHECKING:
+    from muster.service.storage.backup import Copy
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.", show_default=False)]
 State = Annotated[
@@ -36,8 +37,11 @@ def backup(
 
     The copy is checked from its first page to its last. The file is there whole, or not at all.
     """
+    # Imported here, so that the other sub-commands start without waiting for SQLite.
+    from muster.service.storage.backup import backup as copy
+
     path = _path(state)
-    done = _copied(lambda: copies.backup(path, file, force=force))
+    done = _copied(lambda: copy(path, file, force=force))
     _say(f"{path} was backed up to {file}", done, output)
 
 
@@ -51,26 +55,30 @@ def restore(
 
     What was decided since the backup is lost: restart the jobs that go on, each as a new generation.
     """
+    from muster.service.storage.backup import restore as put_back
+
     path = _path(state)
-    done = _copied(lambda: copies.restore(file, path, force=force))
+    done = _copied(lambda: put_back(file, path, force=force))
     _say(f"{path} was restored from {file}", done, output)
 
 
 def _path(state: str) -> Path:
+    from muster.service.storage.location import sqlite_path
+
     path = sqlite_path(state)
     if path is None:
         fail(f'--state "{state}" is no SQLite file, such as sqlite:///muster.db', Exit.USAGE)
     return path
 
 
-def _copied(copy: Callable[[], copies.Copy]) -> copies.Copy:
+def _copied(copy: Callable[[], "Copy"]) -> "Copy":
     try:
         return copy()
     except StorageError as error:
         fail(str(error), Exit.FAILED)
 
 
-def _say(what: str, done: copies.Copy, output: Output) -> None:
+def _say(what: str, done: "Copy", output: Output) -> None:
     if output is Output.JSON:
         emit(document({"runs": done.runs, "bytes": done.bytes, "epoch": done.epoch}))
     else:

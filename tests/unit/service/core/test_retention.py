@@ -143,6 +143,15 @@ def test_a_session_of_a_past_generation_keeps_nothing_and_does_no_harm(world: Wo
     assert forgotten_after(world) == IDLE
 
 
+def test_a_process_of_a_past_generation_may_expire_after_its_run_was_forgotten():
+    world = World(retention=Retention(closed=1.0, idle=1.0))
+    world.start(0).lose_connection()
+    world.start(0, generation=1).goodbye()
+    assert forgotten_after(world) == 1.0
+    world.wait(2 * TTL)
+    assert world.coordinator.next_deadline() is None
+
+
 # ---------------------------------------------------------------------- what is left
 
 
@@ -172,6 +181,15 @@ def test_nothing_holds_a_forgotten_run(world: World):
     assert forgotten_after(world) == CLOSED
     assert world.coordinator.next_deadline() is None or world.coordinator._reviews._armed == {}
     assert world.coordinator._timers._armed == {}
+
+
+def test_what_was_to_be_looked_at_later_does_not_keep_runs_that_were_closed_and_forgotten(world: World):
+    for number in range(300):
+        world.do(StoreRequest(world.new_session(), f"job{number}", Set((("key", b"1"),))))
+        close(world, f"job{number}")
+    world.wait(2 * CLOSED)
+    assert not world.coordinator.runs
+    assert len(world.coordinator._reviews._heap) < 100
 
 
 def test_a_process_that_comes_back_from_before_is_told_so(world: World):

@@ -186,6 +186,11 @@ def test_a_log_that_a_killed_coordinator_left_does_not_get_into_what_is_restored
     restore(file, state, force=True)
     assert not log.exists()
     assert rows(state) == ROWS
+    log.write_bytes(left)
+    state.unlink()
+    restore(file, state, force=False)
+    assert not log.exists()
+    assert rows(state) == ROWS
 
 
 def test_no_epoch_is_used_twice(engine: SqliteEngine, state: Path, file: Path):

@@ -198,9 +198,8 @@ def _refused(error: CallError) -> Iterator[Check]:
     if error.code in (Exit.UNREACHABLE, Exit.TIMED_OUT):
         yield Check("answer", Result.FAILED, message, step, Exit.UNREACHABLE)
     else:
-        yield Check(
-            "authorisation", Result.FAILED, message, step or "give a token that may look: MUSTER_TOKEN_FILE"
-        )
+        # What the coordinator refuses, it says what to do about.
+        yield Check("authorisation", Result.FAILED, message, step)
 
 
 def version(theirs: str) -> Check:

@@ -28,9 +28,15 @@ class Setting:
 Format = Annotated[Output, typer.Option("--output", "-o", is_eager=True, help="How to print it.")]
 COLUMNS: list[Column[Setting]] = [
     Column(title="SETTING", cell=lambda setting: setting.name),
-    Column(title="VALUE", cell=lambda setting: NOTHING if setting.value is None else str(setting.value)),
+    Column(title="VALUE", cell=lambda setting: _shown(setting.value)),
     Column(title="FROM", cell=lambda setting: setting.source),
 ]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return NOTHING if value is None else str(value)
 
 
 def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:

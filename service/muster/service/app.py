@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from muster.service.address import Address
 from muster.service.clock import SystemClock
 from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.guard import GuardInterceptor
@@ -52,6 +53,7 @@ class Config:
     """Seconds that calls in flight get when the coordinator stops."""
     limits: Limits = field(default_factory=Limits)
     security: Security = field(default_factory=Security)
+    retention: Retention = field(default_factory=Retention)
 
 
 async def serve(config: Config) -> None:
@@ -76,6 +78,7 @@ async def serve(config: Config) -> None:
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
+        retention=config.retention,
     )
     try:
         metrics.began(driver.coordinator.epoch, clock.now().wall)

@@ -16,7 +16,9 @@ def barrier_state(barrier: barrier_pb2.Barrier) -> str:
 
 
 def run_state(run: run_pb2.Run) -> str:
-    """``OPEN`` or ``CLOSED``."""
+    """``OPEN``, ``CLOSED`` or ``FORGOTTEN``."""
+    if run.forgotten:
+        return "FORGOTTEN"
     return "CLOSED" if run.HasField("closed") else "OPEN"
 
 

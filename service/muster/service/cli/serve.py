@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from muster.service.address import Address
+from muster.service.cli import settings
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
 from muster.service.security.config import Security, TrafficLimits, tls_files
 
 DEFAULTS = Limits()
+KEEP = Retention()
 
 
 class LogFormat(enum.StrEnum):
@@ -22,14 +25,24 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
+def _address(value: str) -> str:
+    try:
+        Address.parse(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
 def serve(
     listen: Annotated[
-        str, typer.Option(envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
+        str, typer.Option(callback=_address, envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
     ] = "127.0.0.1:7550",
     http: Annotated[
         str,
         typer.Option(
-            envvar="MUSTER_HTTP", help="HOST:PORT for the status page, /metrics, /healthz, /readyz."
+            callback=_address,
+            envvar="MUSTER_HTTP",
+            help="HOST:PORT for the status page, /metrics, /healthz, /readyz.",
         ),
     ] = "127.0.0.1:7551",
     state: Annotated[
@@ -50,6 +63,22 @@ def serve(
     drain_grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that calls in flight get on SIGTERM.")
     ] = 5.0,
+    keep_closed_runs: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long a closed run is kept that nobody is connected to; 0: for ever.",
+        ),
+    ] = KEEP.closed,
+    keep_idle_runs: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long any other run is kept that nobody is connected to; 0: for ever.",
+        ),
+    ] = KEEP.idle,
     max_runs: Annotated[int, typer.Option(min=1, help="Runs known at once.")] = DEFAULTS.max_runs,
     max_groups_per_run: Annotated[
         int, typer.Option(min=1, help="Groups (prefixes) of one run.")
@@ -146,6 +175,7 @@ def serve(
     log_format: Annotated[
         LogFormat, typer.Option(envvar="MUSTER_LOG_FORMAT", help="How to write the log.")
     ] = LogFormat.CONSOLE,
+    config: settings.File = None,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT."""
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
@@ -157,7 +187,7 @@ def serve(
     from muster.service.telemetry import logs
 
     try:
-        config = Config(
+        told = Config(
             listen=Address.parse(listen),
             http=Address.parse(http),
             state=state,
@@ -189,12 +219,16 @@ def serve(
                     max_messages_per_second=max_messages_per_second,
                 ),
             ),
+            retention=Retention(closed=keep_closed_runs, idle=keep_idle_runs),
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_coordinator(config))
+            runner.run(run_coordinator(told))
     except (StartError, StorageError) as error:
+        if log_format is LogFormat.JSON:
+            logs.failed(str(error))
+            raise typer.Exit(Exit.FAILED) from None
         fail(str(error), Exit.FAILED)

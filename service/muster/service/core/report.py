@@ -41,6 +41,14 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
 
 
+def period(value: float) -> str:
+    """A long time for people: ``40 s``, ``10 min``, ``24 h``, ``7 days``."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if value >= 2 * size and value % size == 0:
+            return f"{value / size:.0f} {unit}"
+    return seconds(value)
+
+
 def barrier_name(run_id: str, prefix: str, sequence: int) -> str:
     """How a barrier is called everywhere."""
     return f'barrier "{prefix}" #{sequence} of run {run_id}'
@@ -278,6 +286,12 @@ def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
         for node, round, reason, ago in gone[:MOST_NAMED_SINGLY]
     )
     return f"\n  gone: {named}"
+
+
+def run_forgotten(run_id: str, closed: bool, kept: float) -> str:
+    """Why nothing is left of a run."""
+    state = "closed, and " if closed else ""
+    return f"run {run_id} was forgotten: {state}nobody has used it for {period(kept)}"
 
 
 def run_closed(run_id: str, closed: Closed) -> str:

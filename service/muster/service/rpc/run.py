@@ -70,7 +70,12 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         try:
             while True:
                 changed.clear()
-                for view in await self._driver.query(lambda core, _: views.runs(core)):
+                found = await self._driver.query(lambda core, _: views.runs(core))
+                for run_id in shown.keys() - {view.run_id for view in found}:
+                    forgotten = run_to_pb(shown.pop(run_id))
+                    forgotten.forgotten = True
+                    yield run_pb2.WatchResponse(run=forgotten)
+                for view in found:
                     wanted = request.run_id in ("", view.run_id)
                     # A store that is used changes all the time, and nobody watches it.
                     counts = dataclasses.replace(view, store_keys=0, store_bytes=0)

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer
+from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
 from muster.service.rpc.rendezvous import RendezvousServicer
@@ -19,6 +20,8 @@ from muster.service.rpc.store import StoreServicer
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -34,6 +37,7 @@ SERVICES = (
     rendezvous_pb2.DESCRIPTOR.services_by_name["RendezvousService"],
     run_pb2.DESCRIPTOR.services_by_name["RunService"],
     store_pb2.DESCRIPTOR.services_by_name["StoreService"],
+    coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
 )
 METHODS = [f"/{service.full_name}/{m.name}" for service in SERVICES for m in service.methods]
 MESSAGE_HEADROOM = 1 << 20
@@ -139,6 +143,7 @@ async def build_server(
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorServicer(driver), server)
     checks = health_v1.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in SERVICES]

@@ -28,6 +28,7 @@ WORKS = Rule(role=Role.WORKER)
 OPERATES = Rule(role=Role.OPERATOR)
 
 RULES: Mapping[str, Rule] = {
+    "/muster.v1.CoordinatorService/Status": VIEWS,
     "/muster.v1.RunService/List": Rule(role=Role.VIEWER, shows="runs"),
     "/muster.v1.RunService/Get": VIEWS,
     "/muster.v1.RunService/Members": VIEWS,

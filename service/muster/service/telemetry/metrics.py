@@ -21,7 +21,7 @@ from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, MemberState, Outcome
-from muster.service.telemetry.labels import BoundedLabel
+from muster.service.telemetry.labels import OVERFLOW, BoundedLabel
 from muster.service.version import VERSION
 
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -49,6 +49,8 @@ class Metrics:
             self.registry.register(collector)
         self.run_label = BoundedLabel(MOST_RUNS)
         self.prefix_label = BoundedLabel(MOST_PREFIXES, fold_digits=True)
+        self._prefixes: dict[str, set[str]] = {}
+        """Those that each run has had, by label."""
         group = ["run", "prefix"]
         registry = self.registry
         Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
@@ -154,11 +156,17 @@ class Metrics:
         self._wait.labels(run, prefix)
         self._skew.labels(run, prefix)
 
+    def group_labels(self, run_id: str, prefix: str) -> tuple[str, str]:
+        """The label values for a group of a run."""
+        labels = self.run_label(run_id), self.prefix_label(prefix)
+        self._prefixes.setdefault(labels[0], set()).add(labels[1])
+        return labels
+
     # ------------------------------------------------------------------ the driver's observer
 
     def decided(self, decision: Decision) -> None:
         """A barrier was decided."""
-        labels = self.run_label(decision.run_id), self.prefix_label(decision.prefix)
+        labels = self.group_labels(decision.run_id, decision.prefix)
         self._decisions.labels(*labels, decision.outcome.name).inc()
         self._wait.labels(*labels).observe(decision.wait)
         self._skew.labels(*labels).observe(decision.skew)
@@ -173,6 +181,23 @@ class Metrics:
 
     def noticed(self, notice: Notice) -> None:
         """Notices are logged, not counted."""
+
+    def forgotten(self, run_id: str) -> None:
+        """Nothing is left of a run: its series end, but for what was added up with others."""
+        label = self.run_label(run_id)
+        if label == OVERFLOW:
+            return
+        prefixes = self._prefixes.pop(label, set())
+        for prefix in prefixes:
+            for outcome in Outcome:
+                self._decisions.remove(label, prefix, outcome.name)
+            for metric in (self._wait, self._skew, self._last_rank):
+                metric.remove(label, prefix)
+        self._rounds.remove(label)
+        self._join.remove(label)
+        self.run_label.release(label)
+        for prefix in prefixes.difference(*self._prefixes.values()):
+            self.prefix_label.release(prefix)
 
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
@@ -288,7 +313,7 @@ class StateCollector(Collector):
             newest = {process.rank: process for process in run.roster}
             members.update((run_label, p.state.name.lower()) for p in newest.values())
             for group in run.groups.values():
-                key = run_label, self._metrics.prefix_label(group.prefix)
+                key = self._metrics.group_labels(run.run_id, group.prefix)
                 self._metrics.expect_group(*key)
                 barrier = group.open
                 opened[key] += barrier is not None

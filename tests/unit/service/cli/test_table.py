@@ -159,6 +159,7 @@ def test_json_has_the_names_of_the_proto_and_its_zeros():
                 "nodes_waiting": 0,
                 "store_keys": "0",
                 "store_bytes": "0",
+                "forgotten": False,
             }
         ]
     }

@@ -197,6 +197,31 @@ def test_the_rounds_of_runs_beyond_the_bound_are_counted_as_others(metrics: Metr
     assert len(series(metrics, "muster_rendezvous_rounds_total")) == MOST_RUNS + 1
 
 
+def test_the_series_of_a_forgotten_run_end_and_its_labels_are_free_again(metrics: Metrics):
+    letters = [f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(MOST_RUNS + 2)]
+    for name in letters:
+        metrics.decided(records.decision(run_id=name, prefix="shared"))
+        metrics.decided(records.decision(run_id=name, prefix=letters[0]))
+        metrics.round_completed(RoundRecord(name, 0, 1, 0.0, 0.5))
+    metrics.decided(records.decision(run_id=letters[0], prefix="own"))
+    known = series(metrics, "muster_barrier_decisions_total")
+    metrics.forgotten(letters[0])
+    assert not [line for line in exposed(metrics) if f'run="{letters[0]}"' in line]
+    assert len(series(metrics, "muster_barrier_decisions_total")) == len(known) - 3
+    assert metrics.prefix_label("shared") == "shared"
+    assert "own" not in metrics.prefix_label._values
+    metrics.decided(records.decision(run_id="next", prefix="shared"))
+    assert value(metrics, "muster_barrier_decisions_total", run="next", prefix="shared", outcome="TIMED_OUT")
+
+
+def test_what_was_counted_with_others_stays_when_one_of_them_is_forgotten(metrics: Metrics):
+    for number in range(MOST_RUNS + 3):
+        metrics.round_completed(RoundRecord(f"job{number}", 0, 1, 0.0, 0.0))
+    metrics.forgotten(f"job{MOST_RUNS + 1}")
+    metrics.forgotten(OVERFLOW)
+    assert value(metrics, "muster_rendezvous_rounds_total", run=OVERFLOW) == 3
+
+
 def test_a_call_is_counted_and_timed(metrics: Metrics):
     labels = {"grpc_type": "unary", "grpc_service": "muster.v1.RunService", "grpc_method": "Get"}
     metrics.started("unary", "/muster.v1.RunService/Get")
@@ -221,6 +246,9 @@ def test_all_observers_are_told_alike():
         def noticed(self, notice: object) -> None:
             self.told.append(notice)
 
+        def forgotten(self, run_id: str) -> None:
+            self.told.append(run_id)
+
         def committed(self, seconds: float) -> None:
             self.told.append(seconds)
 
@@ -229,9 +257,10 @@ def test_all_observers_are_told_alike():
     every.decided(records.decision())
     every.round_completed(RoundRecord(RUN, 7, 2, 0.0, 1.5))
     every.noticed(Notice("event", RUN, "text"))
+    every.forgotten(RUN)
     every.committed(0.5)
     assert [one.told for one in several] == [
-        [records.decision(), RoundRecord(RUN, 7, 2, 0.0, 1.5), Notice("event", RUN, "text"), 0.5],
+        [records.decision(), RoundRecord(RUN, 7, 2, 0.0, 1.5), Notice("event", RUN, "text"), RUN, 0.5],
     ] * 2
 
 

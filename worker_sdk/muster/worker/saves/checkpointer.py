@@ -5,7 +5,6 @@ in the training process; each rank's part is written in its child; when all have
 """
 
 import pickle
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
-from muster.worker.saves.directory import CheckpointDirectory, Committed, sync
+from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings
 from muster.worker.saves.request import PREFIX, AsyncRequest
@@ -83,13 +82,8 @@ class Checkpointer:
         self._saves = 0
         self._steps: dict[int, int] = {}
         """By the number of the call: steps that are not finalized."""
-        self._paths: dict[int, Path] = {}
-        """Likewise: where they are written."""
-        self._busy: set[Path] = set()
-        self._lock = threading.Lock()
-        """For the steps and the busy paths, which the deciding thread changes too."""
         if self._leads:
-            self._directory.sweep(keep_last, self._busy)
+            self._directory.sweep(keep_last)
 
     @property
     def _leads(self) -> bool:
@@ -118,7 +112,7 @@ class Checkpointer:
         if step in self._steps.values():
             raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
-        life = f"{self._barrier.generation}-{self._saves}"
+        life = Life(self._barrier.generation, self._saves)
         self._saves += 1
         unfinished = self._directory.unfinished(step, life)
         release, failed = None, None
@@ -140,8 +134,6 @@ class Checkpointer:
         writer = FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
         planner = DefaultSavePlanner()
         plan = self._make_plan(writer, planner, state_dict)
-        with self._lock:
-            self._busy.add(unfinished)
 
         def write() -> None:
             unfinished.mkdir(exist_ok=True)
@@ -151,13 +143,11 @@ class Checkpointer:
         def commit(decision: Decision) -> None:
             if self._leads:
                 self._commit(step, unfinished, writer, plan, decision)
-            with self._lock:
-                self._busy.discard(unfinished)
+                self._directory.sweep(self._keep_last, life)
 
         request = AsyncRequest(write, (), [])
         idx = self._queue.schedule_async_request(request, on_written=release, commit=commit)
         self._steps[idx] = step
-        self._paths[idx] = unfinished
 
     def _make_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
@@ -195,9 +185,6 @@ class Checkpointer:
             self._directory.path(step),
         )
         self._directory.commit(unfinished, made)
-        with self._lock:
-            busy = self._busy - {unfinished}
-        self._directory.sweep(self._keep_last, busy)
 
     def finalize(self, blocking: bool = False) -> list[int]:
         """Learn which saves have been committed; costs no round trip.
@@ -225,8 +212,6 @@ class Checkpointer:
         """The calls up to this one are over; what the failed ones have left is swept at the next commit."""
         for idx in [idx for idx in self._steps if idx <= last]:
             del self._steps[idx]
-            with self._lock:
-                self._busy.discard(self._paths.pop(idx, Path()))
 
     def close(self) -> None:
         """Wait for all saves that were begun, and let go of the writers.

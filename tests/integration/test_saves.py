@@ -14,16 +14,8 @@ import pytest
 
 from muster.worker.saves.child import wait_readable
 from tests.support.coordinator import Coordinator
-from tests.support.savers import (
-    Event,
-    Failed,
-    Saver,
-    all_of,
-    savers,
-    verdict,
-    whole_checkpoint,
-    whole_files,
-)
+from tests.support.save_history import Event, verdict, whole_checkpoint, whole_files
+from tests.support.savers import Failed, Saver, all_of, savers
 
 pytestmark = pytest.mark.timeout(180)
 

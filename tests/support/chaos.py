@@ -111,7 +111,7 @@ def run(plan: Plan, folder: Path) -> Account:
         _Wire(folder / "events") as wire,
     ):
         for _ in range(plan.agents):
-            job.agent(str(plan.agents), join_timeout=60)
+            job.agent(str(plan.agents), join_timeout=60, keep_alive_interval=5)
         monkey = _Monkey(plan, account, job, coordinator)
         try:
             for event in wire.events():

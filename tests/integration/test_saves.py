@@ -242,7 +242,12 @@ def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path
             stderr=subprocess.PIPE,
             text=True,
         )
-    for run_id, process in processes.items():
-        said, complaints = process.communicate(timeout=170)
-        assert (process.returncode, said) == (0, "all well\n"), complaints
-        assert len(list((tmp_path / run_id).glob("*.pt"))) == 1000
+    try:
+        for run_id, process in processes.items():
+            said, complaints = process.communicate(timeout=150)
+            assert (process.returncode, said) == (0, "all well\n"), complaints
+            assert len(list((tmp_path / run_id).glob("*.pt"))) == 1000
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()

@@ -20,7 +20,7 @@ help: ## Show the targets.
 
 venv: .venv/.installed ## Set up .venv.
 
-demo: venv ## Show the main job: torchrun, train, checkpoint, kill a node, kill the coordinator, recover.
+demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py
 
 test: venv check-stubs lint types unit ## Everything that CI runs.

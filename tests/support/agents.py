@@ -70,14 +70,30 @@ class Job:
         folder: where the workers leave their traces.
         endpoint: the coordinator's.
         run_id: the run.
+        program: what torchrun is to run, with its arguments; default: :data:`PROGRAM`. Its workers must leave
+            the same trace.
+        ranks: of each agent.
+        restarts: how often an agent may start its workers again because one of them failed.
     """
 
-    def __init__(self, folder: Path, endpoint: str, run_id: str = "job") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        endpoint: str,
+        run_id: str = "job",
+        *,
+        program: tuple[str, ...] = (),
+        ranks: int = 1,
+        restarts: int = 5,
+    ) -> None:
         self.folder = folder
         self.endpoint = endpoint
         self.run_id = run_id
-        self.program = folder / "program.py"
-        self.program.write_text(PROGRAM)
+        self.ranks = ranks
+        self.restarts = restarts
+        self.program = program or (str(folder / "program.py"), str(folder))
+        if not program:
+            Path(self.program[0]).write_text(PROGRAM)
         self.agents: list[Agent] = []
 
     def __enter__(self) -> "Job":
@@ -125,7 +141,7 @@ class Job:
 
 
 class Agent:
-    """One torchrun with one worker."""
+    """One torchrun with its workers."""
 
     def __init__(self, job: Job, name: str, nnodes: str, endpoint: str, conf: dict[str, int]) -> None:
         self.name = name
@@ -137,9 +153,9 @@ class Agent:
                     *(sys.executable, "-m", "torch.distributed.run"),
                     *("--rdzv-backend=muster", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.run_id}"),
                     f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
-                    *(f"--nnodes={nnodes}", "--nproc-per-node=1", "--local-addr=127.0.0.1"),
-                    *("--max-restarts=5", "--monitor-interval=0.1"),
-                    *(str(job.program), str(job.folder)),
+                    *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", "--local-addr=127.0.0.1"),
+                    *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
+                    *job.program,
                 ],
                 env=os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,

@@ -70,8 +70,8 @@ class Job:
         folder: where the workers leave their traces.
         endpoint: the coordinator's.
         run_id: the run.
-        program: what torchrun is to run, with its arguments; default: :data:`PROGRAM`. Its workers must leave
-            the same trace.
+        program: what the workers run, with the folder as its argument.
+        command: what torchrun is to run instead, with its arguments. Its workers must leave the same trace.
         ranks: of each agent.
         restarts: how often an agent may start its workers again because one of them failed.
     """
@@ -81,8 +81,9 @@ class Job:
         folder: Path,
         endpoint: str,
         run_id: str = "job",
+        program: str = PROGRAM,
         *,
-        program: tuple[str, ...] = (),
+        command: tuple[str, ...] = (),
         ranks: int = 1,
         restarts: int = 5,
     ) -> None:
@@ -91,9 +92,9 @@ class Job:
         self.run_id = run_id
         self.ranks = ranks
         self.restarts = restarts
-        self.program = program or (str(folder / "program.py"), str(folder))
-        if not program:
-            Path(self.program[0]).write_text(PROGRAM)
+        self.command = command or (str(folder / "program.py"), str(folder))
+        if not command:
+            Path(self.command[0]).write_text(program)
         self.agents: list[Agent] = []
 
     def __enter__(self) -> "Job":
@@ -131,6 +132,13 @@ class Job:
             assert time.monotonic() < deadline, f"no round of {size}: {self.workers()}\n{self.said()}"
             time.sleep(0.05)
 
+    def trace(self, pattern: str, count: int, timeout: float = TIMEOUT) -> None:
+        """Wait until the workers have left so many files of a name."""
+        deadline = time.monotonic() + timeout
+        while len(list(self.folder.glob(pattern))) < count:
+            assert time.monotonic() < deadline, f"no {count} {pattern}:\n{self.said()}"
+            time.sleep(0.05)
+
     def finish(self) -> None:
         """Let the workers end."""
         (self.folder / "finish").touch()
@@ -155,7 +163,7 @@ class Agent:
                     f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
                     *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", "--local-addr=127.0.0.1"),
                     *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
-                    *job.program,
+                    *job.command,
                 ],
                 env=os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,

@@ -104,10 +104,10 @@ def run(plan: Plan, folder: Path) -> Account:
     """
     account = Account(plan)
     began = time.monotonic()
-    program = ("--module", "tests.support.chaos_rank", str(folder), plan.kind)
+    command = ("--module", "tests.support.chaos_rank", str(folder), plan.kind)
     with (
         Coordinator(folder, session_ttl=2.0) as coordinator,
-        Job(folder, coordinator.endpoint, program=program, ranks=plan.ranks, restarts=plan.saves) as job,
+        Job(folder, coordinator.endpoint, command=command, ranks=plan.ranks, restarts=plan.saves) as job,
         _Wire(folder / "events") as wire,
     ):
         for _ in range(plan.agents):

@@ -55,23 +55,26 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     metrics = Metrics()
+    clock = SystemClock()
     driver = Driver(
         engine_for(config.state),
-        clock=SystemClock(),
+        clock=clock,
         observer=Observers(EventLog(), metrics),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
     )
     try:
-        metrics.registry.register(StateCollector(driver.coordinator, metrics))
+        metrics.began(driver.coordinator.epoch, clock.now().wall)
+        metrics.commit_open.set_function(driver.commit_age)
+        metrics.registry.register(StateCollector(driver.coordinator, metrics, clock))
         for method in METHODS:
             metrics.expect(_kind(method), method)
         rpc = await build_server(
             driver, session_ttl=config.session_ttl, limits=config.limits, observer=metrics
         )
         site = web.AppRunner(
-            build_site(metrics.registry, lambda: _why_not_ready(driver, stop)),
+            build_site(metrics.registry, lambda: _why_not_ready(driver, stop), driver),
             access_log=None,
             handle_signals=False,
         )
@@ -145,7 +148,7 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
 def _warn_if_open(config: Config) -> None:
     for flag, address, use in (
         ("--listen", config.listen, "release, abort and read barriers"),
-        ("--http", config.http, "read the metrics"),
+        ("--http", config.http, "read the metrics and the status page"),
     ):
         if not _is_loopback(address.host):
             structlog.get_logger().warning(

@@ -136,7 +136,7 @@ class Driver:
         self._inbox: list[Event | _Query] = []
         self._pump_scheduled = False
         self._batch = _Batch()
-        self._committing = False
+        self._committing_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._sinks: dict[SessionId, Sink] = {}
@@ -175,6 +175,11 @@ class Driver:
         answer: asyncio.Future[T] = self._loop.create_future()
         self._enter(_Query(ask, answer))
         return await answer
+
+    def commit_age(self) -> float:
+        """Seconds that the commit under way has taken; 0 if there is none."""
+        since = self._committing_since
+        return 0.0 if since is None else self._clock.now().monotonic - since
 
     def watch(self) -> asyncio.Event:
         """An event that is set whenever something may have changed; end with :meth:`unwatch`."""
@@ -226,7 +231,7 @@ class Driver:
         self._arm_timer(now)
 
     def _flush(self) -> None:
-        if self._committing or self._batch.empty:
+        if self._committing_since is not None or self._batch.empty:
             return
         batch, self._batch = self._batch, _Batch()
         if not batch.effects.records:
@@ -238,12 +243,12 @@ class Driver:
             self._engine.commit(writes)
             self._committed(batch, started)
             return
-        self._committing = True
+        self._committing_since = started
         self._idle.clear()
         commit = self._loop.run_in_executor(self._writer, self._engine.commit, writes)
 
         def done(commit: asyncio.Future[None]) -> None:
-            self._committing = False
+            self._committing_since = None
             self._idle.set()
             error = commit.exception()
             try:

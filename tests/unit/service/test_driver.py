@@ -32,14 +32,14 @@ from muster.service.core.events import (
     ProcessInfo,
 )
 from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, NodeInfo, Outcome, RendezvousSettings
+from muster.service.core.model import Decision, Instant, NodeInfo, Outcome, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
-from tests.support.virtual_time import START, LoopClock, in_virtual_time
+from tests.support.virtual_time import START, WALL, LoopClock, in_virtual_time
 
 CKPT = "checkpoint"
 TTL = 10.0
@@ -250,6 +250,25 @@ async def test_events_of_different_ticks_are_different_commits():
             ["decision"],
             ["decision"],
         ]
+
+
+async def test_the_age_of_a_commit_is_known_while_it_is_under_way():
+    class Hand:
+        moment = 1_000.0
+
+        def now(self) -> Instant:
+            return Instant(self.moment, WALL)
+
+    engine, clock = HeldEngine(), Hand()
+    async with driving(engine, clock=clock) as driver:
+        assert driver.commit_age() == 0
+        Rank(driver, 0, world_size=1).hello()
+        commit = await engine.begun.get()
+        clock.moment += 40
+        assert driver.commit_age() == 40
+        commit.end()
+        await runs(driver)
+        assert driver.commit_age() == 0
 
 
 async def test_a_batch_without_records_needs_no_commit():

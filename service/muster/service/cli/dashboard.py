@@ -7,8 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster.service.cells import duration
 from muster.service.cli.columns import barrier_state, missing_sentence
-from muster.service.cli.table import COLORS, duration
+from muster.service.cli.table import COLORS
 from muster.service.core import report
 from muster.v1 import barrier_pb2, run_pb2
 

@@ -10,18 +10,9 @@ from google.protobuf.message import Message
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.options import Output
-from muster.service.cli.rounds import round_key, rounds_of
-from muster.service.cli.table import (
-    Column,
-    Table,
-    as_dict,
-    colorful,
-    document,
-    emit,
-    json_line,
-    note,
-    terminal_width,
-)
+from muster.service.cli.table import Column, Table, colorful, document, emit, json_line, note, terminal_width
+from muster.service.rounds import round_key, rounds_of
+from muster.service.wire import as_dict
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2
 
 Row = TypeVar("Row")

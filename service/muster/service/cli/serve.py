@@ -25,7 +25,10 @@ def serve(
         str, typer.Option(envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
     ] = "127.0.0.1:7550",
     http: Annotated[
-        str, typer.Option(envvar="MUSTER_HTTP", help="HOST:PORT for /metrics, /healthz, /readyz.")
+        str,
+        typer.Option(
+            envvar="MUSTER_HTTP", help="HOST:PORT for the status page, /metrics, /healthz, /readyz."
+        ),
     ] = "127.0.0.1:7551",
     state: Annotated[
         str,

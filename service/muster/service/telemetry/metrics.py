@@ -16,9 +16,10 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, MemberState
+from muster.service.core.model import Decision, MemberState, Outcome
 from muster.service.telemetry.labels import BoundedLabel
 from muster.service.version import VERSION
 
@@ -41,6 +42,16 @@ class Metrics:
         group = ["run", "prefix"]
         registry = self.registry
         Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
+        self._epoch = Gauge(
+            "muster_coordinator_epoch",
+            "How often the coordinator was started on its state.",
+            registry=registry,
+        )
+        self._start_time = Gauge(
+            "muster_start_time_seconds",
+            "When the coordinator took hold of its state, in seconds since 1970.",
+            registry=registry,
+        )
         self._decisions = Counter(
             "muster_barrier_decisions",
             "Barriers decided, by outcome.",
@@ -83,6 +94,11 @@ class Metrics:
             buckets=COMMIT_BUCKETS,
             registry=registry,
         )
+        self.commit_open = Gauge(
+            "muster_storage_commit_open_seconds",
+            "How long the commit that is under way has taken; 0 if there is none.",
+            registry=registry,
+        )
         self.storage_errors = Counter(
             "muster_storage_errors",
             "Commits that failed; the coordinator stops at the first one.",
@@ -105,6 +121,28 @@ class Metrics:
             buckets=CALL_BUCKETS,
             registry=registry,
         )
+
+    def began(self, epoch: int, at: float) -> None:
+        """The coordinator has its state.
+
+        Args:
+            epoch: how often that state was opened.
+            at: seconds since 1970.
+        """
+        self._epoch.set(epoch)
+        self._start_time.set(at)
+
+    def expect_run(self, run: str) -> None:
+        """Show the counts of a run, by its label value, at zero: a rate does not see a series begin at 1."""
+        self._rounds.labels(run)
+        self._join.labels(run)
+
+    def expect_group(self, run: str, prefix: str) -> None:
+        """Show the counts of a group, by its label values, at zero."""
+        for outcome in Outcome:
+            self._decisions.labels(run, prefix, outcome.name)
+        self._wait.labels(run, prefix)
+        self._skew.labels(run, prefix)
 
     # ------------------------------------------------------------------ the driver's observer
 
@@ -161,11 +199,13 @@ class StateCollector(Collector):
     Args:
         coordinator: the state.
         metrics: whose label values are used.
+        clock: the one that the state's times are on.
     """
 
-    def __init__(self, coordinator: Coordinator, metrics: Metrics) -> None:
+    def __init__(self, coordinator: Coordinator, metrics: Metrics, clock: Clock) -> None:
         self._coordinator = coordinator
         self._metrics = metrics
+        self._clock = clock
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The families without samples."""
@@ -181,6 +221,17 @@ class StateCollector(Collector):
                 "Ranks that the open barrier waits for; 0 when none is open.",
                 labels=group,
             ),
+            "age": GaugeMetricFamily(
+                "muster_barrier_open_seconds",
+                "Time since the first arrival at the oldest open barrier; 0 when none is open.",
+                labels=group,
+            ),
+            "timeout": GaugeMetricFamily(
+                "muster_barrier_timeout_seconds",
+                "Timeout of the oldest open barrier, from its first arrival; 0 when none is open.",
+                labels=group,
+            ),
+            "runs": GaugeMetricFamily("muster_runs", "Runs, by whether they are closed.", labels=["state"]),
             "members": GaugeMetricFamily(
                 "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
             ),
@@ -196,6 +247,9 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Count what there is now."""
         families = self._families()
+        now = self._clock.now().monotonic
+        runs = Tally(open=0, closed=0)
+        oldest: dict[tuple[str, str], tuple[float, float]] = {}
         opened: Tally[tuple[str, str]] = Tally()
         missing: Tally[tuple[str, str]] = Tally()
         members: Tally[tuple[str, str]] = Tally()
@@ -204,6 +258,8 @@ class StateCollector(Collector):
         waiting: Tally[str] = Tally()
         for run in self._coordinator.runs.values():
             run_label = self._metrics.run_label(run.run_id)
+            runs["open" if run.closed is None else "closed"] += 1
+            self._metrics.expect_run(run_label)
             sessions[run_label] += 0
             closed[run_label] += run.closed is not None
             waiting[run_label] += run.rendezvous.without_round
@@ -213,9 +269,12 @@ class StateCollector(Collector):
             members.update((run_label, p.state.name.lower()) for p in newest.values())
             for group in run.groups.values():
                 key = run_label, self._metrics.prefix_label(group.prefix)
+                self._metrics.expect_group(*key)
                 barrier = group.open
                 opened[key] += barrier is not None
                 missing[key] += barrier.shape.size - len(barrier.arrivals) if barrier else 0
+                wait = (now - barrier.opened_at, barrier.timeout) if barrier else (0.0, 0.0)
+                oldest[key] = max(wait, oldest.get(key, wait))
         sessions.update(
             self._metrics.run_label(session.run.run_id) for session in self._coordinator.sessions.values()
         )
@@ -223,6 +282,11 @@ class StateCollector(Collector):
             families["open"].add_metric(labels, value)
         for labels, value in missing.items():
             families["missing"].add_metric(labels, value)
+        for labels, (age, timeout) in oldest.items():
+            families["age"].add_metric(labels, age)
+            families["timeout"].add_metric(labels, timeout)
+        for run_state, value in runs.items():
+            families["runs"].add_metric([run_state], value)
         for labels, value in members.items():
             families["members"].add_metric(labels, value)
         for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):

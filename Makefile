@@ -26,7 +26,7 @@ venv: .venv/.installed ## Set up .venv.
 
 tools: .tools/prometheus/.fetched .tools/chromium/.fetched
 
-demo: venv ## Show the main job: torchrun, train, checkpoint, kill a node, kill the coordinator, recover.
+demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py
 
 test: venv tools check-stubs lint types unit ## Everything that CI runs.

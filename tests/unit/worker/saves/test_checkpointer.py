@@ -141,6 +141,16 @@ def test_leftovers_of_another_life_are_swept_at_the_start(tmp_path: Path, barrie
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_other_ranks_have_begun_to_write_is_not_swept(made: Checkpointer, tmp_path: Path):
+    """They may be ahead: their children write the next save while this rank still commits the last one."""
+    theirs = tmp_path / ".step-0000000002.0-1"
+    theirs.mkdir()
+    (theirs / "__1_0.distcp").touch()
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    assert [path.name for path in theirs.iterdir()] == ["__1_0.distcp"]
+
+
 def test_bad_steps_are_refused(made: Checkpointer):
     with pytest.raises(ValueError, match="negative"):
         made.save(-1, state(0))

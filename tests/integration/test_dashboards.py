@@ -32,8 +32,6 @@ VARIABLES = {
     "prefix": ".*",
     "__rate_interval": "10s",
 }
-WITHOUT_TLS = "muster_tls_certificate_expiry_timestamp_seconds"
-"""The one metric that a coordinator without TLS does not have: what asks for it is exempt."""
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +55,12 @@ def test_the_committed_dashboards_are_those_that_the_program_makes():
 def test_every_expression_of_every_panel_returns_data(watched: Watched, name: str, panel: dict[str, Any]):
     now = time.time()
     for target in targets(panel):
-        if WITHOUT_TLS in target.expr:
-            continue
         expr = substitute(target.expr, VARIABLES)
         if target.instant:
             found = watched.prometheus.query(expr)
         else:
             found = watched.prometheus.query_range(expr, watched.began, now, 1)
         assert has_a_number(found), f"{expr}: {found}"
-
-
-def test_one_panel_and_one_alert_are_exempt():
-    exempt = [p.values[1]["title"] for p in PANELS for t in targets(p.values[1]) if WITHOUT_TLS in t.expr]
-    exempt += [alert["alert"] for alert in ALERTS if WITHOUT_TLS in alert["expr"]]
-    assert exempt == ["Certificate ends in", "MusterCertificateExpires"]
 
 
 @pytest.mark.parametrize(("name", "panel"), PANELS)
@@ -127,9 +117,7 @@ def test_a_coordinator_that_was_restarted_fires_its_alert_and_no_other(watched: 
     assert firing == ["MusterCoordinatorRestarted"]
 
 
-@pytest.mark.parametrize(
-    "alert", [alert for alert in ALERTS if WITHOUT_TLS not in alert["expr"]], ids=lambda alert: alert["alert"]
-)
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_every_alert_has_something_to_compare(watched: Watched, alert: dict[str, Any]):
     expr = always(alert["expr"])
     assert has_a_number(watched.prometheus.query(expr)), expr
@@ -193,7 +181,7 @@ def test_every_metric_has_data_and_is_documented(watched: Watched):
         if not name.endswith("_created")
     }
     documented = set(re.findall(r"^\| `((?:muster|grpc)_\w+)` \| (\w+) \|", OPERATIONS, re.M))
-    assert families == {(name, kind) for name, kind in documented if name != WITHOUT_TLS}
+    assert families == documented
     for name, kind in families:
         series = f"{name}_count" if kind == "histogram" else name
         assert watched.prometheus.query(series), name

@@ -1,19 +1,23 @@
 """A job under torchrun that shows whatever a dashboard can show, while Prometheus looks on.
 
 Two workers pass barriers and save, one of them usually later than the other; a barrier is aborted; another
-run is closed; the coordinator has been restarted. At the end one rank stays away from an open barrier.
+run is closed; the coordinator, which serves with TLS, has been restarted. At the end one rank stays away from
+an open barrier.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import muster.worker
 from muster.worker import GrpcBarrier
 from tests.support.agents import Job
+from tests.support.authority import Authority
 from tests.support.command import output, until
 from tests.support.coordinator import Coordinator
 from tests.support.prometheus import Prometheus
@@ -92,8 +96,12 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
     jobs = folder / "job"
     jobs.mkdir()
     (jobs / "plan.json").write_text(json.dumps({"steps": steps, "pace": pace}))
+    authority = Authority(folder)
+    pair = authority.issue("coordinator")
+    tls = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
     with (
-        Coordinator(folder, session_ttl=3.0) as coordinator,
+        mock.patch.dict(os.environ, MUSTER_TLS_CA=str(authority.ca)),
+        Coordinator(folder, session_ttl=3.0, extra=tls) as coordinator,
         Prometheus(folder, f"127.0.0.1:{coordinator.http_port}", interval=interval) as prometheus,
         Job(jobs, coordinator.endpoint, RUN, PROGRAM) as job,
     ):

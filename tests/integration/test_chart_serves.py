@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.service.cli.main import app
 from muster.service.cli.serve import serve
 from tests.support import helm as support
+from tests.support.authority import Authority
 from tests.support.command import Job
 from tests.support.helm import Helm, Release, values_of
 from tests.support.kubelet import Container, Files, Node
@@ -26,20 +26,12 @@ MADE_BY_THE_CHART = {
     "tls_key",
     "tls_client_ca",
     "tokens_file",
+    "http_tls",
+    "http_tokens",
 }
-MADE_BY_THE_CHART |= {"http_tls", "http_tokens"}
 """Flags that come from values of other names, or are the chart's own business."""
 
 FLAGS = set(inspect.signature(serve).parameters)
-# Once all are merged, these two go, and the import of Authority moves to the top.
-needs_flags = pytest.mark.xfail(
-    not {"config", "tls_cert", "keep_idle_runs"} <= FLAGS,
-    reason="--config, TLS and retention are not merged yet",
-)
-needs_tools = pytest.mark.xfail(
-    "doctor" not in {command.name or command.callback.__name__ for command in app.registered_commands},
-    reason="muster doctor and backup are not merged yet",
-)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +43,6 @@ def helm() -> Iterator[Helm]:
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
     """The Secrets that the ci/ values name, and what cert-manager would make."""
-    from tests.support.authority import Authority
-
     folder = tmp_path_factory.mktemp("authority")
     ours, training = Authority(folder, "ours"), Authority(folder, "training")
     serving = ours.issue("serving", HOST)
@@ -92,7 +82,6 @@ def scheme_of(release: Release) -> str:
     return container["readinessProbe"]["httpGet"]["scheme"]
 
 
-@needs_flags
 @pytest.mark.parametrize(
     ("name", "viewer", "strangers"),
     [
@@ -124,8 +113,6 @@ def test_the_pod_starts_is_ready_is_healthy_and_ends_in_time(
         assert coordinator.stopped() == 0, coordinator.log.read_text()
 
 
-@needs_flags
-@needs_tools
 @pytest.mark.parametrize("name", ["default", "secured"])
 def test_helm_test_passes(helm: Helm, tmp_path: Path, secrets: dict[str, Files], name: str):
     release = helm.release(values_of(name))
@@ -136,8 +123,6 @@ def test_helm_test_passes(helm: Helm, tmp_path: Path, secrets: dict[str, Files],
             assert test.ended() == 0, test.log.read_text()
 
 
-@needs_flags
-@needs_tools
 def test_helm_test_fails_when_the_coordinator_does_not_answer(
     helm: Helm, tmp_path: Path, secrets: dict[str, Files]
 ):
@@ -147,8 +132,6 @@ def test_helm_test_fails_when_the_coordinator_does_not_answer(
         assert test.ended() not in (0, 2), test.log.read_text()
 
 
-@needs_flags
-@needs_tools
 def test_a_backup_is_made_in_the_pod(helm: Helm, tmp_path: Path, secrets: dict[str, Files]):
     release = helm.release()
     with coordinator_of(release, node_of(release, tmp_path, secrets)) as coordinator:
@@ -159,7 +142,6 @@ def test_a_backup_is_made_in_the_pod(helm: Helm, tmp_path: Path, secrets: dict[s
         assert backup.exists()
 
 
-@needs_flags
 def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(
     helm: Helm, tmp_path: Path, secrets: dict[str, Files]
 ):
@@ -179,7 +161,6 @@ def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(
         assert run["run_id"] == "job1"
 
 
-@needs_flags
 def test_the_chart_has_a_value_for_every_flag():
     schema = json.loads((support.CHART / "values.schema.json").read_text())
     settings = set(schema["properties"]["settings"]["properties"])

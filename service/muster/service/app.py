@@ -84,8 +84,8 @@ async def serve(config: Config) -> None:
         metrics.began(driver.coordinator.epoch, clock.now().wall)
         metrics.commit_open.set_function(driver.commit_age)
         metrics.registry.register(StateCollector(driver.coordinator, metrics, clock))
-        for method in METHODS:
-            metrics.expect(_kind(method), method)
+        for method, kind in METHODS.items():
+            metrics.expect(kind, method)
         if gate.tls is not None:
             metrics.show_certificate_expiry(gate.tls)
         rpc = await build_server(
@@ -243,9 +243,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _kind(method: str) -> str:
-    if method.endswith("/Connect"):
-        return "bidi_stream"
-    return "server_stream" if method.endswith(("/Watch", "RendezvousService/Join")) else "unary"

@@ -275,11 +275,15 @@ class Coordinator:
 
     def _run_for(self, run_id: str, generation: int, now: Instant, effects: Effects) -> Run:
         """The run of this id, made if there is none."""
-        run = self.runs.get(run_id)
-        if run is None:
-            run = self.runs[run_id] = self._new_run(run_id, generation, now)
-            run.keep(now, effects)
+        run = self.runs.get(run_id) or self._new_run(run_id, generation, now)
+        self._register(run, now, effects)
         return run
+
+    def _register(self, run: Run, now: Instant, effects: Effects) -> None:
+        """Know a run from here on, if it is a new one."""
+        if run.run_id not in self.runs:
+            self.runs[run.run_id] = run
+            run.keep(now, effects)
 
     def _new_run(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
         return Run(run_id, self.limits, self._timers, generation, now, closed)
@@ -479,9 +483,7 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
             return
-        if event.run_id not in self.runs:
-            self.runs[event.run_id] = run
-            run.keep(now, effects)
+        self._register(run, now, effects)
         self.attendances[event.session] = run, node
         self._used(run, now, effects)
 
@@ -529,9 +531,8 @@ class Coordinator:
             effects.send(event.session, Refused(refusal))
             return
         # A mere look at a run that nobody knew does not make one.
-        if event.run_id not in self.runs and isinstance(event.operation, Change | Waiting):
-            self.runs[event.run_id] = run
-            run.keep(now, effects)
+        if isinstance(event.operation, Change | Waiting):
+            self._register(run, now, effects)
         if event.session in run.store.waiters:
             self._waiting[event.session] = run.store
         self._used(run, now, effects)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health as health_v1
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -39,7 +40,16 @@ SERVICES = (
     store_pb2.DESCRIPTOR.services_by_name["StoreService"],
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
 )
-METHODS = [f"/{service.full_name}/{m.name}" for service in SERVICES for m in service.methods]
+
+
+def _kind(method: MethodDescriptor) -> str:
+    if method.client_streaming:
+        return "bidi_stream"
+    return "server_stream" if method.server_streaming else "unary"
+
+
+METHODS = {f"/{service.full_name}/{m.name}": _kind(m) for service in SERVICES for m in service.methods}
+"""All methods, and what go-grpc-middleware calls the kind of each."""
 MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16

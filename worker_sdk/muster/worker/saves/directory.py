@@ -14,6 +14,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 MARKER = "committed.json"
+LEFT = (".step-", ".removed-")
+"""How the names begin of what is no checkpoint yet, or no more."""
 WIDTH = 10
 """Digits of a step, so that names sort as steps do."""
 
@@ -93,17 +95,28 @@ class CheckpointDirectory:
 
     def all(self) -> list[Committed]:
         """The committed checkpoints, oldest step first."""
+        while True:
+            found, vanished = self._look()
+            if not vanished:
+                return found
+            # Retention removes a checkpoint when there is a newer one, which this look may have missed.
+
+    def _look(self) -> tuple[list[Committed], bool]:
+        """The committed checkpoints, oldest step first; whether one vanished at the look."""
         found = []
+        vanished = False
         for path in self.folder.glob("step-*"):
             try:
                 found.append(self._marked(path))
             except (FileNotFoundError, NotADirectoryError):
-                continue  # Not ours, or removed meanwhile.
+                vanished = vanished or not os.path.lexists(path)  # Else it is not ours.
             except (OSError, ValueError, TypeError) as error:
                 logger.warning("%s is passed over: its marker cannot be read: %s", path, error)
-        return sorted(found, key=lambda made: made.step)
+        return sorted(found, key=lambda made: made.step), vanished
 
     def _marked(self, path: Path) -> Committed:
+        if path.name.startswith(LEFT):
+            raise ValueError("it was not committed, or is being removed")
         made = Committed(**json.loads((path / MARKER).read_text()), path=path)
         for one in fields(Committed):
             value = getattr(made, one.name)
@@ -118,32 +131,55 @@ class CheckpointDirectory:
         checkpoints = self.all()
         return checkpoints[-1] if checkpoints else None
 
-    def sweep(self, keep_last: int | None, busy: set[Path]) -> None:
+    def sweep(self, keep_last: int | None, busy: set[Path], generation: int | None = None) -> None:
         """Remove what failed saves have left, and all but the last checkpoints.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
             busy: unfinished saves that are still wanted.
+            generation: of the job's life that sweeps; what a later one writes is left alone.
         """
-        for left in self.folder.glob(".*"):
-            if left.name.startswith((".step-", ".removed-")) and left not in busy:
-                shutil.rmtree(left, ignore_errors=True)
-        if keep_last is None:
-            return
-        for old in self.all()[:-keep_last]:
-            # Renamed first: half of a checkpoint must not look like one.
-            doomed = self.folder / f".removed-{old.path.name}"
-            try:
-                old.path.rename(doomed)
-            except OSError as error:
-                # The checkpoint that was just made is no worse for it.
-                logger.warning("%s cannot be removed: %s", old.path, error)
-                continue
+        self.set_aside(busy, generation)
+        self.remove(keep_last)
+
+    def set_aside(self, busy: set[Path], generation: int | None = None) -> None:
+        """The quick part of sweeping up after failed saves, for which new ones may have to wait.
+
+        Args:
+            busy: as :meth:`sweep`.
+            generation: as :meth:`sweep`.
+        """
+        for left in list(self.folder.glob(".step-*")):
+            newer = generation is not None and _generation(left) > generation
+            if left not in busy and not newer:
+                self._set_aside(left)
+
+    def remove(self, keep_last: int | None) -> None:
+        """Remove what was set aside, and all but the last checkpoints."""
+        if keep_last is not None:
+            for old in self.all()[:-keep_last]:
+                self._set_aside(old.path)
+        for doomed in list(self.folder.glob(".removed-*")):
             shutil.rmtree(doomed, ignore_errors=True)
+
+    def _set_aside(self, path: Path) -> None:
+        # Renamed first: half of a checkpoint must not look like one, and a save that somebody still writes
+        # must not be committed when half of it is gone.
+        try:
+            path.rename(self.folder / f".removed-{path.name.lstrip('.')}")
+        except OSError as error:
+            # The checkpoint that was just made is no worse for it.
+            logger.warning("%s cannot be removed: %s", path, error)
 
     def _last_name(self) -> str:
         last = self.latest()
         return last.path.name if last is not None else "none"
+
+
+def _generation(unfinished: Path) -> int:
+    """The job's life that an unfinished save belongs to, as its name says."""
+    number = unfinished.name.rpartition(".")[2].partition("-")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def sync(folder: Path) -> None:

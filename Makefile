@@ -5,7 +5,7 @@ BIN := .venv/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types stubs check-stubs unit bench bench-venv format clean
+.PHONY: help venv tools demo test lint types stubs check-stubs dashboards unit bench bench-venv format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,10 +20,16 @@ help: ## Show the targets.
 
 venv: .venv/.installed ## Set up .venv.
 
-demo: venv ## Show the main job: torchrun, train, checkpoint, kill a node, kill the coordinator, recover.
+# What cannot be fetched may be installed already; if not, the tests that need it say so.
+.tools/%/.fetched:
+	-dev/fetch-debian.sh $*
+
+tools: .tools/prometheus/.fetched .tools/chromium/.fetched
+
+demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py
 
-test: venv check-stubs lint types unit ## Everything that CI runs.
+test: venv tools check-stubs lint types unit ## Everything that CI runs.
 
 lint: venv ## Format, lint, the walls between the packages, and the protos.
 	$(BIN)/ruff format --check $(SOURCES)
@@ -40,8 +46,11 @@ stubs: ## Generate the stubs of the protos again.
 check-stubs: venv ## The committed stubs are those of the protos, and load on the oldest libraries.
 	dev/check-stubs.sh
 
-unit: venv ## All tests.
+unit: venv tools ## All tests.
 	$(BIN)/pytest -q
+
+dashboards: venv ## Generate the dashboards' files again.
+	$(BIN)/python -m dev.dashboards
 
 .venv/.bench-installed: .venv/.installed requirements/bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt

@@ -1,12 +1,15 @@
 """``make demo``: the main job of Muster, shown with real processes in a minute and a half.
 
 1. A coordinator keeps its state in SQLite. Four nodes, each a torchrun with one rank, come together through
-   it, train, and checkpoint.
-2. One node is killed (SIGKILL) before a barrier: all other ranks learn which rank, where, and stop.
-3. A new node takes its place. torchrun brings them together in a new round, and they resume from the last
+   it and train. Every few steps a child of each rank writes a checkpoint, while training goes on.
+2. One such child is killed (SIGKILL): all ranks learn which rank, where and how, and none believes in the
+   checkpoint. Training goes on, and the next one is committed.
+3. One node is killed while a checkpoint is written: all other ranks learn which rank, where, and stop.
+4. A new node takes its place. torchrun brings them together in a new round, and they resume from the last
    checkpoint that was committed.
-4. The coordinator is killed (SIGKILL) while ranks wait, and started again: the barrier completes.
-5. Training goes on to the end.
+5. The coordinator is killed (SIGKILL) while ranks wait for its decision on a checkpoint: training goes on.
+   The coordinator is started again, and the checkpoint is committed.
+6. Training goes on to the end.
 """
 
 import json
@@ -25,15 +28,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from training_job import UNCOMMITTED, latest
+from demo_rank import CHILD_KILLED, COORDINATOR_KILLED, NODE_KILLED, PAUSES, Moment, go
+from muster.worker.saves.directory import CheckpointDirectory
+from training_job import SAVE_EVERY
 
 WORLD_SIZE = 4
-STEPS = 100
-HOLD_AT = 60
+STEPS = 400
 RUN = "demo"
 SESSION_TTL = 5
 PATIENCE = 90.0
 """Seconds to wait for a rank before the demo gives up."""
+HOST = socket.gethostname()
 MUSTER = Path(sys.executable).with_name("muster")
 RANK_PROGRAM = Path(__file__).with_name("demo_rank.py")
 CONF = "join_timeout=60,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2"
@@ -84,8 +89,11 @@ class Report:
     round: int
     rank: int
     pid: int
+    """Of the rank, or of its child that ``writes``."""
     kind: str
-    """``says``, ``holds``, ``failed`` or ``done``."""
+    """``resumed``, ``trained``, ``committed`` or ``failed``; ``writes``: its child does, to a slow disk;
+    ``pauses``; ``broke off`` or ``done``."""
+    step: int
     text: str
 
 
@@ -96,22 +104,18 @@ class Node:
         number: its number, for its log.
         endpoint: the coordinator's.
         folder: where the checkpoints and logs go.
-        held: the rank that waits before the barrier of one step.
         reports: where what its ranks tell goes.
     """
 
-    def __init__(
-        self, number: int, endpoint: str, folder: Path, held: int, reports: "queue.Queue[Report]"
-    ) -> None:
+    def __init__(self, number: int, endpoint: str, folder: Path, reports: "queue.Queue[Report]") -> None:
         self._log = (folder / f"node-{number}.log").open("wb")
         self._reports = reports
-        arguments = [f"{folder}", f"{STEPS}", f"{held}", f"{HOLD_AT}"]
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster"),
                 *(f"--rdzv-endpoint={endpoint}", f"--rdzv-id={RUN}", f"--rdzv-conf={CONF}"),
                 *(f"--nnodes={WORLD_SIZE}", "--nproc-per-node=1", "--max-restarts=3"),
-                *("--local-addr=127.0.0.1", str(RANK_PROGRAM), *arguments),
+                *("--local-addr=127.0.0.1", str(RANK_PROGRAM), str(folder), str(STEPS)),
             ],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -154,20 +158,31 @@ class Audience:
         self.reports: queue.Queue[Report] = queue.Queue()
         self._heard: list[Report] = []
 
-    def wait_for(self, round: int, kind: str, count: int) -> list[Report]:
-        """Wait until so many ranks of a round have reported such a thing."""
+    def wait_for(self, kind: str, round: int, count: int = 1, step: int | None = None) -> list[Report]:
+        """Wait until so many ranks of a round have reported such a thing, at that step if one is named."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            found = [one for one in self._heard if (one.round, one.kind) == (round, kind)]
-            if len(found) >= count:
+            found = [one for one in self._heard if (one.kind, one.round) == (kind, round)]
+            found = [one for one in found if step in (None, one.step)]
+            if len({one.rank for one in found}) >= count:
                 return sorted(found, key=lambda one: one.rank)
             try:
-                report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
+                self._hear(self.reports.get(timeout=max(0.0, deadline - time.monotonic())))
             except queue.Empty:
                 sys.exit(f"no {count} ranks of round {round} reported {kind!r} within {PATIENCE:.0f} s")
-            if report.kind == "says":
-                say(f"   {report.text}")
-            self._heard.append(report)
+
+    def heard(self, kind: str, round: int, step: int) -> bool:
+        """Whether any rank has reported such a thing."""
+        return any((one.kind, one.round, one.step) == (kind, round, step) for one in self._heard)
+
+    def wait_for_moment(self, kind: str, moment: Moment) -> Report:
+        """Wait until that rank has reported such a thing."""
+        return self.wait_for(kind, moment.round, step=moment.step)[0]
+
+    def _hear(self, report: Report) -> None:
+        if report.rank == 0 and report.kind in ("resumed", "trained", "committed"):
+            say(f"   step {report.step:3}: {report.kind} {report.text}")
+        self._heard.append(report)
 
 
 def say(text: str = "") -> None:
@@ -188,22 +203,13 @@ def show(*arguments: str) -> None:
         say(f"   {line.rstrip()}")
 
 
-def wait_for_arrivals(endpoint: str, arrived: int) -> None:
-    """Wait until so many ranks are at the open barrier."""
-    while True:
-        command = [str(MUSTER), "get", "barriers", RUN, "-o", "json", f"--endpoint={endpoint}"]
-        shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        if any("decision" not in one and one["arrived"] == arrived for one in shown.get("barriers", [])):
-            return
-        time.sleep(0.1)
-
-
 class Demo:
     """The nodes of the job, and the chapters of the show."""
 
     def __init__(self, coordinator: Coordinator, folder: Path) -> None:
         self._coordinator = coordinator
         self._folder = folder
+        self._checkpoints = CheckpointDirectory(folder / "checkpoints")
         self._audience = Audience()
         self._nodes: list[Node] = []
 
@@ -211,51 +217,105 @@ class Demo:
     def _endpoint(self) -> str:
         return f"--endpoint={self._coordinator.endpoint}"
 
-    def _add_node(self, held: int) -> None:
-        node = Node(len(self._nodes), self._coordinator.endpoint, self._folder, held, self._audience.reports)
+    def _add_node(self) -> None:
+        node = Node(len(self._nodes), self._coordinator.endpoint, self._folder, self._audience.reports)
         self._nodes.append(node)
 
-    def kill_a_node(self) -> None:
+    def kill_a_child(self) -> None:
         """Chapters 1 and 2."""
-        headline(f"{WORLD_SIZE} nodes come together by torchrun --rdzv-backend=muster, train and checkpoint")
-        victim = 2
+        headline(f"{WORLD_SIZE} nodes come together by torchrun --rdzv-backend=muster, train and save")
         for _ in range(WORLD_SIZE):
-            self._add_node(victim)
-        (held,) = self._audience.wait_for(0, "holds", 1)
-        wait_for_arrivals(self._coordinator.endpoint, WORLD_SIZE - 1)
-        headline(f"the node of rank {victim} (pid {held.pid}) is killed before the barrier of step {HOLD_AT}")
+            self._add_node()
+        victim, step = CHILD_KILLED.rank, CHILD_KILLED.step
+        child = self._audience.wait_for_moment("writes", CHILD_KILLED)
+        headline(
+            f"rank {victim}'s child (pid {child.pid}) is killed while it writes the checkpoint of step {step}"
+        )
+        os.kill(child.pid, signal.SIGKILL)
+        told = self._audience.wait_for("failed", 0, WORLD_SIZE)
+        self._all_were_told(told, f"rank {victim} ({HOST}, pid ", "killed by SIGKILL")
+        say("   and the other ranks the same: each names the rank, its host and the signal")
+        self._audience.wait_for("committed", 0, WORLD_SIZE, step + SAVE_EVERY)
+        if self._audience.heard("committed", 0, step) or self._checkpoints.path(step).exists():
+            sys.exit(f"the checkpoint of step {step} was committed, and rank {victim} had not written it")
+        say(f"   no rank has finalized step {step}; training went on, and the next save was committed")
+
+    def kill_a_node(self) -> None:
+        """Chapter 3."""
+        victim, step = NODE_KILLED.rank, NODE_KILLED.step
+        self._audience.wait_for_moment("writes", NODE_KILLED)
+        held = self._audience.wait_for_moment("pauses", PAUSES[0])
+        self._audience.wait_for("trained", 0, WORLD_SIZE, PAUSES[0].step)
+        self._wait_for_votes(WORLD_SIZE - 1)
+        headline(f"the node of rank {victim} (pid {held.pid}) is killed while step {step} is written")
         killed = time.monotonic()
         held.node.kill(held.pid)
-        told = self._audience.wait_for(0, "failed", WORLD_SIZE - 1)
-        say(f"   rank {told[0].rank} was told: {_indent(told[0].text)}")
-        for report in told:
-            if f"rank {victim} ({socket.gethostname()}, pid {held.pid}" not in report.text:
-                sys.exit(f"rank {report.rank} was not told who is missing: {report.text}")
+        told = self._audience.wait_for("broke off", 0, WORLD_SIZE - 1)
+        self._all_were_told(told, f"rank {victim} ({HOST}, pid {held.pid}")
         say("   and the other ranks the same: each names the rank, its host and its pid")
         say(f"   all were told within {time.monotonic() - killed:.1f} s; the session TTL is {SESSION_TTL} s")
-        say(f"   step-{HOLD_AT} was not committed, for anyone: the last one is {_name(latest(self._folder))}")
-        show("get", "barriers", RUN, "--history=3", self._endpoint)
+        self._last_committed_is(step - SAVE_EVERY)
+        show("get", "barriers", RUN, "--history=2", self._endpoint)
+
+    def replace_the_node(self) -> None:
+        """Chapter 4."""
+        headline("a new node takes its place; torchrun brings all together in a new round")
+        self._add_node()
+        resumed = self._audience.wait_for("resumed", 1, WORLD_SIZE)
+        if {one.step for one in resumed} != {NODE_KILLED.step - SAVE_EVERY}:
+            sys.exit(f"the ranks resumed from steps {[one.step for one in resumed]}")
+        show("get", "rounds", RUN, self._endpoint)
 
     def kill_the_coordinator(self) -> None:
-        """Chapters 3 to 5."""
-        headline("a new node takes its place; torchrun brings all together in a new round")
-        self._add_node(held=2)
-        (held,) = self._audience.wait_for(1, "holds", 1)
-        show("get", "rounds", RUN, self._endpoint)
-        wait_for_arrivals(self._coordinator.endpoint, WORLD_SIZE - 1)
-        headline(f"{WORLD_SIZE - 1} ranks wait at the barrier of step {HOLD_AT}; the coordinator is killed")
-        say(f"   SIGKILL to pid {self._coordinator.kill()}; it is started again on the same SQLite file")
+        """Chapters 5 and 6."""
+        slow, step = COORDINATOR_KILLED.rank, COORDINATOR_KILLED.step
+        self._audience.wait_for_moment("writes", COORDINATOR_KILLED)
+        self._audience.wait_for("trained", 1, WORLD_SIZE, PAUSES[1].step)
+        self._wait_for_votes(WORLD_SIZE - 1)
+        headline(
+            f"{WORLD_SIZE - 1} ranks have written step {step}, rank {slow} has not; the coordinator is killed"
+        )
+        say(f"   SIGKILL to pid {self._coordinator.kill()}")
+        go(self._folder, "training", PAUSES[1]).touch()
+        self._audience.wait_for("trained", 1, WORLD_SIZE, step + SAVE_EVERY)
+        say("   training went on without it; now it is started again, on the same SQLite file")
         self._coordinator.start()
-        say(f"   rank {held.rank} goes to the barrier now")
-        (self._folder / "go-1").touch()
-        losses = [report.text for report in self._audience.wait_for(1, "done", WORLD_SIZE)]
+        say(f"   rank {slow}'s child comes to its end")
+        go(self._folder, "writing", COORDINATOR_KILLED).touch()
+        self._audience.wait_for("committed", 1, WORLD_SIZE, step)
+        losses = [report.text for report in self._audience.wait_for("done", 1, WORLD_SIZE)]
         living = [node for node in self._nodes if node.process.poll() != -signal.SIGKILL]
         if any(node.end() != 0 for node in living):
             sys.exit(f"a node failed; the logs are in {self._folder}")
         headline("done")
         say(f"   training finished at step {STEPS}; the losses of the ranks: {', '.join(losses)}")
-        show("get", "barriers", RUN, "--history=3", self._endpoint)
+        self._last_committed_is(STEPS)
+        if left := [path.name for path in self._checkpoints.folder.glob(".*")]:
+            sys.exit(f"half-written checkpoints were left behind: {', '.join(left)}")
+        show("get", "barriers", RUN, "--history=2", self._endpoint)
         show("get", "runs", self._endpoint)
+
+    def _all_were_told(self, told: list[Report], *what: str) -> None:
+        say(f"   rank {told[0].rank} was told: {_indent(told[0].text)}")
+        for report in told:
+            if not all(part in report.text for part in what):
+                sys.exit(f"rank {report.rank} was not told {' and '.join(what)!r}, but: {report.text}")
+
+    def _last_committed_is(self, step: int) -> None:
+        last = self._checkpoints.latest()
+        if last is None or last.step != step:
+            sys.exit(f"the last checkpoint should be that of step {step}, and is {last}")
+        say(f"   the last checkpoint that was committed is {last.path.name}, for every rank")
+
+    def _wait_for_votes(self, count: int) -> None:
+        """Wait until so many ranks have written, and the others have not."""
+        command = [str(MUSTER), "get", "barriers", RUN, "-o", "json", self._endpoint]
+        while True:
+            shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            open_ones = [one for one in shown.get("barriers", []) if "decision" not in one]
+            if any((one["prefix"], one["arrived"]) == ("save", count) for one in open_ones):
+                return
+            time.sleep(0.1)
 
     def stop(self) -> None:
         """Stop what still runs."""
@@ -274,34 +334,30 @@ def main() -> None:
         coordinator.start()
         demo = Demo(coordinator, folder)
         try:
+            demo.kill_a_child()
             demo.kill_a_node()
+            demo.replace_the_node()
             demo.kill_the_coordinator()
         finally:
             demo.stop()
             coordinator.stop()
-        committed = latest(folder)
-        if committed is None or committed[0] != STEPS:
-            sys.exit(f"the last checkpoint should be step-{STEPS}, and is {_name(committed)}")
-        if list(folder.glob(f"*{UNCOMMITTED}")):
-            sys.exit("an uncommitted checkpoint was left behind")
     say(
         f"""
 What you saw, in {time.monotonic() - started:.0f} s:
  - torchrun's agents came together through the coordinator; no node hosted what the others needed.
- - A checkpoint became one only when every rank had arrived: one decision, the same for all.
- - A killed rank was named to every other rank, with host and pid, without waiting for a timeout.
- - No rank believed in the checkpoint that the others knew had failed; a new node took the dead one's
-   place, and training resumed from the last checkpoint that was committed.
- - A coordinator killed while ranks waited lost nothing: it came back, and the barrier completed."""
+ - Checkpoints were written aside while training went on, and each became one only when every rank's
+   child had written its part: one decision, the same for all.
+ - A killed child was named to every rank: which rank, which host, which signal. None finalized that
+   checkpoint, training went on, and the next one was committed.
+ - A killed node was named to every other rank, with host and pid, without waiting for a timeout. A new node
+   took its place, and training resumed from the last checkpoint that was committed.
+ - A coordinator killed while ranks waited lost nothing and stopped nobody: training went on, the
+   coordinator came back, and the checkpoint was committed."""
     )
 
 
 def _indent(text: str) -> str:
     return text.replace("\n", "\n     ")
-
-
-def _name(committed: tuple[int, Path] | None) -> str:
-    return committed[1].name if committed else "none"
 
 
 def _free_port() -> int:

@@ -15,6 +15,7 @@ from muster.service.core.effects import (
     ForgetDecision,
     ForgetParticipant,
     ForgetRound,
+    ForgetRun,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -72,7 +73,7 @@ STORE = [
     StoreOperationRecord("job1", "c2", 1, Done()),
 ]
 ALL_KINDS = [
-    RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25)),
+    RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
     GroupRecord("job1", "checkpoint", 3, 6),
     SPEAKER,
     records.decision(),
@@ -218,12 +219,34 @@ def test_it_is_a_map(place: Place, commits: list[dict[bytes, bytes | None]]):
     assert place.data == {key: value for key, value in model.items() if value is not None}
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    present=st.sets(st.binary(max_size=3)),
+    cleared=st.lists(st.binary(max_size=2).map(lambda some: some + b"\0"), max_size=3),
+    written=st.dictionaries(st.binary(max_size=3), st.binary(max_size=2), max_size=3),
+)
+def test_what_begins_with_a_prefix_is_cleared_before_anything_is_written(
+    place: Place, present: set[bytes], cleared: list[bytes], written: dict[bytes, bytes]
+):
+    place.engine.commit(dict.fromkeys(place.data))
+    place.engine.commit(dict.fromkeys(present, b"old"))
+    place.engine.commit(written, cleared)
+    kept = {key: b"old" for key in present if not key.startswith(tuple(cleared))}
+    assert place.data == kept | written
+
+
 # ---------------------------------------------------------------------- records
+
+
+def commit(place: Place, *some) -> None:
+    """Commit records as the driver does."""
+    batch = codec.encode_all(some)
+    place.engine.commit(batch.writes, batch.cleared)
 
 
 def keep(place: Place, *some) -> list:
     """Commit records, restart, and read what is there."""
-    place.engine.commit(codec.encode_all(some))
+    commit(place, *some)
     place.reopen()
     return list(codec.decode_all(place.engine.scan()))
 
@@ -260,6 +283,24 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
     ]
     left = [*ALL_KINDS[:2], ALL_KINDS[4], STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
+
+
+def test_of_a_forgotten_run_every_kind_of_record_is_gone_and_of_no_other_run(place: Place):
+    others = [RunRecord("job", 1), RunRecord("job10", 1), GroupRecord("job10", "checkpoint", 0, 0)]
+    keep(place, *ALL_KINDS, *others)
+    assert by_key(keep(place, ForgetRun("job1"))) == by_key(others)
+
+
+def test_a_forgotten_run_can_begin_anew_in_the_same_batch(place: Place):
+    keep(place, *ALL_KINDS)
+    anew = [RunRecord("job1", 0), StoreKeyRecord("job1", "", b"anew")]
+    early = StoreKeyRecord("job1", "early", b"")
+    assert by_key(keep(place, early, ForgetRun("job1"), *anew)) == by_key(anew)
+
+
+def test_every_kind_of_record_is_one_that_forgetting_a_run_knows():
+    kinds = {codec.encode(record)[0].split(b"\0")[0].decode() for record in ALL_KINDS}
+    assert kinds == {"run", *codec.KINDS}
 
 
 def test_the_keys_of_two_runs_are_told_apart_whatever_is_in_them(place: Place):
@@ -347,7 +388,7 @@ SPEAKER_KEY, SPEAKER_VALUE = codec.encode(SPEAKER)
     ],
 )
 def test_a_damaged_row_is_named(place: Place, key: bytes, value: bytes, why: str):
-    place.engine.commit(codec.encode_all(ALL_KINDS))
+    commit(place, *ALL_KINDS)
     place.engine.commit({key: value})
     with pytest.raises(StorageError) as caught:
         list(codec.decode_all(place.engine.scan()))

@@ -14,16 +14,8 @@ import pytest
 
 from muster.worker.saves.child import wait_readable
 from tests.support.coordinator import Coordinator
-from tests.support.savers import (
-    Event,
-    Failed,
-    Saver,
-    all_of,
-    savers,
-    verdict,
-    whole_checkpoint,
-    whole_files,
-)
+from tests.support.save_history import Event, verdict, whole_checkpoint, whole_files
+from tests.support.savers import Failed, Saver, all_of, savers
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -213,7 +205,7 @@ def touch(folder, number):
     torch.save(torch.full((1000,), number), f"{{folder}}/{{number}}.pt")
 
 folder, endpoint, forks = sys.argv[1], sys.argv[2], int(sys.argv[3])
-other = GrpcBarrier(0, 1, "busy", endpoint, 20, 20, run_id="forks")
+other = GrpcBarrier(0, 1, "busy", endpoint, 20, 20, run_id="{run_id}")
 stop = threading.Event()
 
 def keep_busy():
@@ -223,7 +215,7 @@ def keep_busy():
 busy = threading.Thread(target=keep_busy)
 busy.start()
 done = []
-barrier = GrpcBarrier(0, 1, "save", endpoint, 20, 20, run_id="forks")
+barrier = GrpcBarrier(0, 1, "save", endpoint, 20, 20, run_id="{run_id}")
 with AsyncCallsQueue(barrier=barrier, timeout=30) as queue:
     for number in range(forks):
         queue.schedule_async_request(AsyncRequest(touch, (folder, number), [lambda n=number: done.append(n)]))
@@ -236,27 +228,29 @@ print("all well")
 """
 
 
-@pytest.mark.parametrize(
-    ("first", "last"), [("import grpc", ""), ("", "import grpc")], ids=["grpc first", "grpc last"]
-)
-def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path, first: str, last: str):
+def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path):
+    """1,000 of a process that imported grpc first and 1,000 of one that did so last, side by side."""
     environ = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            FORKS.format(first=first, last=last),
-            str(tmp_path),
-            coordinator.endpoint,
-            "200",
-        ],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr
-    assert len(list(tmp_path.glob("*.pt"))) == 200
+    processes = {}
+    for run_id, first, last in (("grpc first", "import grpc", ""), ("grpc last", "", "import grpc")):
+        (tmp_path / run_id).mkdir()
+        program = FORKS.format(first=first, last=last, run_id=run_id)
+        processes[run_id] = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / run_id), coordinator.endpoint, "1000"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        for run_id, process in processes.items():
+            said, complaints = process.communicate(timeout=150)
+            assert (process.returncode, said) == (0, "all well\n"), complaints
+            assert len(list((tmp_path / run_id).glob("*.pt"))) == 1000
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
 
 
 # ---------------------------------------------------------------------- beside each other

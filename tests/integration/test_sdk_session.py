@@ -95,8 +95,8 @@ def test_a_group_whose_join_took_too_long_is_not_joined_behind_the_callers_back(
 
 
 def test_the_keepalive_follows_a_short_session_ttl(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
-    options, used = session.channel_options, []
-    monkeypatch.setattr(session, "channel_options", lambda ms: used.append(ms) or options(ms))
+    opened, used = session.open_channel, []
+    monkeypatch.setattr(session, "open_channel", lambda to, ms: used.append(ms) or opened(to, ms))
     barrier(coordinator.endpoint).execute_barrier()
     assert used == [3_333, 1_000]
 

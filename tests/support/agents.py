@@ -70,14 +70,31 @@ class Job:
         folder: where the workers leave their traces.
         endpoint: the coordinator's.
         run_id: the run.
+        program: what the workers run, with the folder as its argument.
+        command: what torchrun is to run instead, with its arguments. Its workers must leave the same trace.
+        ranks: of each agent.
+        restarts: how often an agent may start its workers again because one of them failed.
     """
 
-    def __init__(self, folder: Path, endpoint: str, run_id: str = "job") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        endpoint: str,
+        run_id: str = "job",
+        program: str = PROGRAM,
+        *,
+        command: tuple[str, ...] = (),
+        ranks: int = 1,
+        restarts: int = 5,
+    ) -> None:
         self.folder = folder
         self.endpoint = endpoint
         self.run_id = run_id
-        self.program = folder / "program.py"
-        self.program.write_text(PROGRAM)
+        self.ranks = ranks
+        self.restarts = restarts
+        self.command = command or (str(folder / "program.py"), str(folder))
+        if not command:
+            Path(self.command[0]).write_text(program)
         self.agents: list[Agent] = []
 
     def __enter__(self) -> "Job":
@@ -115,6 +132,13 @@ class Job:
             assert time.monotonic() < deadline, f"no round of {size}: {self.workers()}\n{self.said()}"
             time.sleep(0.05)
 
+    def trace(self, pattern: str, count: int, timeout: float = TIMEOUT) -> None:
+        """Wait until the workers have left so many files of a name."""
+        deadline = time.monotonic() + timeout
+        while len(list(self.folder.glob(pattern))) < count:
+            assert time.monotonic() < deadline, f"no {count} {pattern}:\n{self.said()}"
+            time.sleep(0.05)
+
     def finish(self) -> None:
         """Let the workers end."""
         (self.folder / "finish").touch()
@@ -125,7 +149,7 @@ class Job:
 
 
 class Agent:
-    """One torchrun with one worker."""
+    """One torchrun with its workers."""
 
     def __init__(self, job: Job, name: str, nnodes: str, endpoint: str, conf: dict[str, int]) -> None:
         self.name = name
@@ -137,9 +161,9 @@ class Agent:
                     *(sys.executable, "-m", "torch.distributed.run"),
                     *("--rdzv-backend=muster", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.run_id}"),
                     f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
-                    *(f"--nnodes={nnodes}", "--nproc-per-node=1", "--local-addr=127.0.0.1"),
-                    *("--max-restarts=5", "--monitor-interval=0.1"),
-                    *(str(job.program), str(job.folder)),
+                    *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", "--local-addr=127.0.0.1"),
+                    *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
+                    *job.command,
                 ],
                 env=os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,

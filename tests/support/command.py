@@ -17,9 +17,9 @@ TIMEOUT = 60.0
 
 
 @contextmanager
-def job(coordinator: Coordinator) -> Iterator["Job"]:
+def job(coordinator: Coordinator, channel: grpc.Channel | None = None) -> Iterator["Job"]:
     """Run job1 of 4 ranks on 2 hosts: #0 is released, and #1 waits for rank 3."""
-    with grpc.insecure_channel(coordinator.endpoint) as channel:
+    with channel or grpc.insecure_channel(coordinator.endpoint) as channel:
         running = Job(channel)
         yield running
         running.close()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ class Coordinator:
         state: the storage; default: a SQLite file in ``folder``.
         session_ttl: seconds.
         extra: further arguments of ``muster serve``.
+        https: for asking its HTTP port, if that speaks TLS.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Coordinator:
         state: str | None = None,
         session_ttl: float = 10.0,
         extra: tuple[str, ...] = (),
+        https: ssl.SSLContext | None = None,
     ) -> None:
         self.port = free_port()
         self.http_port = free_port()
@@ -49,6 +52,7 @@ class Coordinator:
         self.log_path = folder / "coordinator.log"
         self._session_ttl = session_ttl
         self._extra = extra
+        self._https = https
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Coordinator":
@@ -92,11 +96,17 @@ class Coordinator:
         except OSError:
             return False
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(
+        self, path: str, *, https: ssl.SSLContext | None = None, authorization: str = ""
+    ) -> tuple[int, str]:
         """Status and text of an HTTP path."""
+        context = https or self._https
+        url = f"{'https' if context else 'http'}://127.0.0.1:{self.http_port}{path}"
+        request = urllib.request.Request(url)
+        if authorization:
+            request.add_header("Authorization", authorization)
         try:
-            url = f"http://127.0.0.1:{self.http_port}{path}"
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=10, context=context) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -23,6 +23,7 @@ from muster.service.core.effects import (
     ForgetDecision,
     ForgetParticipant,
     ForgetRound,
+    ForgetRun,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -57,6 +58,7 @@ from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Decision, Instant, Outcome, Shape
 from muster.service.core.refusal import Reason
+from muster.service.core.retention import FOR_EVER, Retention
 from tests.support import history
 
 RUN = "job1"
@@ -92,6 +94,8 @@ class Disk:
     def write(self, records: Iterable[Record]) -> None:
         for record in records:
             match record:
+                case ForgetRun():
+                    self._forget(record.run_id)
                 case ForgetSpeaker():
                     self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
                 case ForgetDecision():
@@ -144,6 +148,13 @@ class Disk:
         assert not (isinstance(run, RunRecord) and run.closed), "no round is completed in a closed run"
         rounds.append(record)
         self.kept[RoundRecord, record.run_id, record.round] = record
+
+    def _forget(self, run_id: str) -> None:
+        assert (RunRecord, run_id) in self.kept, "a run is forgotten that is not kept"
+        self.kept = {key: record for key, record in self.kept.items() if key[1] != run_id}
+        self.rounds.pop(run_id, None)
+        for group in [group for group in self.decided if group[0] == run_id]:
+            del self.decided[group]
 
     def closed(self, run_id: str) -> Closed | None:
         run = self.kept.get((RunRecord, run_id))
@@ -376,10 +387,18 @@ class Client:
 class World:
     """One coordinator and its surroundings, with the time moved by hand."""
 
-    def __init__(self, world_size: int = 2, *, limits: Limits | None = None, ttl: float = TTL) -> None:
+    def __init__(
+        self,
+        world_size: int = 2,
+        *,
+        limits: Limits | None = None,
+        ttl: float = TTL,
+        retention: Retention = FOR_EVER,
+    ) -> None:
         self.world_size = world_size
         self.now = 1_000.0
         self.limits = limits
+        self.retention = retention
         self.ttl = ttl
         self.epoch = 0
         self.disk = Disk()
@@ -405,7 +424,9 @@ class World:
 
     def start_coordinator(self) -> None:
         self.epoch += 1
-        self.coordinator = Coordinator(session_ttl=self.ttl, limits=self.limits, epoch=self.epoch)
+        self.coordinator = Coordinator(
+            session_ttl=self.ttl, limits=self.limits, retention=self.retention, epoch=self.epoch
+        )
         self.coordinator.restore(self.disk.records(), self.instant)
 
     def crash(self) -> None:

@@ -1,5 +1,6 @@
 """A barrier for tests of saves: the test says what it decides, and no coordinator is asked."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -72,10 +73,16 @@ def state_of(pid: int) -> str | None:
 
 def children() -> set[int]:
     """The child processes of this one, zombies among them."""
+    return children_of(os.getpid())
+
+
+def children_of(pid: int) -> set[int]:
+    """The child processes of a process, zombies among them."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
-            found.update(int(pid) for pid in (task / "children").read_text().split())
+    with suppress(FileNotFoundError):  # It has ended.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has just ended.
+                found.update(int(pid) for pid in (task / "children").read_text().split())
     return found
 
 

@@ -12,10 +12,12 @@ class Proxy:
 
     Args:
         port: the port of the real server on this machine.
+        source: the address of this machine that the server sees.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
         self._target = port
+        self._source = source
         self._delay = 0.0
         self._swallow = False
         self._refuse = False
@@ -79,7 +81,7 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            upstream = await asyncio.open_connection("127.0.0.1", self._target)
+            upstream = await asyncio.open_connection("127.0.0.1", self._target, local_addr=(self._source, 0))
         except OSError:
             writer.transport.abort()
             return

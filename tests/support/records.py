@@ -36,7 +36,13 @@ seconds = st.floats(0, 1e7)
 dates = st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6)
 timeouts = st.integers(1, 2**40).map(lambda millis: millis / 1000)
 
-runs = st.builds(RunRecord, names, numbers, st.none() | st.builds(Closed, texts, texts, dates))
+runs = st.builds(
+    RunRecord,
+    names,
+    numbers,
+    st.none() | st.builds(Closed, texts, texts, dates),
+    st.none() | st.integers(0, 4 * 10**9).map(float),
+)
 evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
 rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
 participants = st.builds(

@@ -27,6 +27,7 @@ from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, NodeInfo, NodeStanding, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.retention import FOR_EVER, Retention
 from tests.support.core_world import RUN, World
 
 JOIN = 600.0
@@ -210,14 +211,20 @@ class Agent:
 class RendezvousWorld(World):
     """One coordinator, and the nodes of its runs."""
 
-    def __init__(self, settings: RendezvousSettings | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        settings: RendezvousSettings | None = None,
+        *,
+        limits: Limits | None = None,
+        retention: Retention = FOR_EVER,
+    ) -> None:
         self.agents: list[Agent] = []
         self.settings = settings or nodes(2)
         self.told: dict[tuple[str, int], dict[str, RoundComplete]] = {}
         """What was ever told of a round, by incarnation."""
         self.present: dict[str, int] = {}
         """The stream that the coordinator knows to be open, by incarnation."""
-        super().__init__(limits=limits)
+        super().__init__(limits=limits, retention=retention)
 
     # ------------------------------------------------------------------ the coordinator
 

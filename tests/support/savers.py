@@ -1,14 +1,10 @@
-"""Ranks that save, as real processes; and a judge of what they wrote down.
-
-The state at a step is a function of the step alone, so that anybody can tell whether a checkpoint holds it.
-"""
+"""Ranks that save, as real processes that a test tells what to do."""
 
 import os
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -18,25 +14,9 @@ from typing import Any
 import torch
 
 from tests.support.ranks import CONTEXT
+from tests.support.save_history import Event, weight_at
 
 ANSWER_TIMEOUT = 60.0
-ROWS = 600
-
-
-def weight_at(step: int) -> torch.Tensor:
-    """The whole weight at a step."""
-    return torch.arange(ROWS * 4, dtype=torch.float32).reshape(ROWS, 4) + 10_000 * step
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What one rank saw of one step."""
-
-    rank: int
-    what: str
-    """``finalized``, ``failed`` or ``latest``."""
-    step: int
-    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,66 +28,6 @@ class Failed:
     call_idx: int = -1
     failures: tuple[Any, ...] = ()
     missing: tuple[Any, ...] = ()
-
-
-# ---------------------------------------------------------------------- the judge
-
-
-def verdict(events: list[Event], whole: Callable[[Path, int], str | None]) -> list[str]:
-    """What is wrong with a history.
-
-    Args:
-        events: of all ranks; those of one rank in their order.
-        whole: says what is wrong with a checkpoint that should hold the state at a step; None if nothing is.
-    """
-    wrong = []
-    finalized = {event.step: event.rank for event in events if event.what == "finalized"}
-    for event in events:
-        if event.what == "failed" and event.step in finalized:
-            wrong.append(
-                f"step {event.step}: rank {finalized[event.step]} finalized it, rank {event.rank} saw it fail"
-            )
-    returned = {(event.path, event.step) for event in events if event.what == "latest"}
-    for path, step in sorted(returned):
-        fault = whole(Path(path), step)
-        if fault is not None:
-            wrong.append(f"step {step}: latest() returned {path}, but {fault}")
-    for rank in {event.rank for event in events}:
-        newest = -1
-        for event in events:
-            if event.rank != rank or event.what == "failed":
-                continue
-            if event.what == "latest" and event.step < newest:
-                wrong.append(f"rank {rank}: latest() returned step {event.step} after step {newest}")
-            newest = max(newest, event.step)
-    return wrong
-
-
-def whole_checkpoint(path: Path, step: int) -> str | None:
-    """The judge's look at one of torch's checkpoints."""
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    into = {"weight": torch.zeros(ROWS, 4), "step": -1}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load(into, checkpoint_id=path, no_dist=True)
-    except Exception as error:
-        return f"it does not load: {error!r}"
-    same = torch.equal(into["weight"], weight_at(step)) and into["step"] == step
-    return None if same else "it is not the state at that step"
-
-
-def whole_files(path: Path, step: int, world_size: int) -> str | None:
-    """The judge's look at a folder with one file of each rank."""
-    try:
-        parts = [torch.load(path / f"rank-{rank}.pt") for rank in range(world_size)]
-    except Exception as error:
-        return f"it does not load: {error!r}"
-    return None if torch.equal(torch.cat(parts), weight_at(step)) else "it is not the state at that step"
-
-
-# ---------------------------------------------------------------------- the processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,54 +110,6 @@ def all_of(processes: list[Saver], operation: str, **arguments: Any) -> list[Any
     return [process.answer() for process in processes]
 
 
-class _Files:
-    """As simple a checkpointer as can be: one file of each rank, rank 0 commits."""
-
-    def __init__(self, identity: Identity, barrier: Any, caller: Any) -> None:
-        from muster.worker.saves import AsyncCallsQueue
-        from muster.worker.saves.directory import CheckpointDirectory
-
-        self._barrier = barrier
-        self._queue = AsyncCallsQueue(barrier=barrier, caller=caller, timeout=identity.timeout)
-        self._directory = CheckpointDirectory(Path(identity.folder))
-        self._steps: dict[int, int] = {}
-        self.latest = self._directory.latest
-
-    def save(self, step: int, state: dict[str, Any], before: Callable[[], None]) -> None:
-        from muster.worker.saves import AsyncRequest
-        from muster.worker.saves.directory import Committed
-
-        unfinished = self._directory.unfinished(step, "0")
-
-        def write() -> None:
-            before()
-            unfinished.mkdir(exist_ok=True)
-            torch.save(state["weight"].to_local().clone(), unfinished / f"rank-{self._barrier.rank}.pt")
-
-        def commit(decision: Any) -> None:
-            if self._barrier.rank == 0:
-                unfinished.mkdir(exist_ok=True)
-                made = Committed(
-                    step,
-                    self._barrier.world_size,
-                    "job",
-                    "save",
-                    decision.sequence,
-                    self._directory.path(step),
-                )
-                self._directory.commit(unfinished, made)
-
-        idx = self._queue.schedule_async_request(AsyncRequest(write, (), []), commit=commit)
-        self._steps[idx] = step
-
-    def finalize(self, blocking: bool) -> list[int]:
-        done = self._queue.maybe_finalize_async_calls(blocking, no_dist=True)
-        return [self._steps[idx] for idx in done]
-
-    def close(self) -> None:
-        self._queue.close()
-
-
 @dataclass
 class _Worker:
     identity: Identity
@@ -253,6 +125,7 @@ class _Worker:
 
         from muster.worker import Checkpointer, GrpcBarrier
         from muster.worker.saves.callers import ForkCaller
+        from tests.support.file_saver import BlindCaller, FileSaver
 
         who = self.identity
         dist.init_process_group(
@@ -270,7 +143,8 @@ class _Worker:
             host=f"node-{who.rank}",
         )
         if who.kind == "queue":
-            self.saver = _Files(who, self.barrier, _blind_caller() if who.blind else ForkCaller())
+            caller = BlindCaller() if who.blind else ForkCaller()
+            self.saver = FileSaver(Path(who.folder), self.barrier, caller, who.timeout)
         else:
             self.saver = Checkpointer(who.folder, copy=who.copy, barrier=self.barrier, timeout=who.timeout)
 
@@ -409,21 +283,6 @@ def _kill_later(pid: int, seconds: float) -> None:
             os.close(handle)
 
     threading.Timer(seconds, kill).start()
-
-
-def _blind_caller() -> Any:
-    from muster.worker.saves.callers import Ending, ForkCaller
-
-    class Blind(ForkCaller):
-        """Ignores how children end."""
-
-        def start(self, request: Any) -> Any:
-            write = super().start(request)
-            wait = write.wait
-            write.wait = lambda timeout: Ending(None, wait(timeout).seconds)  # type: ignore[method-assign]
-            return write
-
-    return Blind()
 
 
 def _main(identity: Identity, pipe: Connection) -> None:

@@ -32,6 +32,7 @@ class Run(google.protobuf.message.Message):
     STORE_KEYS_FIELD_NUMBER: builtins.int
     STORE_BYTES_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its id."""
     generation: builtins.int
@@ -56,6 +57,8 @@ class Run(google.protobuf.message.Message):
     """How many keys its store holds."""
     store_bytes: builtins.int
     """How many bytes they take, keys and values."""
+    forgotten: builtins.bool
+    """Nobody has used it for long, and nothing of it is kept. Only Watch shows such a run, once, as it was."""
     @property
     def closed(self) -> muster.v1.common_pb2.Closed:
         """How it was closed; unset while it is open."""
@@ -76,9 +79,10 @@ class Run(google.protobuf.message.Message):
         store_keys: builtins.int = ...,
         store_bytes: builtins.int = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
+        forgotten: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Run = Run

@@ -96,7 +96,8 @@ class RunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Watch sends a line for each run that changed, at once for those that exist, until the caller leaves.
+        """Watch sends a line for each run that changed or was forgotten, at once for those that exist, until the
+        caller leaves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,9 @@ class RunServiceStub:
         muster.v1.run_pb2.WatchRequest,
         muster.v1.run_pb2.WatchResponse,
     ]
-    """Watch sends a line for each run that changed, at once for those that exist, until the caller leaves."""
+    """Watch sends a line for each run that changed or was forgotten, at once for those that exist, until the
+    caller leaves.
+    """
 
 class RunServiceAsyncStub:
     """RunService shows runs and members."""
@@ -86,7 +88,9 @@ class RunServiceAsyncStub:
         muster.v1.run_pb2.WatchRequest,
         muster.v1.run_pb2.WatchResponse,
     ]
-    """Watch sends a line for each run that changed, at once for those that exist, until the caller leaves."""
+    """Watch sends a line for each run that changed or was forgotten, at once for those that exist, until the
+    caller leaves.
+    """
 
 class RunServiceServicer(metaclass=abc.ABCMeta):
     """RunService shows runs and members."""
@@ -131,6 +135,8 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: muster.v1.run_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[muster.v1.run_pb2.WatchResponse], collections.abc.AsyncIterator[muster.v1.run_pb2.WatchResponse]]:
-        """Watch sends a line for each run that changed, at once for those that exist, until the caller leaves."""
+        """Watch sends a line for each run that changed or was forgotten, at once for those that exist, until the
+        caller leaves.
+        """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -24,6 +24,7 @@ class RunRecord(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    ACTIVE_AT_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     generation: builtins.int
@@ -32,15 +33,20 @@ class RunRecord(google.protobuf.message.Message):
     def closed(self) -> muster.v1.common_pb2.Closed:
         """How it was closed; unset while it is open."""
 
+    @property
+    def active_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """About when it was last used."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         generation: builtins.int = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
+        active_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
 
 global___RunRecord = RunRecord
 

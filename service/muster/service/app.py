@@ -2,26 +2,38 @@
 
 import asyncio
 import ipaddress
+import resource
 import signal
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from muster.service.address import Address
 from muster.service.clock import SystemClock
 from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
+from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.server import METHODS, RpcServer, build_server
+from muster.service.security.config import Security, TrafficLimits
+from muster.service.security.files import FileError
+from muster.service.security.gate import Gate
 from muster.service.storage.engine import StorageError
 from muster.service.storage.location import engine_for
 from muster.service.telemetry.logs import EventLog
 from muster.service.telemetry.metrics import Metrics, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
+from muster.service.web.access import guarded
+from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
 from muster.service.web.site import build_site
+
+RESERVED_FILES = 1_500
+"""Open files that gRPC's connections leave to the state, the HTTP port and the interpreter."""
 
 
 class StartError(Exception):
@@ -40,13 +52,15 @@ class Config:
     drain_grace: float = 5.0
     """Seconds that calls in flight get when the coordinator stops."""
     limits: Limits = field(default_factory=Limits)
+    security: Security = field(default_factory=Security)
+    retention: Retention = field(default_factory=Retention)
 
 
 async def serve(config: Config) -> None:
     """Run a coordinator until SIGTERM or SIGINT.
 
     Raises:
-        StartError: a port cannot be bound.
+        StartError: a port cannot be bound, or a certificate or the tokens file cannot be used.
         StorageError: the state cannot be opened, read or written.
     """
     log = structlog.get_logger()
@@ -54,30 +68,43 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    gate = _open_gate(config.security)
     metrics = Metrics()
+    clock = SystemClock()
     driver = Driver(
         engine_for(config.state),
-        clock=SystemClock(),
+        clock=clock,
         observer=Observers(EventLog(), metrics),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
+        retention=config.retention,
     )
     try:
-        metrics.registry.register(StateCollector(driver.coordinator, metrics))
+        metrics.began(driver.coordinator.epoch, clock.now().wall)
+        metrics.commit_open.set_function(driver.commit_age)
+        metrics.registry.register(StateCollector(driver.coordinator, metrics, clock))
         for method in METHODS:
             metrics.expect(_kind(method), method)
+        if gate.tls is not None:
+            metrics.show_certificate_expiry(gate.tls)
         rpc = await build_server(
-            driver, session_ttl=config.session_ttl, limits=config.limits, observer=metrics
+            driver,
+            session_ttl=config.session_ttl,
+            limits=config.limits,
+            observer=metrics,
+            guard=_guard(config.security, gate),
+            max_connections=_connections(),
         )
+        application = build_site(metrics.registry, lambda: _why_not_ready(driver, stop), driver)
+        application.middlewares.append(_http_guard(config.security, gate))
         site = web.AppRunner(
-            build_site(metrics.registry, lambda: _why_not_ready(driver, stop)),
-            access_log=None,
-            handle_signals=False,
+            application, access_log=None, handle_signals=False, keepalive_timeout=SILENCE_TIMEOUT
         )
+        freshness = asyncio.create_task(gate.keep_fresh())
         try:
-            port = await _start_rpc(rpc, config.listen)
-            http = await _start_site(site, config.http)
+            port = await _start_rpc(rpc, config.listen, gate)
+            http = await _start_site(site, config, gate)
             _warn_if_open(config)
             log.info(
                 "serving",
@@ -90,6 +117,7 @@ async def serve(config: Config) -> None:
             await _until_stopped(stop, driver)
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
+            freshness.cancel()
             driver.freeze()
             await rpc.drain(config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
@@ -117,19 +145,53 @@ def _why_not_ready(driver: Driver, stop: asyncio.Event) -> str | None:
     return "draining" if stop.is_set() else None
 
 
-async def _start_rpc(rpc: RpcServer, address: Address) -> int:
+def _open_gate(security: Security) -> Gate:
     try:
-        port = rpc.server.add_insecure_port(str(address))
+        return Gate(security)
+    except FileError as error:
+        raise StartError(str(error)) from error
+
+
+def _guard(security: Security, gate: Gate) -> GuardInterceptor | None:
+    if gate.access is None and security.traffic == TrafficLimits():
+        return None
+    return GuardInterceptor(gate.access, gate.traffic)
+
+
+def _http_guard(security: Security, gate: Gate) -> Middleware:
+    return guarded(
+        gate.access if security.http_tokens else None,
+        needs_certificate=security.http_tls and security.knows_clients,
+    )
+
+
+def _connections() -> int:
+    """How many gRPC may hold open, with as many open files as the system lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most == resource.RLIM_INFINITY:
+        return 2**31 - 1
+    return min(2**31 - 1, max(most // 2, most - RESERVED_FILES))
+
+
+async def _start_rpc(rpc: RpcServer, address: Address, gate: Gate) -> int:
+    try:
+        if gate.tls is not None:
+            port = rpc.server.add_secure_port(str(address), gate.tls.grpc_credentials())
+        else:
+            port = rpc.server.add_insecure_port(str(address))
     except RuntimeError as error:
         raise StartError(_cannot_bind("--listen", address, str(error))) from error
     await rpc.server.start()
     return int(port)
 
 
-async def _start_site(runner: web.AppRunner, address: Address) -> Address:
+async def _start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
     await runner.setup()
+    address = config.http
+    context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
     try:
-        await web.TCPSite(runner, address.host, address.port).start()
+        await BoundedSite(runner, address.host, address.port, context).start()
     except OSError as error:
         raise StartError(_cannot_bind("--http", address, error.strerror or str(error))) from error
     return Address(address.host, runner.addresses[0][1])
@@ -143,15 +205,36 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
 
 
 def _warn_if_open(config: Config) -> None:
-    for flag, address, use in (
-        ("--listen", config.listen, "release, abort and read barriers"),
-        ("--http", config.http, "read the metrics"),
-    ):
-        if not _is_loopback(address.host):
+    security = config.security
+    has_tokens = security.tokens_file is not None
+    http_knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
+    ports = (
+        (
+            ("--listen", config.listen, "release, abort and read barriers"),
+            (security.tls is not None, "--tls-cert and --tls-key"),
+            (has_tokens or security.knows_clients, "--tokens-file or --tls-client-ca"),
+        ),
+        (
+            ("--http", config.http, "see the runs and the metrics"),
+            (security.http_tls, "--http-tls"),
+            (http_knows_clients, "--http-tokens"),
+        ),
+    )
+    for (flag, address, use), (has_tls, tls_flags), (has_callers, caller_flags) in ports:
+        if _is_loopback(address.host):
+            continue
+        where = f"{flag} {address} is reachable from other machines, and"
+        if not has_tls:
             structlog.get_logger().warning(
                 "open.port",
-                reason=f"{flag} {address} is reachable from other machines, without TLS or tokens: "
-                f"whoever reaches it can {use}. Keep it in a trusted network.",
+                reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
+                f"{tls_flags}, or keep it in a trusted network.",
+            )
+        if not has_callers:
+            structlog.get_logger().warning(
+                "open.port",
+                reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give "
+                f"{caller_flags}, or keep it in a trusted network.",
             )
 
 

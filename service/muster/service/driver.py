@@ -11,6 +11,7 @@ The order is the heart of design rule 2, and kept in this module alone:
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,10 +25,14 @@ from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
 from muster.service.core.refusal import Refusal
+from muster.service.core.retention import FOR_EVER, Retention
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 
 T = TypeVar("T")
+
+COMMITS_REMEMBERED = 128
+"""To tell how long a commit takes at present."""
 
 
 class Sink(Protocol):
@@ -71,6 +76,10 @@ class Observer(Protocol):
         """Something that an operator may want to know."""
         ...
 
+    def forgotten(self, run_id: str) -> None:
+        """Nothing is left of a run."""
+        ...
+
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         ...
@@ -103,6 +112,7 @@ class Driver:
         encode: how a message is put on the wire.
         session_ttl: seconds that a lost session may take to come back.
         limits: the coordinator's bounds.
+        retention: how long runs are kept that nobody uses.
 
     Raises:
         StorageError: the state cannot be opened or read.
@@ -117,9 +127,12 @@ class Driver:
         encode: Callable[[Message], bytes],
         session_ttl: float,
         limits: Limits,
+        retention: Retention = FOR_EVER,
     ) -> None:
         epoch = engine.open()
-        self.coordinator = Coordinator(session_ttl=session_ttl, limits=limits, epoch=epoch)
+        self.coordinator = Coordinator(
+            session_ttl=session_ttl, limits=limits, retention=retention, epoch=epoch
+        )
         try:
             self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
         except KeyError as error:
@@ -136,12 +149,14 @@ class Driver:
         self._inbox: list[Event | _Query] = []
         self._pump_scheduled = False
         self._batch = _Batch()
-        self._committing = False
+        self._committing_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._sinks: dict[SessionId, Sink] = {}
         self._last_session = 0
         self._watchers: set[asyncio.Event] = set()
+        self.commit_seconds: deque[float] = deque(maxlen=COMMITS_REMEMBERED)
+        """How long the last commits took."""
         self.frozen = False
         """Whether the coordinator is about to stop."""
         self._idle = asyncio.Event()
@@ -175,6 +190,11 @@ class Driver:
         answer: asyncio.Future[T] = self._loop.create_future()
         self._enter(_Query(ask, answer))
         return await answer
+
+    def commit_age(self) -> float:
+        """Seconds that the commit under way has taken; 0 if there is none."""
+        since = self._committing_since
+        return 0.0 if since is None else self._clock.now().monotonic - since
 
     def watch(self) -> asyncio.Event:
         """An event that is set whenever something may have changed; end with :meth:`unwatch`."""
@@ -226,24 +246,26 @@ class Driver:
         self._arm_timer(now)
 
     def _flush(self) -> None:
-        if self._committing or self._batch.empty:
+        if self._committing_since is not None or self._batch.empty:
             return
         batch, self._batch = self._batch, _Batch()
         if not batch.effects.records:
             self._deliver(batch)
             return
-        writes = codec.encode_all(batch.effects.records)
+        encoded = codec.encode_all(batch.effects.records)
         started = self._clock.now().monotonic
         if not self._engine.blocking:
-            self._engine.commit(writes)
+            self._engine.commit(encoded.writes, encoded.cleared)
             self._committed(batch, started)
             return
-        self._committing = True
+        self._committing_since = started
         self._idle.clear()
-        commit = self._loop.run_in_executor(self._writer, self._engine.commit, writes)
+        commit = self._loop.run_in_executor(
+            self._writer, self._engine.commit, encoded.writes, encoded.cleared
+        )
 
         def done(commit: asyncio.Future[None]) -> None:
-            self._committing = False
+            self._committing_since = None
             self._idle.set()
             error = commit.exception()
             try:
@@ -257,7 +279,9 @@ class Driver:
         commit.add_done_callback(done)
 
     def _committed(self, batch: _Batch, started: float) -> None:
-        self._observer.committed(self._clock.now().monotonic - started)
+        seconds = self._clock.now().monotonic - started
+        self.commit_seconds.append(seconds)
+        self._observer.committed(seconds)
         self._deliver(batch)
 
     def _deliver(self, batch: _Batch) -> None:
@@ -274,6 +298,8 @@ class Driver:
             self._observer.round_completed(record)
         for notice in batch.effects.notices:
             self._observer.noticed(notice)
+        for run_id in batch.effects.forgotten:
+            self._observer.forgotten(run_id)
         for answer in batch.answers:
             answer()
         for watcher in self._watchers:

@@ -1,7 +1,14 @@
-"""Between the core's words and the messages of ``muster.v1``, for the network and for storage."""
+"""Between the core's words and views and the messages of ``muster.v1``: for network, storage and people."""
 
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from muster.service.core import views
 from muster.service.core.model import (
     Closed,
     Decision,
@@ -12,8 +19,8 @@ from muster.service.core.model import (
     Outcome,
     RendezvousSettings,
 )
+from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2, state_pb2
 from muster.v1 import common_pb2 as pb
-from muster.v1 import rendezvous_pb2, state_pb2
 
 
 def decision_to_pb(decision: Decision) -> pb.Decision:
@@ -137,3 +144,118 @@ def timestamp_from_pb(message: Timestamp) -> float:
 def milliseconds(seconds: float) -> int:
     """A duration as the wire has it."""
     return max(0, round(seconds * 1000))
+
+
+# ---------------------------------------------------------------------- what people see
+
+
+def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
+    """A barrier as people see it: without the payloads, which are for its ranks and may be large."""
+    decision = None
+    if view.decision is not None:
+        decision = decision_to_pb(dataclasses.replace(view.decision, payloads=()))
+    return barrier_pb2.Barrier(
+        run_id=view.run_id,
+        prefix=view.prefix,
+        sequence=view.sequence,
+        generation=view.generation,
+        arrived=view.arrived,
+        required=view.required,
+        age_ms=milliseconds(view.age),
+        remaining_ms=milliseconds(view.remaining),
+        missing=[missing_to_pb(one) for one in view.missing],
+        decision=decision,
+        message=view.message,
+    )
+
+
+def run_to_pb(view: views.RunView) -> run_pb2.Run:
+    """A run as people see it."""
+    return run_pb2.Run(
+        run_id=view.run_id,
+        generation=view.generation,
+        connected=view.connected,
+        members=view.members,
+        groups=view.groups,
+        open_barriers=view.open_barriers,
+        decided_barriers=view.decided_barriers,
+        round=view.round,
+        nodes=view.nodes,
+        nodes_waiting=view.nodes_waiting,
+        store_keys=view.store_keys,
+        store_bytes=view.store_bytes,
+        closed=closed_to_pb(view.closed) if view.closed is not None else None,
+    )
+
+
+def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
+    """A rendezvous as people see it."""
+    settings = view.settings
+    return rendezvous_pb2.Rendezvous(
+        run_id=view.run_id,
+        round=view.round,
+        complete=view.complete,
+        min_nodes=settings.min_nodes if settings is not None else 0,
+        max_nodes=settings.max_nodes if settings is not None else 0,
+        nodes=[
+            rendezvous_pb2.NodeView(
+                node=node_to_pb(node.info),
+                standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
+                rank=node.rank,
+                connected=node.connected,
+                since_ms=milliseconds(node.since),
+            )
+            for node in view.nodes
+        ],
+        departed=[
+            rendezvous_pb2.DepartedNode(
+                node=node_to_pb(one.info),
+                round=one.round,
+                reason=one.reason,
+                since_ms=milliseconds(view.now - one.at),
+            )
+            for one in view.departed
+        ],
+        rounds=[
+            rendezvous_pb2.Round(
+                round=one.round,
+                world_size=one.world_size,
+                completed_at=timestamp_to_pb(one.completed_at),
+                join_ms=milliseconds(one.join_seconds),
+            )
+            for one in view.rounds
+        ],
+        closed=closed_to_pb(view.closed) if view.closed is not None else None,
+        message=view.message,
+    )
+
+
+def barrier_names_to_pb(names: Iterable[tuple[str, int]]) -> list[pb.BarrierName]:
+    """Prefixes and sequences as messages."""
+    return [pb.BarrierName(prefix=prefix, sequence=sequence) for prefix, sequence in names]
+
+
+def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
+    """Members as people see them."""
+    return [
+        run_pb2.Member(
+            rank=member.rank,
+            incarnation=member.incarnation,
+            ordinal=member.ordinal,
+            host=member.host,
+            pid=member.pid,
+            state=pb.MemberState.ValueType(member.state),
+            since_ms=milliseconds(member.since),
+            generation=member.generation,
+            node_rank=member.node_rank,
+            groups=[
+                run_pb2.GroupPosition(prefix=prefix, last_sequence=last) for prefix, last in member.groups
+            ],
+        )
+        for member in members
+    ]
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """A message for JSON, with the names of its proto and with its zeros."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

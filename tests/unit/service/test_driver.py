@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -26,20 +26,22 @@ from muster.service.core.events import (
     Arrival,
     Arrive,
     Disconnected,
+    Goodbye,
     Hello,
     JoinGroup,
     JoinRendezvous,
     ProcessInfo,
 )
 from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, NodeInfo, Outcome, RendezvousSettings
+from muster.service.core.model import Decision, Instant, NodeInfo, Outcome, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.retention import FOR_EVER, Retention
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
-from tests.support.virtual_time import START, LoopClock, in_virtual_time
+from tests.support.virtual_time import START, WALL, LoopClock, in_virtual_time
 
 CKPT = "checkpoint"
 TTL = 10.0
@@ -57,6 +59,7 @@ class Commit:
     """One call of an engine's commit, which ends when the test says so."""
 
     writes: dict[bytes, bytes | None]
+    cleared: list[bytes] = field(default_factory=list)
     error: Exception | None = None
     may_end: threading.Event = field(default_factory=threading.Event)
 
@@ -82,13 +85,13 @@ class HeldEngine(MemoryEngine):
         self.closed = 0
         self._loop = asyncio.get_running_loop()
 
-    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
-        commit = Commit(dict(writes))
+    def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
+        commit = Commit(dict(writes), list(cleared))
         self._loop.call_soon_threadsafe(self.begun.put_nowait, commit)
         assert self.free or commit.may_end.wait(PATIENCE)
         if commit.error is not None:
             raise commit.error
-        super().commit(writes)
+        super().commit(writes, cleared)
 
     def close(self) -> None:
         self.closed += 1
@@ -102,11 +105,11 @@ class CountingEngine(MemoryEngine):
         self.commits: list[Commit] = []
         self._fail_at = fail_at
 
-    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
-        self.commits.append(Commit(dict(writes)))
+    def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
+        self.commits.append(Commit(dict(writes), list(cleared)))
         if len(self.commits) == self._fail_at:
             raise StorageError("the disk is full")
-        super().commit(writes)
+        super().commit(writes, cleared)
 
 
 class Recorder:
@@ -116,6 +119,7 @@ class Recorder:
         self.decisions: list[Decision] = []
         self.rounds: list[RoundRecord] = []
         self.notices: list[Notice] = []
+        self.forgotten_runs: list[str] = []
         self.commits = 0
 
     def decided(self, decision: Decision) -> None:
@@ -126,6 +130,9 @@ class Recorder:
 
     def noticed(self, notice: Notice) -> None:
         self.notices.append(notice)
+
+    def forgotten(self, run_id: str) -> None:
+        self.forgotten_runs.append(run_id)
 
     def committed(self, seconds: float) -> None:
         assert seconds >= 0
@@ -179,6 +186,7 @@ async def driving(
     observer: Recorder | None = None,
     encode: Callable[[Message], bytes] = encode_session_message,
     clock: object = None,
+    retention: Retention = FOR_EVER,
 ) -> AsyncIterator[Driver]:
     driver = Driver(
         engine,
@@ -187,6 +195,7 @@ async def driving(
         encode=encode,
         session_ttl=TTL,
         limits=Limits(),
+        retention=retention,
     )
     try:
         yield driver
@@ -250,6 +259,25 @@ async def test_events_of_different_ticks_are_different_commits():
             ["decision"],
             ["decision"],
         ]
+
+
+async def test_the_age_of_a_commit_is_known_while_it_is_under_way():
+    class Hand:
+        moment = 1_000.0
+
+        def now(self) -> Instant:
+            return Instant(self.moment, WALL)
+
+    engine, clock = HeldEngine(), Hand()
+    async with driving(engine, clock=clock) as driver:
+        assert driver.commit_age() == 0
+        Rank(driver, 0, world_size=1).hello()
+        commit = await engine.begun.get()
+        clock.moment += 40
+        assert driver.commit_age() == 40
+        commit.end()
+        await runs(driver)
+        assert driver.commit_age() == 0
 
 
 async def test_a_batch_without_records_needs_no_commit():
@@ -672,7 +700,30 @@ async def test_a_frozen_driver_takes_nobody_for_dead():
 
 async def test_a_state_that_lacks_a_row_is_an_error_at_the_start():
     engine = MemoryEngine()
-    engine.commit(codec.encode_all([GroupRecord("job", "checkpoint", 0, 0)]))
+    engine.commit(codec.encode_all([GroupRecord("job", "checkpoint", 0, 0)]).writes)
     with pytest.raises(StorageError, match="not whole: rows speak of 'job'"):
         async with driving(engine):
             raise AssertionError("it started")
+
+
+# ---------------------------------------------------------------------- runs that are forgotten
+
+
+async def test_nobody_sees_that_a_run_is_forgotten_before_that_is_on_disk():
+    engine, observer = HeldEngine(), Recorder()
+    async with driving(engine, observer, retention=Retention(closed=1.0, idle=0.05)) as driver:
+        rank = Rank(driver, 0, world_size=1).hello()
+        (await engine.begun.get()).end()
+        await rank.hears(GroupJoined)
+        driver.submit(Goodbye(rank.id))
+        (await engine.begun.get()).end()
+        forgetting = await engine.begun.get()
+        asking = asyncio.ensure_future(runs(driver))
+        await settle()
+        assert forgetting.writes == {b"run\0job": None}
+        assert b"speaker\0job\0" in forgetting.cleared
+        assert (observer.forgotten_runs, asking.done()) == ([], False)
+        forgetting.end()
+        assert await asking == []
+        assert observer.forgotten_runs == ["job"]
+        assert list(engine.scan()) == []

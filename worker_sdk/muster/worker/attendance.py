@@ -24,13 +24,15 @@ from muster.worker.channel import (
     KEEPALIVE_MS,
     MOST_BACKOFF,
     PROTOCOL_VERSION,
-    channel_options,
     claim,
     explain,
     forked,
+    open_channel,
     reason_of,
 )
 from muster.worker.closed import Closed, closed_from_pb
+from muster.worker.credentials import Credentials, may_come_again
+from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 
 logger = logging.getLogger(__name__)
@@ -75,9 +77,13 @@ class Attendance:
 
     Args:
         config: who joins.
+
+    Raises:
+        EnvironmentValueError: the token or a certificate cannot be used.
     """
 
     def __init__(self, config: NodeConfig) -> None:
+        Credentials.of().check()
         self.config = config
         self._node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid())
         self._owner = os.getpid()
@@ -92,6 +98,8 @@ class Attendance:
         self._call: grpc.Call | None = None
         self._met = False
         """Whether the coordinator has ever answered."""
+        self._admitted = False
+        """Whether it has taken this attempt in."""
         self._connected = False
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
@@ -116,7 +124,7 @@ class Attendance:
             self._attempt += 1
             self._place = self._error = None
             self._waiting = 0
-            self._fenced = self._stands_by = False
+            self._fenced = self._stands_by = self._admitted = False
             _alive.add(self)
             self._lost_at = time.monotonic()
             self._connected = False
@@ -233,6 +241,9 @@ class Attendance:
             try:
                 if self._converse(attempt):
                     backoff = FIRST_BACKOFF
+            except EnvironmentValueError as error:
+                # Files that are being replaced may be unusable for a moment.
+                self._lost(attempt, str(error))
             except Exception as error:
                 logger.exception("the stream to %s broke", self.config.endpoint)
                 self._lost(attempt, f"{type(error).__name__}: {error}")
@@ -271,14 +282,19 @@ class Attendance:
         """Whether to open another stream after a refusal."""
         if self._place is not None:
             return reason not in PLACE_LOST
+        if self._admitted and may_come_again(reason, self._last_heard(), time.monotonic()):
+            return True
         # Who was heard before finds room again when the coordinator has seen the old streams end.
         return reason in PASSING or (reason == "LIMIT_EXCEEDED" and self._met)
+
+    def _last_heard(self) -> float:
+        return time.monotonic() if self._connected else self._lost_at
 
     def _take(self, attempt: int, response: pb.JoinResponse) -> None:
         with self._changed:
             if self._attempt != attempt:
                 return
-            self._met = self._connected = True
+            self._met = self._connected = self._admitted = True
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
@@ -353,7 +369,7 @@ class Attendance:
 
     def _channel(self) -> grpc.Channel:
         """One of its own, for one call or one stream."""
-        return grpc.insecure_channel(self.config.endpoint, options=channel_options(KEEPALIVE_MS))
+        return open_channel(self.config.endpoint, KEEPALIVE_MS)
 
     def _failure(self, error: grpc.RpcError) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""

@@ -2,12 +2,13 @@
 
 import os
 import threading
-from typing import cast
+from typing import Any, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
+from muster.worker.credentials import Credentials
 from muster.worker.errors import MusterError
 
 PROTOCOL_VERSION = 1
@@ -55,7 +56,7 @@ _held = ""
 """What it speaks it for."""
 
 
-def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
+def channel_options(keepalive_ms: int) -> list[tuple[str, Any]]:
     """The options of a channel to the coordinator.
 
     Args:
@@ -65,10 +66,24 @@ def channel_options(keepalive_ms: int) -> list[tuple[str, int]]:
     return [*CHANNEL_OPTIONS, *((timer, keepalive_ms) for timer in timers)]
 
 
+def open_channel(endpoint: str, keepalive_ms: int) -> grpc.Channel:
+    """A channel to the coordinator, with what the environment says of token and certificates now.
+
+    Args:
+        endpoint: ``HOST:PORT``.
+        keepalive_ms: as in :func:`channel_options`.
+
+    Raises:
+        EnvironmentValueError: the token or a certificate cannot be used.
+    """
+    return Credentials.of().open_channel(endpoint, channel_options(keepalive_ms))
+
+
 def shared_channel(endpoint: str) -> grpc.Channel:
     """The process's channel for unary calls to a coordinator; it is opened at the first call.
 
     Raises:
+        EnvironmentValueError: the token or a certificate cannot be used.
         MusterError: this process was forked from one that has such channels.
     """
     claim("a store")
@@ -76,7 +91,7 @@ def shared_channel(endpoint: str) -> grpc.Channel:
         channel = _channels.get(endpoint)
         if channel is None:
             options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
-            channel = _channels[endpoint] = grpc.insecure_channel(endpoint, options=options)
+            channel = _channels[endpoint] = Credentials.of().open_channel(endpoint, options)
         return channel
 
 
@@ -109,7 +124,10 @@ def explain(error: grpc.RpcError) -> str:
     """A failed call in a few words; its error is also the call, which knows the status."""
     code = getattr(error, "code", None)
     details = getattr(error, "details", None)
-    return f"{code().name}: {details()}" if code and details else repr(error)
+    if not (code and details):
+        return repr(error)
+    fault = Credentials.of().fault(str(details()))
+    return f"{code().name}: {fault or details()}"
 
 
 def reason_of(error: grpc.RpcError) -> str:

@@ -25,11 +25,14 @@ from muster.worker.channel import (
     KEEPALIVE_MS,
     MOST_BACKOFF,
     PROTOCOL_VERSION,
-    channel_options,
     explain,
+    open_channel,
+    reason_of,
 )
 from muster.worker.closed import Closed, closed_from_pb
+from muster.worker.credentials import Credentials, may_come_again
 from muster.worker.decision import Decision, Outcome, decision_from_pb
+from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,8 @@ WELCOME_TIMEOUT = 30.0
 """Seconds that a peer that took the connection has to say Welcome."""
 MOST_REASON_BYTES = 65_536
 """Of a vote's reason; the coordinator cuts it further."""
+DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+"""How a stream ends whose token, role or run the coordinator does not accept."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds that a goodbye may take when the process ends."""
 
@@ -88,9 +93,13 @@ class Session:
 
     Args:
         config: who speaks, and to whom.
+
+    Raises:
+        EnvironmentValueError: the token or a certificate cannot be used.
     """
 
     def __init__(self, config: SessionConfig) -> None:
+        Credentials.of().check()
         self.config = config
         self._process = pb.Process(
             rank=config.rank,
@@ -266,6 +275,9 @@ class Session:
             try:
                 if self._converse():
                     backoff = FIRST_BACKOFF
+            except EnvironmentValueError as error:
+                # Files that are being replaced may be unusable for a moment.
+                self._lost(str(error))
             except Exception as error:
                 logger.exception("the session with %s broke", self.config.endpoint)
                 self._lost(f"{type(error).__name__}: {error}")
@@ -281,7 +293,7 @@ class Session:
             Whether the coordinator welcomed us.
         """
         welcomed = False
-        channel = grpc.insecure_channel(self.config.endpoint, options=channel_options(self._keepalive_ms))
+        channel = open_channel(self.config.endpoint, self._keepalive_ms)
         try:
             outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
             outbox.put(self._hello())
@@ -302,6 +314,7 @@ class Session:
                 self._lost("the coordinator ended the session")
             except grpc.RpcError as error:
                 self._lost(explain(error))
+                self._denied(error)
             finally:
                 silence.cancel()
                 outbox.put(None)
@@ -418,6 +431,18 @@ class Session:
                     logger.warning(
                         "lost the coordinator at %s (%s); connecting again", self.config.endpoint, why
                     )
+            self._changed.notify_all()
+
+    def _denied(self, error: grpc.RpcError) -> None:
+        """Give up if the coordinator does not let this process in, and no other token is to be expected."""
+        if error.code() not in DENIED:
+            return
+        reason = reason_of(error)
+        welcome = self._process.ordinal > 0
+        if welcome and may_come_again(reason, self._lost_at, time.monotonic()):
+            return
+        with self._changed:
+            self._fatal = RefusedError(str(error.details()), reason)
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ messages

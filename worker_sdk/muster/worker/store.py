@@ -17,6 +17,7 @@ from muster.v1 import store_pb2 as pb
 from muster.v1 import store_pb2_grpc
 from muster.worker import environment
 from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, reason_of, shared_channel
+from muster.worker.credentials import may_come_again
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -75,6 +76,8 @@ class CoordinatorStore(Store):
         self._owner = os.getpid()
         self._client = uuid.uuid4().hex
         self._number = 0
+        self._welcome = False
+        """Whether the coordinator has ever carried out an operation."""
         self._turn = threading.Lock()
         """Held by the thread that sends a change: the coordinator remembers one for each client."""
         _alive.append(self)
@@ -265,14 +268,18 @@ class CoordinatorStore(Store):
         """Send a request, and again while no coordinator answers, until the timeout is over."""
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
+        failing_since = None
         left, backoff = timeout, FIRST_BACKOFF
         while True:
             if timeout and isinstance(request, Waiting):
                 request.timeout_ms = max(1, round(left * 1000))
             try:
-                return method(request, timeout=left + ANSWER_GRACE if timeout else None)
+                response = method(request, timeout=left + ANSWER_GRACE if timeout else None)
+                self._welcome = True
+                return response
             except grpc.RpcError as error:
-                if error.code() not in NO_ANSWER or reason_of(error) not in ("", "COORDINATOR_DRAINING"):
+                failing_since = failing_since or time.monotonic()
+                if not self._passes(error, failing_since):
                     raise self._refused(error, request) from None
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -281,6 +288,13 @@ class CoordinatorStore(Store):
             time.sleep(pause)
             left -= pause
             backoff = min(backoff * 2, MOST_BACKOFF)
+
+    def _passes(self, error: grpc.RpcError, since: float) -> bool:
+        """Whether to send an operation again that has failed since then."""
+        reason = reason_of(error)
+        if error.code() in NO_ANSWER:
+            return reason in ("", "COORDINATOR_DRAINING")
+        return self._welcome and may_come_again(reason, since, time.monotonic())
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:

@@ -6,10 +6,12 @@ import typer
 
 from muster.service.cli import options
 from muster.service.cli.client import Client, connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
-from muster.service.cli.table import as_dict, document, emit
+from muster.service.cli.table import document, emit
 from muster.service.core import report
+from muster.service.wire import as_dict
 
 Sequence = Annotated[
     int | None,
@@ -23,6 +25,7 @@ Sequence = Annotated[
 ]
 
 
+@connecting
 def abort(
     run: options.Run,
     prefix: options.Prefix,

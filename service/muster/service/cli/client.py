@@ -9,12 +9,15 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from muster.service.address import Address
+from muster.service.cli.credentials import given
 from muster.service.cli.failure import Exit, fail
 from muster.service.core import report
 from muster.service.core.refusal import Reason
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -48,11 +51,13 @@ class CallError(Exception):
     Args:
         message: what happened, why, and what to do next.
         code: the exit code that stands for it.
+        status: what the call ended with.
     """
 
-    def __init__(self, message: str, code: Exit) -> None:
+    def __init__(self, message: str, code: Exit, status: grpc.StatusCode | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.status = status
 
 
 class Client:
@@ -66,14 +71,19 @@ class Client:
     def __init__(self, endpoint: str, timeout: float) -> None:
         self.endpoint = endpoint
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self._channel = given().open_channel(endpoint, CHANNEL_OPTIONS)
         self._runs = run_pb2_grpc.RunServiceStub(self._channel)
         self._barriers = barrier_pb2_grpc.BarrierServiceStub(self._channel)
+        self._coordinator = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
         self._rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
 
     def close(self) -> None:
         """End the connection."""
         self._channel.close()
+
+    def status(self) -> coordinator_pb2.StatusResponse:
+        """How the coordinator is."""
+        return self._call(self._coordinator.Status, coordinator_pb2.StatusRequest())
 
     def runs(self) -> run_pb2.RunServiceListResponse:
         """Every run."""
@@ -171,6 +181,8 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
         return CallError(details, EXITS.get(reason, Exit.FAILED))
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
+        if fault := given().fault(details):
+            return CallError(f"the coordinator at {endpoint} cannot be reached: {fault}", Exit.UNREACHABLE)
         return CallError(
             f"the coordinator at {endpoint} cannot be reached; last error: {details}\n"
             "  next: check the address (--endpoint or MUSTER_ENDPOINT), and that muster serve runs there",
@@ -187,6 +199,7 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
         f"{endpoint} answered {code.name}: {details}\n"
         "  next: check that a coordinator of this version listens there, and its log",
         Exit.FAILED,
+        code,
     )
 
 

@@ -9,12 +9,13 @@ import typer
 
 from muster.service.cli import options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
-from muster.service.cli.table import as_dict, counted, document, emit, headed
+from muster.service.cli.table import counted, document, emit, headed
 from muster.service.core import report
 from muster.service.core.limits import Limits
-from muster.service.wire import closed_from_pb, node_from_pb
+from muster.service.wire import as_dict, closed_from_pb, node_from_pb
 from muster.v1 import rendezvous_pb2
 
 AbortBarriers = Annotated[
@@ -25,6 +26,7 @@ AbortBarriers = Annotated[
 ]
 
 
+@connecting
 def close(
     run: options.Run,
     abort_barriers: AbortBarriers = False,

@@ -1,8 +1,9 @@
 """What tables show of runs, barriers, members, nodes, rounds and the missing."""
 
-from muster.service.cli.rounds import RoundRow
-from muster.service.cli.table import NOTHING, Column, duration, name, ranks
+from muster.service.cells import NOTHING, duration, ranks
+from muster.service.cli.table import Column, name
 from muster.service.core import report
+from muster.service.rounds import RoundRow
 from muster.service.wire import missing_from_pb
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 
@@ -15,7 +16,9 @@ def barrier_state(barrier: barrier_pb2.Barrier) -> str:
 
 
 def run_state(run: run_pb2.Run) -> str:
-    """``OPEN`` or ``CLOSED``."""
+    """``OPEN``, ``CLOSED`` or ``FORGOTTEN``."""
+    if run.forgotten:
+        return "FORGOTTEN"
     return "CLOSED" if run.HasField("closed") else "OPEN"
 
 

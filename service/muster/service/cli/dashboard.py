@@ -7,14 +7,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster.service.cells import duration
 from muster.service.cli.columns import barrier_state, missing_sentence
-from muster.service.cli.table import COLORS, duration
+from muster.service.cli.table import COLORS
 from muster.service.core import report
 from muster.v1 import barrier_pb2, run_pb2
 
 BAR_CELLS = 16
 NAME_CELLS = 24
 """A longer run id or prefix is cut, so that it leaves room for the others."""
+TAIL = 15
+"""Characters that a barrier's name keeps of its end when it is cut."""
 LEAST_DECISIONS = 5
 """Lines that open barriers leave to the last decisions."""
 HURRY = 0.2
@@ -99,7 +102,7 @@ def _waiting(barriers: Sequence[barrier_pb2.Barrier]) -> Table:
         hurry = barrier.remaining_ms < HURRY * (barrier.age_ms + barrier.remaining_ms)
         table.add_row(
             _text(barrier.run_id),
-            _text(f"{barrier.prefix} #{barrier.sequence}"),
+            _barrier(barrier.prefix, barrier.sequence),
             _bar(barrier.arrived, barrier.required),
             Text(duration(barrier.age_ms)),
             Text(duration(barrier.remaining_ms), style="red" if hurry else ""),
@@ -135,6 +138,14 @@ def _bar(arrived: int, required: int) -> Text:
     bar = Text("█" * full, style=style)
     bar.append("░" * (BAR_CELLS - full), style="dim")
     return bar.append(f" {arrived}/{required}", style="default")
+
+
+def _barrier(prefix: str, sequence: int) -> Text:
+    """A barrier by name; a long one is cut in the middle, since groups of saves differ in the end."""
+    name = report.printable(f"{prefix} #{sequence}")
+    if len(name) > NAME_CELLS:
+        name = f"{name[: NAME_CELLS - TAIL - 1]}…{name[-TAIL:]}"
+    return Text(name)
 
 
 def _text(text: str) -> Text:

@@ -5,26 +5,16 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
+from muster.service.cells import NOTHING, duration, ranks
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
-from muster.service.cli.rounds import current_state
-from muster.service.cli.table import (
-    NOTHING,
-    Column,
-    Table,
-    as_dict,
-    colorful,
-    document,
-    duration,
-    emit,
-    fields,
-    indented,
-    ranks,
-)
+from muster.service.cli.table import Column, Table, colorful, document, emit, fields, indented
 from muster.service.core import report
-from muster.service.wire import missing_from_pb, node_from_pb
+from muster.service.rounds import current_state
+from muster.service.wire import as_dict, missing_from_pb, node_from_pb
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 
 Row = TypeVar("Row")
@@ -35,6 +25,7 @@ app = typer.Typer(help="Show all there is to know of one run, barrier or member.
 
 
 @app.command("run")
+@connecting
 def describe_run(
     run: options.Run,
     output: options.Format = Output.TABLE,
@@ -63,6 +54,7 @@ def describe_run(
 
 
 @app.command("barrier")
+@connecting
 def describe_barrier(
     run: options.Run,
     prefix: options.Prefix,
@@ -90,6 +82,7 @@ def describe_barrier(
 
 
 @app.command("member")
+@connecting
 def describe_member(
     run: options.Run,
     rank: options.Rank,

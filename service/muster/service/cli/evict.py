@@ -3,12 +3,15 @@
 from muster.service.cli import options
 from muster.service.cli.client import connect
 from muster.service.cli.columns import member_state
+from muster.service.cli.credentials import connecting
 from muster.service.cli.options import Output
-from muster.service.cli.table import as_dict, document, emit, headed
+from muster.service.cli.table import document, emit, headed
 from muster.service.core import report
+from muster.service.wire import as_dict
 from muster.v1 import run_pb2
 
 
+@connecting
 def evict(
     run: options.Run,
     rank: options.Rank,

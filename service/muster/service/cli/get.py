@@ -9,19 +9,11 @@ from google.protobuf.message import Message
 
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.options import Output
-from muster.service.cli.rounds import round_key, rounds_of
-from muster.service.cli.table import (
-    Column,
-    Table,
-    as_dict,
-    colorful,
-    document,
-    emit,
-    json_line,
-    note,
-    terminal_width,
-)
+from muster.service.cli.table import Column, Table, colorful, document, emit, json_line, note, terminal_width
+from muster.service.rounds import round_key, rounds_of
+from muster.service.wire import as_dict
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2
 
 Row = TypeVar("Row")
@@ -36,6 +28,7 @@ app = typer.Typer(help="List runs, barriers, members or rounds.", no_args_is_hel
 
 
 @app.command()
+@connecting
 def runs(
     run: options.OptionalRun = "",
     output: options.Format = Output.TABLE,
@@ -56,6 +49,7 @@ def runs(
 
 
 @app.command()
+@connecting
 def barriers(
     run: options.OptionalRun = "",
     history: History = 1,
@@ -81,6 +75,7 @@ def barriers(
 
 
 @app.command()
+@connecting
 def members(
     run: options.Run,
     output: options.Format = Output.TABLE,
@@ -103,6 +98,7 @@ def members(
 
 
 @app.command()
+@connecting
 def rounds(
     run: options.Run,
     output: options.Format = Output.TABLE,

@@ -8,9 +8,13 @@ import typer
 
 from muster.service.cli import describe, get
 from muster.service.cli.abort import abort
+from muster.service.cli.backup import backup, restore
 from muster.service.cli.close import close
+from muster.service.cli.config import config
+from muster.service.cli.doctor import doctor
 from muster.service.cli.evict import evict
 from muster.service.cli.serve import serve
+from muster.service.cli.settings import CONTEXT_SETTINGS
 from muster.service.cli.top import top
 from muster.service.version import VERSION
 
@@ -21,13 +25,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(serve)
+app.command(context_settings=CONTEXT_SETTINGS)(serve)
+app.command(context_settings=CONTEXT_SETTINGS)(config)
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
 app.command()(abort)
 app.command()(close)
 app.command()(evict)
 app.command()(top)
+app.command()(doctor)
+app.command()(backup)
+app.command()(restore)
 
 
 def _show_version(wanted: bool) -> None:

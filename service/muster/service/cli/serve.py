@@ -2,15 +2,20 @@
 
 import asyncio
 import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from muster.service.address import Address
+from muster.service.cli import settings
 from muster.service.cli.failure import Exit, fail
 from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
+from muster.service.security.config import Security, TrafficLimits, tls_files
 
 DEFAULTS = Limits()
+KEEP = Retention()
 
 
 class LogFormat(enum.StrEnum):
@@ -20,12 +25,25 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
+def _address(value: str) -> str:
+    try:
+        Address.parse(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
 def serve(
     listen: Annotated[
-        str, typer.Option(envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
+        str, typer.Option(callback=_address, envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
     ] = "127.0.0.1:7550",
     http: Annotated[
-        str, typer.Option(envvar="MUSTER_HTTP", help="HOST:PORT for /metrics, /healthz, /readyz.")
+        str,
+        typer.Option(
+            callback=_address,
+            envvar="MUSTER_HTTP",
+            help="HOST:PORT for the status page, /metrics, /healthz, /readyz.",
+        ),
     ] = "127.0.0.1:7551",
     state: Annotated[
         str,
@@ -45,6 +63,22 @@ def serve(
     drain_grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that calls in flight get on SIGTERM.")
     ] = 5.0,
+    keep_closed_runs: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long a closed run is kept that nobody is connected to; 0: for ever.",
+        ),
+    ] = KEEP.closed,
+    keep_idle_runs: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long any other run is kept that nobody is connected to; 0: for ever.",
+        ),
+    ] = KEEP.idle,
     max_runs: Annotated[int, typer.Option(min=1, help="Runs known at once.")] = DEFAULTS.max_runs,
     max_groups_per_run: Annotated[
         int, typer.Option(min=1, help="Groups (prefixes) of one run.")
@@ -78,9 +112,70 @@ def serve(
     max_store_waits: Annotated[
         int, typer.Option(min=1, help="Calls that wait for keys of one run.")
     ] = DEFAULTS.max_store_waits,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MUSTER_SERVE_TLS_CERT", metavar="FILE", help="Serve gRPC over TLS, with this certificate."
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(envvar="MUSTER_SERVE_TLS_KEY", metavar="FILE", help="The certificate's key."),
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MUSTER_SERVE_TLS_CLIENT_CA",
+            metavar="FILE",
+            help="Ask clients for a certificate that one of these authorities has signed (mTLS).",
+        ),
+    ] = None,
+    tokens_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MUSTER_SERVE_TOKENS_FILE",
+            metavar="FILE",
+            help="Ask callers for one of the tokens in this TOML file.",
+        ),
+    ] = None,
+    http_tls: Annotated[
+        bool,
+        typer.Option(envvar="MUSTER_SERVE_HTTP_TLS", help="Use the certificate on the HTTP port, too."),
+    ] = False,
+    http_tokens: Annotated[
+        bool,
+        typer.Option(
+            envvar="MUSTER_SERVE_HTTP_TOKENS", help="Ask for a viewer's token on the HTTP port, too."
+        ),
+    ] = False,
+    max_sessions_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_SESSIONS_PER_PEER",
+            help="Streams open at once from one IP address; 0: no bound.",
+        ),
+    ] = 0,
+    max_messages_per_second_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_MESSAGES_PER_SECOND_PER_PEER",
+            help="Messages and calls of one IP address; beyond it they are read later. 0: no bound.",
+        ),
+    ] = 0,
+    max_messages_per_second: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_MESSAGES_PER_SECOND",
+            help="The same for all together. 0: no bound.",
+        ),
+    ] = 0,
     log_format: Annotated[
         LogFormat, typer.Option(envvar="MUSTER_LOG_FORMAT", help="How to write the log.")
     ] = LogFormat.CONSOLE,
+    config: settings.File = None,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT."""
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
@@ -92,7 +187,7 @@ def serve(
     from muster.service.telemetry import logs
 
     try:
-        config = Config(
+        told = Config(
             listen=Address.parse(listen),
             http=Address.parse(http),
             state=state,
@@ -113,12 +208,27 @@ def serve(
                 max_store_clients=max_store_clients,
                 max_store_waits=max_store_waits,
             ),
+            security=Security(
+                tls=tls_files(tls_cert, tls_key, tls_client_ca),
+                tokens_file=tokens_file,
+                http_tls=http_tls,
+                http_tokens=http_tokens,
+                traffic=TrafficLimits(
+                    max_sessions_per_peer=max_sessions_per_peer,
+                    max_messages_per_second_per_peer=max_messages_per_second_per_peer,
+                    max_messages_per_second=max_messages_per_second,
+                ),
+            ),
+            retention=Retention(closed=keep_closed_runs, idle=keep_idle_runs),
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_coordinator(config))
+            runner.run(run_coordinator(told))
     except (StartError, StorageError) as error:
+        if log_format is LogFormat.JSON:
+            logs.failed(str(error))
+            raise typer.Exit(Exit.FAILED) from None
         fail(str(error), Exit.FAILED)

@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 import typer
 from google.protobuf.descriptor import EnumDescriptor
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from rich.cells import cell_len, set_cell_size
 
 from muster.service.cli.failure import Exit
@@ -19,8 +17,6 @@ from muster.service.core import report
 
 Row = TypeVar("Row")
 
-NOTHING = "-"
-"""Stands in a cell that has nothing to say, so that columns can be counted."""
 GAP = "   "
 LEAST_ROOM = 12
 """Cells that the last column has on the narrowest terminal."""
@@ -139,33 +135,12 @@ def name(enum: EnumDescriptor, value: int, prefix: str = "") -> str:
     return str(known.name).removeprefix(prefix) if known is not None else str(value)
 
 
-def duration(milliseconds: int) -> str:
-    """A duration in one word: ``340ms``, ``2.5s``, ``41s``, ``5m20s``, ``7h12m``, ``3d4h``."""
-    if milliseconds < 10_000:
-        return report.seconds(milliseconds / 1000).replace(" ", "")
-    seconds = round(milliseconds / 1000)
-    for big, small, units in ((86_400, 3_600, "dh"), (3_600, 60, "hm"), (60, 1, "ms")):
-        if seconds >= 2 * big:
-            return f"{seconds // big}{units[0]}{seconds % big // small}{units[1]}"
-    return f"{seconds}s"
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Ranks, folded into ranges, in one word."""
-    return report.ranges(numbers).replace(" ", "") or NOTHING
-
-
 def counted(count: int, one: str, many: str) -> str:
     """``1 node``, ``4 nodes``."""
     return f"{count:,} {one if count == 1 else many}"
 
 
 # ---------------------------------------------------------------------- out
-
-
-def as_dict(message: Message) -> dict[str, Any]:
-    """A message for JSON, with the names of its proto and with its zeros."""
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def document(value: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from muster.service.cli import options
 from muster.service.cli.client import CallError, Client, connect
+from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ HISTORY = 10
 QUIT = b"qQ"
 
 
+@connecting
 def top(
     interval: options.Interval = options.DEFAULT_INTERVAL,
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,

@@ -4,6 +4,7 @@ The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the dr
 :meth:`Coordinator.next_deadline` and comes back with a ``Tick``.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,11 @@ from muster.service.core.effects import (
     Effects,
     Evicted,
     EvictionRecord,
+    ForgetRun,
     GroupJoined,
     GroupRecord,
     NodeLeft,
+    Notice,
     ParticipantRecord,
     Record,
     Refused,
@@ -50,6 +53,7 @@ from muster.service.core.operations import Change, Waiting
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous
+from muster.service.core.retention import FOR_EVER, MOST_AT_ONCE, NOTE_INTERVAL, PAUSE, Retention
 from muster.service.core.run import Run
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
@@ -76,12 +80,21 @@ class Coordinator:
     Args:
         session_ttl: seconds that a lost session may take to come back.
         limits: the bounds.
+        retention: how long runs are kept that nobody uses.
         epoch: how often this coordinator's storage has been opened, from 1.
     """
 
-    def __init__(self, *, session_ttl: float = 10.0, limits: Limits | None = None, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        session_ttl: float = 10.0,
+        limits: Limits | None = None,
+        retention: Retention = FOR_EVER,
+        epoch: int = 1,
+    ) -> None:
         self.session_ttl = session_ttl
         self.limits = limits or Limits()
+        self.retention = retention
         self.epoch = epoch
         self.runs: dict[str, Run] = {}
         self.sessions: dict[SessionId, Session] = {}
@@ -90,6 +103,10 @@ class Coordinator:
         self._waiting: dict[SessionId, Store] = {}
         """Calls that wait for keys, and where."""
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
+        self._reviews: Timers[Run] = Timers()
+        """When to see whether a run is to be forgotten."""
+        self._next_review = -math.inf
+        """They pause until then."""
         self._last_ordinal = epoch << EPOCH_SHIFT
 
     # ------------------------------------------------------------------ driving
@@ -113,7 +130,7 @@ class Coordinator:
             case Goodbye():
                 self._goodbye(event, now, effects)
             case Disconnected():
-                self._disconnected(event, now)
+                self._disconnected(event, now, effects)
             case Abort():
                 self._abort(event, now, effects)
             case JoinRendezvous():
@@ -133,7 +150,11 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When the next ``Tick`` is wanted, on the monotonic clock; an early one does no harm."""
-        return self._timers.next_time()
+        times = [self._timers.next_time()]
+        review = self._reviews.next_time()
+        if review is not None:
+            times.append(max(review, self._next_review))
+        return min((time for time in times if time is not None), default=None)
 
     def restore(self, records: Iterable[Record], now: Instant) -> None:
         """Take the durable state back, once, before the first event.
@@ -145,7 +166,10 @@ class Coordinator:
             kept.setdefault(type(record), []).append(record)
         for record in kept.get(RunRecord, []):
             assert isinstance(record, RunRecord)
-            self.runs[record.run_id] = self._new_run(record.run_id, record.generation, record.closed)
+            run = self._new_run(record.run_id, record.generation, now, record.closed)
+            if record.active_at is not None:
+                self.retention.restore(run, record.active_at, now)
+            self.runs[record.run_id] = run
         self._restore_rendezvous(kept, now)
         for record in kept.get(EvictionRecord, []):
             assert isinstance(record, EvictionRecord)
@@ -170,6 +194,8 @@ class Coordinator:
             for process in run.roster:
                 for group in run.groups.values():
                     group.refresh(process.rank)
+            # What an older version kept is looked at soon, so that its time is written down.
+            self._reviews.arm(run, self.retention.due(run) if run.noted is not None else now.monotonic)
 
     def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
         rounds: dict[str, list[RoundRecord]] = {}
@@ -214,7 +240,7 @@ class Coordinator:
     def _hello(self, event: Hello, now: Instant, effects: Effects) -> None:
         try:
             self._check_hello(event)
-            run = self._run_for(event.run_id, event.generation, effects)
+            run = self._run_for(event.run_id, event.generation, now, effects)
             run.admit(event.generation, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
@@ -228,6 +254,7 @@ class Coordinator:
             process = run.enter(info, ordinal, event.session, event.unary, now, effects)
             processes[info.rank] = process
         self.sessions[event.session] = Session(event.session, run, processes)
+        self._used(run, now, effects)
         ordinals = tuple(process.ordinal for process in processes.values())
         effects.send(
             event.session,
@@ -246,16 +273,16 @@ class Coordinator:
         self._last_ordinal = max(self._last_ordinal, ordinal)
         return ordinal
 
-    def _run_for(self, run_id: str, generation: int, effects: Effects) -> Run:
+    def _run_for(self, run_id: str, generation: int, now: Instant, effects: Effects) -> Run:
         """The run of this id, made if there is none."""
         run = self.runs.get(run_id)
         if run is None:
-            run = self.runs[run_id] = self._new_run(run_id, generation)
-            effects.records.append(run.record)
+            run = self.runs[run_id] = self._new_run(run_id, generation, now)
+            run.keep(now, effects)
         return run
 
-    def _new_run(self, run_id: str, generation: int, closed: Closed | None = None) -> Run:
-        return Run(run_id, self.limits, self._timers, generation, closed)
+    def _new_run(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
+        return Run(run_id, self.limits, self._timers, generation, now, closed)
 
     def _end_old_session(self, process: Process, effects: Effects) -> None:
         """A process connected again before its old stream was seen to break."""
@@ -278,20 +305,24 @@ class Coordinator:
             process.leave(now.monotonic)
             session.run.gone(process, effects, event.reason)
         session.run.check(now, effects)
+        self._used(session.run, now, effects)
 
-    def _disconnected(self, event: Disconnected, now: Instant) -> None:
+    def _disconnected(self, event: Disconnected, now: Instant, effects: Effects) -> None:
         if event.session in self.attendances:
             run, node = self.attendances.pop(event.session)
             run.rendezvous.disconnect(node, event.session, now)
+            self._used(run, now, effects)
         store = self._waiting.pop(event.session, None)
         if store is not None:
             store.forget(event.session)
+            self._used(self.runs.get(store.run_id), now, effects)
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
         for process in self._still_its(session):
             process.disconnect(now.monotonic)
             self._timers.arm(process, now.monotonic + self.session_ttl)
+        self._used(session.run, now, effects)
 
     def _still_its(self, session: Session) -> list[Process]:
         """The session's processes that belong to the run and have not moved to another session."""
@@ -305,6 +336,7 @@ class Coordinator:
                 groups.append(item)
             elif isinstance(item, Rendezvous):
                 item.on_time(now, effects)
+                self._review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
             elif (run := self._expire(item, now, effects)) is not None:
@@ -312,13 +344,18 @@ class Coordinator:
         # All who died at once are known before a barrier fails, so that its report names them all.
         for run in runs.values():
             run.check(now, effects)
+            self._review_in_time(run)
         for group in groups:
+            waited = group.open
             group.on_time(now, effects)
+            if group.open is not waited:
+                self._used(self.runs.get(group.run_id), now, effects)
+        self._review(now, effects)
 
     def _expire(self, process: Process, now: Instant, effects: Effects) -> Run | None:
         """Give a process up whose session did not come back, if that is still so."""
-        run = self.runs[process.run_id]
-        if not run.owns(process) or process.state is not MemberState.DISCONNECTED:
+        run = self.runs.get(process.run_id)
+        if run is None or not run.owns(process) or process.state is not MemberState.DISCONNECTED:
             return None
         due = process.since + self.session_ttl
         if now.monotonic < due:
@@ -327,6 +364,47 @@ class Coordinator:
         process.expire()
         run.gone(process, effects)
         return run
+
+    # ------------------------------------------------------------------ forgetting
+
+    def _used(self, run: Run | None, now: Instant, effects: Effects) -> None:
+        """Someone did something with a run, or left it: the time begins anew until it is forgotten."""
+        if run is None or self.runs.get(run.run_id) is not run:
+            return
+        run.active = now
+        if run.noted is None or now.monotonic - run.noted.monotonic >= NOTE_INTERVAL:
+            run.keep(now, effects)
+        self._review_in_time(run)
+
+    def _review_in_time(self, run: Run | None) -> None:
+        """See to it that a run is looked at when its time may be over."""
+        if run is not None:
+            self._reviews.arm(run, self.retention.due(run))
+
+    def _review(self, now: Instant, effects: Effects) -> None:
+        """Forget the runs whose time is over, so many at once."""
+        if now.monotonic < self._next_review:
+            return
+        runs = self._reviews.pop_due(now.monotonic, MOST_AT_ONCE)
+        if len(runs) == MOST_AT_ONCE:
+            self._next_review = now.monotonic + PAUSE
+        for run in runs:
+            if run.noted is None:
+                run.keep(now, effects)
+            if now.monotonic < self.retention.due(run):
+                self._review_in_time(run)
+            elif not run.in_use:
+                self._forget(run, effects)
+            # Whoever uses the run has it looked at again at the end of that.
+
+    def _forget(self, run: Run, effects: Effects) -> None:
+        run.end()
+        self._reviews.disarm(run)
+        del self.runs[run.run_id]
+        effects.records.append(ForgetRun(run.run_id))
+        effects.forgotten.append(run.run_id)
+        message = report.run_forgotten(run.run_id, run.closed is not None, self.retention.of(run))
+        effects.notices.append(Notice("run.forgotten", run.run_id, message))
 
     # ------------------------------------------------------------------ barriers
 
@@ -339,15 +417,15 @@ class Coordinator:
             positions = session.run.join(processes, event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
-            self._end_call(event.session, now)
+            self._end_call(event.session, now, effects)
             return
         effects.send(event.session, GroupJoined(event.prefix, positions))
 
-    def _end_call(self, session_id: SessionId, now: Instant) -> None:
+    def _end_call(self, session_id: SessionId, now: Instant, effects: Effects) -> None:
         """A unary call that was refused is over: the arrival that came with it must not count."""
         session = self.sessions.get(session_id)
         if session is not None and any(process.unary for process in session.processes.values()):
-            self._disconnected(Disconnected(session_id), now)
+            self._disconnected(Disconnected(session_id), now, effects)
 
     def _arrive(self, event: Arrive, now: Instant, effects: Effects) -> None:
         try:
@@ -385,6 +463,7 @@ class Coordinator:
                 )
             decision = group.abort(event.reason or "by an operator", now, effects)
             assert decision is not None
+            self._used(self.runs[event.run_id], now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
             return
@@ -395,19 +474,21 @@ class Coordinator:
     def _join_rendezvous(self, event: JoinRendezvous, now: Instant, effects: Effects) -> None:
         try:
             self._check_node(event)
-            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0)
+            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0, now)
             node = run.join_rendezvous(event, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
             return
         if event.run_id not in self.runs:
             self.runs[event.run_id] = run
-            effects.records.append(run.record)
+            run.keep(now, effects)
         self.attendances[event.session] = run, node
+        self._used(run, now, effects)
 
     def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
         run = self.runs.get(event.run_id)
         left = run is not None and run.rendezvous.leave(event.incarnation, event.reason, now, effects)
+        self._used(run, now, effects)
         effects.send(event.session, NodeLeft(left))
 
     def _close(self, event: CloseRun, now: Instant, effects: Effects) -> None:
@@ -416,11 +497,12 @@ class Coordinator:
             self._check_reason(event.reason)
             if event.create:
                 self._check_run(event.run_id)
-                run = self._run_for(event.run_id, 0, effects)
+                run = self._run_for(event.run_id, 0, now, effects)
             else:
                 run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
             assert run.closed is not None
+            self._used(run, now, effects)
             effects.send(event.session, RunClosed(run.closed, was_closed))
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
@@ -428,7 +510,9 @@ class Coordinator:
     def _evict(self, event: Evict, now: Instant, effects: Effects) -> None:
         try:
             self._check_reason(event.reason)
-            self.run(event.run_id).evict(event.rank, event.reason, now, effects)
+            run = self.run(event.run_id)
+            run.evict(event.rank, event.reason, now, effects)
+            self._used(run, now, effects)
             effects.send(event.session, Evicted())
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
@@ -439,7 +523,7 @@ class Coordinator:
         """An operation on a run's store; a run that nobody knew begins with it."""
         try:
             self._check_store_request(event)
-            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0)
+            run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0, now)
             run.store.carry_out(event.session, event.operation, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
@@ -447,9 +531,10 @@ class Coordinator:
         # A mere look at a run that nobody knew does not make one.
         if event.run_id not in self.runs and isinstance(event.operation, Change | Waiting):
             self.runs[event.run_id] = run
-            effects.records.append(run.record)
+            run.keep(now, effects)
         if event.session in run.store.waiters:
             self._waiting[event.session] = run.store
+        self._used(run, now, effects)
 
     # ------------------------------------------------------------------ looking up
 

@@ -26,6 +26,15 @@ class RunRecord:
     run_id: str
     generation: int
     closed: Closed | None = None
+    active_at: float | None = None
+    """About when it was last used, in seconds since 1970; None if an older version kept it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRun:
+    """Nothing of a run is needed any more: neither its own record nor any other that names it."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +178,10 @@ Kept: TypeAlias = (
     | StoreKeyRecord
     | StoreOperationRecord
 )
-Record: TypeAlias = (
-    Kept
-    | ForgetSpeaker
-    | ForgetDecision
-    | ForgetRound
-    | ForgetParticipant
-    | ForgetStoreKey
-    | ForgetStoreOperation
+Forget: TypeAlias = (
+    ForgetSpeaker | ForgetDecision | ForgetRound | ForgetParticipant | ForgetStoreKey | ForgetStoreOperation
 )
+Record: TypeAlias = Kept | Forget | ForgetRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +316,8 @@ class Effects:
     rounds: list[RoundRecord] = field(default_factory=list)
     """The rounds completed, for log and metrics."""
     notices: list[Notice] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    """The ids of the runs that are gone, for the metrics."""
 
     def send(self, session: SessionId, message: Message) -> None:
         """Deliver a message to one session."""

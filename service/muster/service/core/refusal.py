@@ -36,6 +36,10 @@ class Reason(enum.StrEnum):
     STORE_TIMED_OUT = enum.auto()
     NOT_A_NUMBER = enum.auto()
     STALE_OPERATION = enum.auto()
+    TOKEN_MISSING = enum.auto()
+    TOKEN_UNKNOWN = enum.auto()
+    ROLE_TOO_LOW = enum.auto()
+    RUN_NOT_ALLOWED = enum.auto()
 
 
 class Refusal(Exception):

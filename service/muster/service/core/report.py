@@ -4,6 +4,7 @@ Log, exception, CLI and RPC status all show what these functions return.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from muster.service.core.model import (
@@ -40,6 +41,14 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
 
 
+def period(value: float) -> str:
+    """A long time for people: ``40 s``, ``10 min``, ``24 h``, ``7 days``."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if value >= 2 * size and value % size == 0:
+            return f"{value / size:.0f} {unit}"
+    return seconds(value)
+
+
 def barrier_name(run_id: str, prefix: str, sequence: int) -> str:
     """How a barrier is called everywhere."""
     return f'barrier "{prefix}" #{sequence} of run {run_id}'
@@ -59,39 +68,71 @@ def ranges(ranks: Iterable[int]) -> str:
     return ", ".join(parts)
 
 
-def _why(missing: MissingRank) -> str:
+MISSING_WORDS = {
+    MissingState.NEVER_JOINED: "never joined",
+    MissingState.NOT_ARRIVED: "connected, not arrived",
+    MissingState.CONNECTION_LOST: "connection lost",
+    MissingState.LEFT: "left",
+    MissingState.EVICTED: "evicted",
+}
+"""Why ranks are missing, in short."""
+
+
+def why_missing(missing: MissingRank) -> str:
+    """Why a rank is missing: ``connection lost 41 s ago``."""
+    words = MISSING_WORDS[missing.state]
     match missing.state:
         case MissingState.NEVER_JOINED:
-            return "never joined"
-        case MissingState.CONNECTION_LOST:
-            return f"connection lost {seconds(missing.gone_for)} ago"
-        case MissingState.LEFT:
-            return f"left {seconds(missing.gone_for)} ago"
-        case MissingState.EVICTED:
-            return f"evicted {seconds(missing.gone_for)} ago"
+            return words
         case MissingState.NOT_ARRIVED:
             if missing.last_sequence is None:
-                return "connected, not arrived yet"
+                return f"{words} yet"
             return f"connected, still at #{missing.last_sequence}"
+        case _:
+            return f"{words} {seconds(missing.gone_for)} ago"
 
 
 def missing_one(missing: MissingRank) -> str:
     """One missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``."""
     if not missing.host:
-        return f"rank {missing.rank} ({_why(missing)})"
-    return f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {_why(missing)})"
+        return f"rank {missing.rank} ({why_missing(missing)})"
+    return f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {why_missing(missing)})"
+
+
+@dataclass(slots=True)
+class MissingOfHost:
+    """The ranks of one host that are missing for one reason."""
+
+    host: str
+    """Empty if no process of these ranks was ever seen."""
+    state: MissingState
+    why: str
+    ranks: list[int] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    """In the order of the ranks."""
+
+
+def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
+    """Missing ranks folded by host and reason, in the order in which each is first met."""
+    folded: dict[tuple[str, str], MissingOfHost] = {}
+    for one in missing:
+        key = one.host, why_missing(one)
+        of_host = folded.get(key)
+        if of_host is None:
+            of_host = folded[key] = MissingOfHost(one.host, one.state, key[1])
+        of_host.ranks.append(one.rank)
+        of_host.pids.append(one.pid)
+    return list(folded.values())
 
 
 def missing_all(missing: Sequence[MissingRank]) -> str:
     """All missing ranks, singly while they are few, else in ranges by host and reason."""
     if len(missing) <= MOST_NAMED_SINGLY:
         return ", ".join(missing_one(one) for one in missing)
-    folded: dict[tuple[str, str], list[int]] = {}
-    for one in missing:
-        folded.setdefault((one.host, _why(one)), []).append(one.rank)
     return "; ".join(
-        f"{'ranks' if len(ranks) > 1 else 'rank'} {ranges(ranks)} ({f'{host}, ' if host else ''}{why})"
-        for (host, why), ranks in folded.items()
+        f"{'ranks' if len(one.ranks) > 1 else 'rank'} {ranges(one.ranks)} "
+        f"({f'{one.host}, ' if one.host else ''}{one.why})"
+        for one in by_host(missing)
     )
 
 
@@ -245,6 +286,12 @@ def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
         for node, round, reason, ago in gone[:MOST_NAMED_SINGLY]
     )
     return f"\n  gone: {named}"
+
+
+def run_forgotten(run_id: str, closed: bool, kept: float) -> str:
+    """Why nothing is left of a run."""
+    state = "closed, and " if closed else ""
+    return f"run {run_id} was forgotten: {state}nobody has used it for {period(kept)}"
 
 
 def run_closed(run_id: str, closed: Closed) -> str:

@@ -24,6 +24,7 @@ class Run:
         limits: the coordinator's bounds.
         timers: where its groups, processes, rendezvous and store ask to be woken.
         generation: the generation that speaks.
+        active: when it was last used.
         closed: how it was closed, if it was.
     """
 
@@ -33,9 +34,14 @@ class Run:
         limits: Limits,
         timers: Timers[Group | Process | Rendezvous | Waiter],
         generation: int,
+        active: Instant,
         closed: Closed | None = None,
     ) -> None:
         self.run_id = run_id
+        self.active = active
+        """When someone last did something with it, or left it."""
+        self.noted: Instant | None = None
+        """The one of these moments that is on disk."""
         self.roster = Roster(generation)
         self.groups: dict[str, Group] = {}
         self.rendezvous = Rendezvous(run_id, timers)
@@ -51,10 +57,28 @@ class Run:
         """The newest generation that said hello."""
         return self.roster.generation
 
+    def keep(self, now: Instant, effects: Effects) -> None:
+        """Write down what is kept of the run beside its groups; this is a use of it."""
+        self.active = self.noted = now
+        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, self.active.wall))
+
     @property
-    def record(self) -> RunRecord:
-        """What is kept of the run beside its groups."""
-        return RunRecord(self.run_id, self.generation, self.closed)
+    def in_use(self) -> bool:
+        """Whether someone is connected to it, or may come back, or waits for something of it."""
+        return bool(
+            len(self.rendezvous)
+            or self.store.waiters
+            or not self.roster.deserted
+            or any(group.open is not None and group.open.arrivals for group in self.groups.values())
+        )
+
+    def end(self) -> None:
+        """The run is forgotten: nothing of it is woken any more."""
+        self._timers.disarm(self.rendezvous)
+        for group in self.groups.values():
+            self._timers.disarm(group)
+        for process in self.roster:
+            self._timers.disarm(process)
 
     # ------------------------------------------------------------------ generations and lives
 
@@ -75,7 +99,7 @@ class Run:
         )
         self.roster.clear()
         self.roster.generation = generation
-        effects.records.append(self.record)
+        self.keep(now, effects)
 
     def stale(self, generation: int) -> Refusal:
         """The refusal for a process of an older generation (design rule 11)."""
@@ -246,7 +270,7 @@ class Run:
         was_closed = self.closed is not None
         if self.closed is None:
             self.closed = Closed(event.by, event.reason, now.wall)
-            effects.records.append(self.record)
+            self.keep(now, effects)
             effects.deliveries.append(Delivery(self.sessions(), self.closed))
             self.rendezvous.close(self.closed, now, effects)
             effects.notices.append(

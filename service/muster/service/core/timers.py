@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
@@ -37,7 +38,7 @@ class Timers(Generic[T]):
         self._tie = itertools.count()
 
     def arm(self, item: T, at: float) -> None:
-        """Wake ``item`` at ``at``, or earlier if it is armed for an earlier time."""
+        """Wake ``item`` at ``at``, or earlier if it is armed for an earlier time; at infinity, never."""
         if self._armed.get(item, float("inf")) > at:
             self._armed[item] = at
             heapq.heappush(self._heap, (at, next(self._tie), item))
@@ -54,10 +55,10 @@ class Timers(Generic[T]):
         """The earliest time at which an item may be due."""
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: float) -> list[T]:
-        """The items whose time has come, earliest first; they are no longer armed."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
+    def pop_due(self, now: float, most: float = math.inf) -> list[T]:
+        """The items whose time has come, earliest first, at most so many; they are no longer armed."""
+        due: list[T] = []
+        while self._heap and self._heap[0][0] <= now and len(due) < most:
             at, _, item = heapq.heappop(self._heap)
             if self._armed.get(item) == at:
                 del self._armed[item]

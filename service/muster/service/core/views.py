@@ -1,7 +1,9 @@
 """What people may see of the state: frozen pictures, made on demand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
 
 from muster.service.core import report
 from muster.service.core.coordinator import Coordinator
@@ -58,6 +60,17 @@ class MemberView:
     node_rank: int | None
     groups: tuple[tuple[str, int | None], ...]
     """(prefix, last sequence that it arrived at)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """The ranks of one host whose processes stand alike."""
+
+    host: str
+    node_rank: int | None
+    state: MemberState
+    ranks: tuple[int, ...]
+    """Ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +174,21 @@ def run(run: Run) -> RunView:
 def members(run: Run, now: Instant) -> list[MemberView]:
     """The processes of a run, by rank and ordinal."""
     return [_member(run, process, now) for process in run.roster]
+
+
+def hosts(run: Run) -> list[HostView]:
+    """The processes of a run folded by host, node and state, in the order of their first rank."""
+    folded: dict[tuple[str, int | None, MemberState], dict[int, None]] = {}
+    for process in run.roster:
+        key = process.host, process.node_rank, process.state
+        ranks = folded.get(key)
+        if ranks is None:
+            ranks = folded[key] = {}
+        ranks[process.rank] = None
+    return [
+        HostView(host=host, node_rank=node_rank, state=state, ranks=tuple(ranks))
+        for (host, node_rank, state), ranks in folded.items()
+    ]
 
 
 def _member(run: Run, process: Process, now: Instant) -> MemberView:
@@ -329,3 +357,37 @@ def barriers(coordinator: Coordinator, run_id: str, history: int, now: Instant) 
                 yield view
             newest = sorted(group.decisions, reverse=True)[:history]
             yield from (decided_barrier(group.decisions[sequence]) for sequence in newest)
+
+
+def longest_open(groups: Iterable[Group], now: Instant, *, most: int, most_missing: int) -> list[BarrierView]:
+    """The barriers that have been open longest, that one first.
+
+    Args:
+        groups: where to look.
+        now: this moment.
+        most: how many barriers to show.
+        most_missing: how many missing ranks to name in all of them together, since that is what takes time;
+            one barrier is shown in any case.
+    """
+    waiting = sorted(
+        ((group.open, group) for group in groups if group.open is not None),
+        key=lambda pair: pair[0].opened_at,
+    )
+    shown: list[BarrierView] = []
+    for barrier, group in waiting[:most]:
+        most_missing -= barrier.shape.size - len(barrier.arrivals)
+        if shown and most_missing < 0:
+            break
+        view = open_barrier(group, now)
+        if view is not None:
+            shown.append(view)
+    return shown
+
+
+def last_decided(groups: Iterable[Group], most: int) -> list[BarrierView]:
+    """The newest ``most`` decisions, newest first."""
+    # A group's decisions ascend, so the newest of all are in the groups that decided last.
+    decided = (group for group in groups if group.decisions)
+    latest = nlargest(most, decided, key=lambda group: next(reversed(group.decisions.values())).decided_at)
+    newest = [one for group in latest for one in islice(reversed(group.decisions.values()), most)]
+    return [decided_barrier(one) for one in nlargest(most, newest, key=lambda one: one.decided_at)]

@@ -16,7 +16,7 @@ from muster.service.core.model import Decision
 from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call, LongPolls
-from muster.service.wire import decision_to_pb
+from muster.service.wire import barrier_to_pb, decision_to_pb
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
 MAX_HISTORY = 1_000
@@ -71,7 +71,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         view = await self._driver.query(
             lambda core, now: views.barrier(core, request.run_id, request.prefix, sequence, now)
         )
-        return barrier_pb2.BarrierServiceGetResponse(barrier=codec.barrier_to_pb(view))
+        return barrier_pb2.BarrierServiceGetResponse(barrier=barrier_to_pb(view))
 
     async def List(  # noqa: N802
         self, request: barrier_pb2.BarrierServiceListRequest, context: Any
@@ -81,7 +81,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         found = await self._driver.query(
             lambda core, now: list(views.barriers(core, request.run_id, history, now))
         )
-        return barrier_pb2.BarrierServiceListResponse(barriers=[codec.barrier_to_pb(view) for view in found])
+        return barrier_pb2.BarrierServiceListResponse(barriers=[barrier_to_pb(view) for view in found])
 
     def drain(self) -> None:
         """End every long poll; its caller asks again."""

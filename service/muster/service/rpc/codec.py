@@ -1,12 +1,11 @@
-"""Between ``muster.v1`` messages and the core's events, messages and views."""
+"""Between ``muster.v1`` messages and the core's events and messages."""
 
-import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from muster.service.core import events, views
+from muster.service.core import events
 from muster.service.core.effects import (
     GroupJoined,
     Message,
@@ -27,11 +26,9 @@ from muster.service.wire import (
     milliseconds,
     missing_to_pb,
     node_from_pb,
-    node_to_pb,
     settings_from_pb,
-    timestamp_to_pb,
 )
-from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2, session_pb2
+from muster.v1 import rendezvous_pb2, session_pb2
 
 T = TypeVar("T")
 
@@ -223,110 +220,3 @@ def join_response(message: Message) -> rendezvous_pb2.JoinResponse:
             return rendezvous_pb2.JoinResponse(closed=closed_to_pb(message))
         case _:
             raise TypeError(f"not for a node: {message!r}")
-
-
-def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
-    """A barrier as people see it: without the payloads, which are for its ranks and may be large."""
-    decision = None
-    if view.decision is not None:
-        decision = decision_to_pb(dataclasses.replace(view.decision, payloads=()))
-    return barrier_pb2.Barrier(
-        run_id=view.run_id,
-        prefix=view.prefix,
-        sequence=view.sequence,
-        generation=view.generation,
-        arrived=view.arrived,
-        required=view.required,
-        age_ms=milliseconds(view.age),
-        remaining_ms=milliseconds(view.remaining),
-        missing=[missing_to_pb(one) for one in view.missing],
-        decision=decision,
-        message=view.message,
-    )
-
-
-def run_to_pb(view: views.RunView) -> run_pb2.Run:
-    """A run as people see it."""
-    return run_pb2.Run(
-        run_id=view.run_id,
-        generation=view.generation,
-        connected=view.connected,
-        members=view.members,
-        groups=view.groups,
-        open_barriers=view.open_barriers,
-        decided_barriers=view.decided_barriers,
-        round=view.round,
-        nodes=view.nodes,
-        nodes_waiting=view.nodes_waiting,
-        store_keys=view.store_keys,
-        store_bytes=view.store_bytes,
-        closed=closed_to_pb(view.closed) if view.closed is not None else None,
-    )
-
-
-def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
-    """A rendezvous as people see it."""
-    settings = view.settings
-    return rendezvous_pb2.Rendezvous(
-        run_id=view.run_id,
-        round=view.round,
-        complete=view.complete,
-        min_nodes=settings.min_nodes if settings is not None else 0,
-        max_nodes=settings.max_nodes if settings is not None else 0,
-        nodes=[
-            rendezvous_pb2.NodeView(
-                node=node_to_pb(node.info),
-                standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
-                rank=node.rank,
-                connected=node.connected,
-                since_ms=milliseconds(node.since),
-            )
-            for node in view.nodes
-        ],
-        departed=[
-            rendezvous_pb2.DepartedNode(
-                node=node_to_pb(one.info),
-                round=one.round,
-                reason=one.reason,
-                since_ms=milliseconds(view.now - one.at),
-            )
-            for one in view.departed
-        ],
-        rounds=[
-            rendezvous_pb2.Round(
-                round=one.round,
-                world_size=one.world_size,
-                completed_at=timestamp_to_pb(one.completed_at),
-                join_ms=milliseconds(one.join_seconds),
-            )
-            for one in view.rounds
-        ],
-        closed=closed_to_pb(view.closed) if view.closed is not None else None,
-        message=view.message,
-    )
-
-
-def barrier_names_to_pb(names: Iterable[tuple[str, int]]) -> list[common_pb2.BarrierName]:
-    """Prefixes and sequences as messages."""
-    return [common_pb2.BarrierName(prefix=prefix, sequence=sequence) for prefix, sequence in names]
-
-
-def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
-    """Members as people see them."""
-    return [
-        run_pb2.Member(
-            rank=member.rank,
-            incarnation=member.incarnation,
-            ordinal=member.ordinal,
-            host=member.host,
-            pid=member.pid,
-            state=common_pb2.MemberState.ValueType(member.state),
-            since_ms=milliseconds(member.since),
-            generation=member.generation,
-            node_rank=member.node_rank,
-            groups=[
-                run_pb2.GroupPosition(prefix=prefix, last_sequence=last) for prefix, last in member.groups
-            ],
-        )
-        for member in members
-    ]

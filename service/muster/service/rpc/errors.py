@@ -44,6 +44,10 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.STORE_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.NOT_A_NUMBER: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.STALE_OPERATION: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TOKEN_MISSING: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.TOKEN_UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.ROLE_TOO_LOW: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 DRAINING = Refusal(

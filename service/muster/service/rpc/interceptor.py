@@ -57,7 +57,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(data: Any, context: Any) -> Any:
             with _Timed(self._observer, "unary", method, context):
                 try:
-                    return await behavior(_parsed(parse, data, method), context)
+                    return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
 
@@ -67,7 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(data: Any, context: Any) -> AsyncIterator[Any]:
             with _Timed(self._observer, "server_stream", method, context):
                 try:
-                    async for response in behavior(_parsed(parse, data, method), context):
+                    async for response in behavior(parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
@@ -77,12 +77,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _bidi(self, behavior: Any, method: str) -> Any:
         async def call(requests: Any, context: Any) -> None:
             with _Timed(self._observer, "bidi_stream", method, context):
-                await behavior(requests, context)
+                try:
+                    await behavior(requests, context)
+                except Refusal as refusal:
+                    await context.abort_with_status(errors.grpc_status(refusal))
 
         return call
 
 
-def _parsed(parse: Parse | None, data: Any, method: str) -> Any:
+def parsed(parse: Parse | None, data: Any, method: str) -> Any:
+    """A request from its bytes.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT.
+    """
     try:
         return parse(data) if parse else data
     except DecodeError as error:

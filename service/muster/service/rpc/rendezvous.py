@@ -12,7 +12,7 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.call import Call
-from muster.service.wire import closed_to_pb, node_to_pb
+from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, rendezvous_to_pb
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 
 MAX_UNSENT = 100
@@ -124,7 +124,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
             waiting_nodes=[node_to_pb(node) for node in affected.waiting_nodes],
             nodes_in_round=affected.nodes_in_round,
             connected_processes=affected.connected_processes,
-            open_barriers=codec.barrier_names_to_pb(affected.open_barriers),
+            open_barriers=barrier_names_to_pb(affected.open_barriers),
         )
 
     async def Get(  # noqa: N802
@@ -132,7 +132,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
     ) -> rendezvous_pb2.RendezvousServiceGetResponse:
         """Show the rendezvous of a run."""
         view = await self._driver.query(lambda core, now: views.rendezvous(core.run(request.run_id), now))
-        return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=codec.rendezvous_to_pb(view))
+        return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=rendezvous_to_pb(view))
 
     def drain(self) -> None:
         """End every stream; its node comes back to its place."""

@@ -9,8 +9,9 @@ from muster.service.core import views
 from muster.service.core.effects import Evicted
 from muster.service.core.events import Evict
 from muster.service.driver import Driver
-from muster.service.rpc import codec, errors
+from muster.service.rpc import errors
 from muster.service.rpc.call import Call
+from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb
 from muster.v1 import run_pb2, run_pb2_grpc
 
 WATCH_INTERVAL = 0.2
@@ -28,21 +29,21 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     ) -> run_pb2.RunServiceListResponse:
         """Show every run."""
         found = await self._driver.query(lambda core, _: views.runs(core))
-        return run_pb2.RunServiceListResponse(runs=[codec.run_to_pb(view) for view in found])
+        return run_pb2.RunServiceListResponse(runs=[run_to_pb(view) for view in found])
 
     async def Get(  # noqa: N802
         self, request: run_pb2.RunServiceGetRequest, context: Any
     ) -> run_pb2.RunServiceGetResponse:
         """Show one run."""
         view = await self._driver.query(lambda core, _: views.run(core.run(request.run_id)))
-        return run_pb2.RunServiceGetResponse(run=codec.run_to_pb(view))
+        return run_pb2.RunServiceGetResponse(run=run_to_pb(view))
 
     async def Members(  # noqa: N802
         self, request: run_pb2.MembersRequest, context: Any
     ) -> run_pb2.MembersResponse:
         """Show the processes of a run."""
         found = await self._driver.query(lambda core, now: views.members(core.run(request.run_id), now))
-        return run_pb2.MembersResponse(members=codec.members_to_pb(found))
+        return run_pb2.MembersResponse(members=members_to_pb(found))
 
     async def Evict(  # noqa: N802
         self, request: run_pb2.EvictRequest, context: Any
@@ -56,8 +57,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                 self._driver.submit(Evict(call.id, request.run_id, request.rank, request.reason))
                 await call.answer()
         return run_pb2.EvictResponse(
-            members=codec.members_to_pb(affected.members),
-            failed_barriers=codec.barrier_names_to_pb(affected.failed_barriers),
+            members=members_to_pb(affected.members),
+            failed_barriers=barrier_names_to_pb(affected.failed_barriers),
         )
 
     async def Watch(  # noqa: N802
@@ -69,13 +70,18 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         try:
             while True:
                 changed.clear()
-                for view in await self._driver.query(lambda core, _: views.runs(core)):
+                found = await self._driver.query(lambda core, _: views.runs(core))
+                for run_id in shown.keys() - {view.run_id for view in found}:
+                    forgotten = run_to_pb(shown.pop(run_id))
+                    forgotten.forgotten = True
+                    yield run_pb2.WatchResponse(run=forgotten)
+                for view in found:
                     wanted = request.run_id in ("", view.run_id)
                     # A store that is used changes all the time, and nobody watches it.
                     counts = dataclasses.replace(view, store_keys=0, store_bytes=0)
                     if wanted and shown.get(view.run_id) != counts:
                         shown[view.run_id] = counts
-                        yield run_pb2.WatchResponse(run=codec.run_to_pb(view))
+                        yield run_pb2.WatchResponse(run=run_to_pb(view))
                 await asyncio.sleep(WATCH_INTERVAL)
                 await changed.wait()
                 if self._driver.frozen:

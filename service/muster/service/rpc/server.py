@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha import reflection
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer
+from muster.service.rpc.coordinator import CoordinatorServicer
+from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
 from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
@@ -18,6 +20,8 @@ from muster.service.rpc.store import StoreServicer
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -33,12 +37,15 @@ SERVICES = (
     rendezvous_pb2.DESCRIPTOR.services_by_name["RendezvousService"],
     run_pb2.DESCRIPTOR.services_by_name["RunService"],
     store_pb2.DESCRIPTOR.services_by_name["StoreService"],
+    coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
 )
 METHODS = [f"/{service.full_name}/{m.name}" for service in SERVICES for m in service.methods]
 MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 
@@ -68,7 +75,7 @@ class RpcServer:
         await self.server.stop(grace)
 
 
-def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
+def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
     """The channel options of the server.
 
     Keepalive finds a dead peer without any work in Python: a ping after a third of the session TTL
@@ -82,6 +89,9 @@ def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", limits.max_sessions),
         # A whole job connects at once; by default calls beyond 1,000 that wait to be taken are cancelled.
+        # Who connects and says nothing, or too slowly, is let go.
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server.max_pending_requests", limits.max_sessions),
         ("grpc.server.max_pending_requests_hard_limit", limits.max_sessions),
         (
@@ -104,7 +114,13 @@ def options(session_ttl: float, limits: Limits) -> list[tuple[str, int]]:
 
 
 async def build_server(
-    driver: Driver, *, session_ttl: float, limits: Limits, observer: CallObserver
+    driver: Driver,
+    *,
+    session_ttl: float,
+    limits: Limits,
+    observer: CallObserver,
+    guard: GuardInterceptor | None = None,
+    max_connections: int = 2**31 - 1,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -113,9 +129,12 @@ async def build_server(
         session_ttl: seconds that a lost session may take to come back; sets the keepalive.
         limits: the coordinator's bounds.
         observer: who is told of calls.
+        guard: lets calls in; without one everyone may do everything.
+        max_connections: how many may be open at once.
     """
-    server = grpc.aio.server(interceptors=[CallInterceptor(observer)], options=options(session_ttl, limits))
-    sessions = SessionServicer(driver)
+    interceptors = [CallInterceptor(observer), *([guard] if guard is not None else [])]
+    server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
+    sessions = SessionServicer(driver, max_open=2 * limits.max_sessions)
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)
     server.add_generic_rpc_handlers((sessions.handler(),))
@@ -124,6 +143,7 @@ async def build_server(
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorServicer(driver), server)
     checks = health_v1.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in SERVICES]

@@ -7,10 +7,12 @@ from typing import Any
 import grpc
 
 from muster.service.core.effects import Refused
-from muster.service.core.events import Disconnected, Goodbye
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.events import Disconnected, Goodbye, Hello
+from muster.service.core.limits import Limits
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
+from muster.service.rpc.guard import ADMISSION
 
 
 class Session:
@@ -104,6 +106,8 @@ class Session:
 
     async def _read(self, context: Any, hello_timeout: float) -> None:
         driver = self._driver
+        admission = ADMISSION.get()
+        read = admission.paced(context.read)
         try:
             async with asyncio.timeout(hello_timeout):
                 data = await context.read()
@@ -112,15 +116,19 @@ class Session:
                     Reason.HELLO_REQUIRED,
                     "the session was closed before it said anything. Open another, and say Hello first.",
                 )
+            event = codec.parse_session_message(self.id, data)
+            if type(event) is Hello:
+                admission.check_run(event.run_id)
+            driver.submit(event)
             # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
             # stream, is the end of its session.
-            while data is not grpc.aio.EOF:
+            while type(event) is not Goodbye:
+                data = await read()
+                if data is grpc.aio.EOF:
+                    return
                 event = codec.parse_session_message(self.id, data)
                 driver.submit(event)
-                if type(event) is Goodbye:
-                    self.end()
-                    return
-                data = await context.read()
+            self.end()
         except TimeoutError:
             self.end(
                 Refusal(
@@ -140,12 +148,21 @@ class SessionServicer:
         driver: takes the events.
         hello_timeout: seconds that a peer has for its first message.
         max_unsent: messages that may wait for one peer.
+        max_open: streams that may be open, those that have not said hello yet among them.
     """
 
-    def __init__(self, driver: Driver, *, hello_timeout: float = 10.0, max_unsent: int = 1_000) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        hello_timeout: float = 10.0,
+        max_unsent: int = 1_000,
+        max_open: int = 2 * Limits().max_sessions,
+    ) -> None:
         self._driver = driver
         self._hello_timeout = hello_timeout
         self._max_unsent = max_unsent
+        self._max_open = max_open
         self._draining = False
         self.sessions: set[Session] = set()
 
@@ -153,6 +170,8 @@ class SessionServicer:
         """Handle one ``Connect`` call."""
         if self._draining:
             await context.abort_with_status(errors.grpc_status(errors.DRAINING))
+        if (count := len(self.sessions)) >= self._max_open:
+            raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
         session = Session(self._driver, self._max_unsent)
         self.sessions.add(session)
         try:

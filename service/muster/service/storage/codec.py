@@ -5,14 +5,17 @@ last for that reason.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from muster.service.core.effects import (
     EvictionRecord,
+    Forget,
     ForgetDecision,
     ForgetParticipant,
     ForgetRound,
+    ForgetRun,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -43,13 +46,47 @@ from muster.service.wire import (
 )
 from muster.v1 import common_pb2, state_pb2
 
+KINDS = (
+    "decision",
+    "eviction",
+    "group",
+    "participant",
+    "round",
+    "speaker",
+    "storekey",
+    "storeop",
+)
+"""The kinds of row of which a run may have many."""
 
-def encode_all(records: Iterable[Record]) -> dict[bytes, bytes | None]:
-    """Records as writes, the last one for a key winning."""
-    return dict(encode(record) for record in records)
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes."""
+
+    writes: dict[bytes, bytes | None] = field(default_factory=dict)
+    """Key to value; None deletes."""
+    cleared: list[bytes] = field(default_factory=list)
+    """Every key that begins with one of these is deleted, before anything is written."""
 
 
-def encode(record: Record) -> tuple[bytes, bytes | None]:
+def encode_all(records: Iterable[Record]) -> Batch:
+    """Records as a batch, the last one for a key winning."""
+    by_run: dict[str, dict[bytes, bytes | None]] = {}
+    batch = Batch()
+    for record in records:
+        if isinstance(record, ForgetRun):
+            # What was written of it before in this batch is gone too; what comes after begins it anew.
+            by_run[record.run_id] = {_key("run", record.run_id): None}
+            batch.cleared += [_key(kind, record.run_id, "") for kind in KINDS]
+        else:
+            key, value = encode(record)
+            by_run.setdefault(record.run_id, {})[key] = value
+    for writes in by_run.values():
+        batch.writes.update(writes)
+    return batch
+
+
+def encode(record: Kept | Forget) -> tuple[bytes, bytes | None]:
     """One record as a key and a value; the value None forgets the key."""
     match record:
         case Decision():
@@ -75,6 +112,7 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
                 run_id=record.run_id,
                 generation=record.generation,
                 closed=closed_to_pb(record.closed) if record.closed is not None else None,
+                active_at=timestamp_to_pb(record.active_at) if record.active_at is not None else None,
             )
             return _key("run", record.run_id), run.SerializeToString()
         case EvictionRecord():
@@ -137,7 +175,8 @@ def _decode(key: bytes, value: bytes) -> Kept:
         case b"run":
             run = state_pb2.RunRecord.FromString(value)
             closed = closed_from_pb(run.closed) if run.HasField("closed") else None
-            return RunRecord(run.run_id, run.generation, closed)
+            active_at = timestamp_from_pb(run.active_at) if run.HasField("active_at") else None
+            return RunRecord(run.run_id, run.generation, closed, active_at)
         case b"eviction":
             eviction = state_pb2.EvictionRecord.FromString(value)
             return EvictionRecord(eviction.run_id, eviction.rank, eviction.generation, eviction.ordinal)

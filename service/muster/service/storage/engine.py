@@ -1,6 +1,6 @@
 """What every storage engine does, and how it fails."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 
@@ -36,11 +36,13 @@ class Engine(Protocol):
         """
         ...
 
-    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
+    def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
         """Write all or nothing; durable when it returns.
 
         Args:
             writes: key to value; None deletes.
+            cleared: every key that begins with one of these is deleted before anything is written. What is
+                given must end in a byte below 255.
 
         Raises:
             StorageError: nothing may be assumed written.
@@ -50,3 +52,8 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of the storage; calling it twice does no harm."""
         ...
+
+
+def after(prefix: bytes) -> bytes:
+    """The least key beyond all that begin with ``prefix``, which ends in a byte below 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -17,10 +17,16 @@ def engine_for(location: str) -> Engine:
     """
     if location == "memory:":
         return MemoryEngine()
-    path = Path(location.removeprefix(SQLITE_SCHEME))
-    if location.startswith(SQLITE_SCHEME) and path.name:
+    path = sqlite_path(location)
+    if path is not None:
         return SqliteEngine(path)
     raise StorageError(
         f'--state "{location}" names no storage. Use memory: or sqlite:///muster.db '
         "(sqlite:////var/lib/muster.db for an absolute path)."
     )
+
+
+def sqlite_path(location: str) -> Path | None:
+    """The file of a SQLite state; None if the location names none."""
+    path = Path(location.removeprefix(SQLITE_SCHEME))
+    return path if location.startswith(SQLITE_SCHEME) and path.name else None

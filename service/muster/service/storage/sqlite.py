@@ -3,16 +3,23 @@
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from muster.service.storage.engine import StorageError
+from muster.service.storage.engine import StorageError, after
 
 APPLICATION_ID = 0x4D535452
 """Marks a file as Muster's ("MSTR"), so that another program's database is not written to."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: the file shrinks when rows are deleted (``auto_vacuum = INCREMENTAL``)."""
 EPOCH_KEY = b"epoch"
+SPARE_PAGES = 256
+"""Free pages that the file keeps for what is written next: 1 MiB."""
+PAGES_FREED = 256
+"""Free pages that one commit gives back to the file system at most: 1 MiB."""
+MAX_LOG_BYTES = 16 * 1024 * 1024
+"""What the write-ahead log is cut back to when it has grown beyond that."""
 
 
 class SqliteEngine:
@@ -33,8 +40,8 @@ class SqliteEngine:
     def open(self) -> int:
         """See :class:`~muster.service.storage.engine.Engine`."""
         try:
-            self._take_lock()
-            with self._explained("open"):
+            self._lock = take_lock(self.path)
+            with explained("open", self.path):
                 return self._open()
         except StorageError:
             self.close()
@@ -45,65 +52,49 @@ class SqliteEngine:
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._db = db
         db.execute("PRAGMA busy_timeout = 5000")
-        application_id = db.execute("PRAGMA application_id").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        if application_id != APPLICATION_ID and tables:
-            raise StorageError(
-                f"{self.path} is a SQLite database of another program. Give --state another path."
-            )
-        if version > SCHEMA_VERSION:
-            raise StorageError(
-                f"{self.path} was written by a newer Muster (schema {version}, this one knows "
-                f"{SCHEMA_VERSION}). Run that version, or give --state another path."
-            )
+        version = check_owner(db, self.path)
         problem = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
+        if version < SCHEMA_VERSION:
+            # Written anew, once: it takes effect no other way. Killed meanwhile, it is as it was before.
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("VACUUM")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
         db.execute("BEGIN IMMEDIATE")
         if version == 0:
             db.execute("CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
-        epoch = _epoch(row[0]) + 1 if row else 1
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        epoch = epoch_of(db) + 1
         self._put(db, {EPOCH_KEY: str(epoch).encode()})
         db.execute("COMMIT")
         return epoch
 
-    def _take_lock(self) -> None:
-        path = self.path.with_name(self.path.name + ".lock")
-        try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(
-                f"{self.path} is in use by another coordinator (it holds {path}). Stop that one, or "
-                "give --state another path."
-            ) from None
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {path}: {error.strerror}. Give --state a path in a folder that exists "
-                "and that this user may write."
-            ) from error
-
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """See :class:`~muster.service.storage.engine.Engine`."""
         assert self._db is not None
-        with self._explained("read"):
+        with explained("read", self.path):
             rows = self._db.execute("SELECT key, value FROM state WHERE key != ?", (EPOCH_KEY,))
             # All at once, so that a reader who stops halfway leaves no transaction open.
             yield from rows.fetchall()
 
-    def commit(self, writes: Mapping[bytes, bytes | None]) -> None:
+    def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
         """See :class:`~muster.service.storage.engine.Engine`."""
         db = self._db
         assert db is not None
-        with self._explained("write"):
+        with explained("write", self.path):
+            if db.execute("PRAGMA freelist_count").fetchone()[0] > SPARE_PAGES:
+                # A script, since a statement would be stepped once, and free one page.
+                db.executescript(f"PRAGMA incremental_vacuum({PAGES_FREED})")
             db.execute("BEGIN IMMEDIATE")
             try:
+                db.executemany(
+                    "DELETE FROM state WHERE key >= ? AND key < ?",
+                    ((prefix, after(prefix)) for prefix in cleared),
+                )
                 self._put(db, writes)
                 db.execute("COMMIT")
             except sqlite3.Error:
@@ -131,24 +122,80 @@ class SqliteEngine:
             os.close(self._lock)
             self._lock = None
 
-    @contextmanager
-    def _explained(self, verb: str) -> Iterator[None]:
-        """Turn SQLite's errors into ours, which say what to do next."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise StorageError(
-                f"cannot {verb} {self.path}: {error}. Check the disk's free space and the permissions."
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise StorageError(
-                f"cannot {verb} {self.path}: {error}. The file is damaged or not a database; restore "
-                "it from a backup, or move it away to start without its history."
-            ) from error
 
+def take_lock(path: Path) -> int:
+    """Keep everyone else from a state, until the descriptor that is returned is closed.
 
-def _epoch(value: bytes) -> int:
+    Raises:
+        StorageError: someone has it, or there is no lock to be had there.
+    """
+    file = path.with_name(path.name + ".lock")
     try:
-        return int(value)
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _no_lock(file, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise StorageError(
+                f"{path} is in use by another coordinator (it holds {file}). Stop that one, or "
+                "give --state another path."
+            ) from None
+        raise _no_lock(file, error) from error
+    return lock
+
+
+def _no_lock(file: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {file}: {error.strerror}. Give --state a path in a folder that exists "
+        "and that this user may write."
+    )
+
+
+def check_owner(db: sqlite3.Connection, path: Path) -> int:
+    """See that a database is Muster's, or empty.
+
+    Returns:
+        The version of its schema; 0 if it is empty.
+
+    Raises:
+        StorageError: it is another program's, or that of a newer Muster.
+    """
+    application_id = db.execute("PRAGMA application_id").fetchone()[0]
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if application_id != APPLICATION_ID and tables:
+        raise StorageError(f"{path} is a SQLite database of another program. Give --state another path.")
+    if version > SCHEMA_VERSION:
+        raise StorageError(
+            f"{path} was written by a newer Muster (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}). Run that version, or give --state another path."
+        )
+    return version
+
+
+def epoch_of(db: sqlite3.Connection) -> int:
+    """How often the state has been opened."""
+    row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
+    try:
+        return int(row[0]) if row else 0
     except ValueError:
-        raise sqlite3.DatabaseError(f"its epoch is {value[:40]!r}") from None
+        raise sqlite3.DatabaseError(f"its epoch is {row[0][:40]!r}") from None
+
+
+@contextmanager
+def explained(verb: str, path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, which say what to do next."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StorageError(
+            f"cannot {verb} {path}: {error}. Check the disk's free space and the permissions."
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise StorageError(
+            f"cannot {verb} {path}: {error}. The file is damaged or not a database; restore "
+            "it from a backup, or move it away to start without its history."
+        ) from error

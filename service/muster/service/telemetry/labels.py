@@ -9,7 +9,7 @@ class BoundedLabel:
     """Gives the label value for a name.
 
     Digits are folded (``step-12000`` becomes ``step-N``) if ``fold_digits``; beyond ``most`` different
-    values, all further ones become ``other``.
+    values, all further ones become ``other``, until some of the first are released.
     """
 
     def __init__(self, most: int, *, fold_digits: bool = False) -> None:
@@ -26,3 +26,7 @@ class BoundedLabel:
             return OVERFLOW
         self._values.add(value)
         return value
+
+    def release(self, value: str) -> None:
+        """Nothing is labelled so any more: another name may have its place."""
+        self._values.discard(value)

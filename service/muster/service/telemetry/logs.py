@@ -1,14 +1,18 @@
 """Structured logs that can neither stall nor crash the coordinator."""
 
 import atexit
+import json
 import logging
 import queue
 import sys
 import threading
+from collections.abc import Callable, MutableMapping
+from types import TracebackType
 from typing import Any, Literal
 
 import structlog
 
+from muster.service.core import report
 from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, Outcome
 
@@ -16,14 +20,26 @@ LogFormat = Literal["console", "json"]
 MAX_WAITING_LINES = 10_000
 
 
+def _loss_for_people(lines: int) -> str:
+    return f"({lines} log lines were dropped: nobody read them)"
+
+
+def _loss_for_collectors(lines: int) -> str:
+    return json.dumps({"event": "log.dropped", "level": "warning", "lines": lines})
+
+
 class LineWriter:
     """Writes lines to stderr on a thread of its own.
 
     A log reader that stops reading must not stop the event loop: past ``MAX_WAITING_LINES`` lines are
     dropped and counted. A closed stderr is silently given up; the service matters more than its log.
+
+    Args:
+        loss: the line that tells how many lines were dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loss: Callable[[int], str] = _loss_for_people) -> None:
+        self._loss = loss
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="muster-log", daemon=True)
@@ -48,7 +64,7 @@ class LineWriter:
         while (line := self._lines.get()) is not None:
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                line = f"({dropped} log lines were dropped: nobody read them)\n{line}"
+                line = f"{self._loss(dropped)}\n{line}"
             try:
                 print(line, file=sys.stderr, flush=self._lines.empty())
             except (OSError, ValueError):
@@ -73,13 +89,20 @@ def configure(log_format: LogFormat) -> None:
     Args:
         log_format: ``console`` for people, ``json`` for collectors.
     """
-    writer = LineWriter()
+    as_json = log_format == "json"
+    writer = LineWriter(_loss_for_collectors if as_json else _loss_for_people)
     renderer: Any = (
         structlog.processors.JSONRenderer()
-        if log_format == "json"
+        if as_json
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=20)
     )
     logging.basicConfig(level=logging.WARNING, handlers=[_LibraryHandler()], force=True)
+    logging.captureWarnings(True)
+    if as_json:
+        # What Python itself would print is no JSON.
+        sys.excepthook = _log_uncaught
+        sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+        threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
     # It logs a traceback for every malformed request, which is a matter between it and its client.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(
@@ -87,11 +110,38 @@ def configure(log_format: LogFormat) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _printable,
             renderer,
         ],
         logger_factory=lambda *_: writer,
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Make control characters visible: what callers send may end here, and here may be a terminal.
+
+    Only a traceback keeps its lines; elsewhere a line break would be a line of the log that never was.
+    """
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            text = report.printable(value)
+            event[key] = text if key == "exception" else text.replace("\n", "\\n")
+    return event
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    """An exception that nobody caught, as a line of the log."""
+    structlog.get_logger().critical(
+        "uncaught", reason=f"{kind.__name__}: {error}", exc_info=(kind, error, traceback)
+    )
+
+
+def failed(reason: str) -> None:
+    """The coordinator cannot start, or cannot go on."""
+    structlog.get_logger().critical("failed", reason=reason)
 
 
 class EventLog:
@@ -119,6 +169,9 @@ class EventLog:
     def noticed(self, notice: Notice) -> None:
         """Something that an operator may want to know."""
         self._log.info(notice.event, run=notice.run_id, reason=notice.message)
+
+    def forgotten(self, run_id: str) -> None:
+        """Its notice is what is logged."""
 
     def committed(self, seconds: float) -> None:
         """Commits are counted, not logged."""

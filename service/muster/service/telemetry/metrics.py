@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -16,10 +17,11 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, MemberState
-from muster.service.telemetry.labels import BoundedLabel
+from muster.service.core.model import Decision, MemberState, Outcome
+from muster.service.telemetry.labels import OVERFLOW, BoundedLabel
 from muster.service.version import VERSION
 
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -27,6 +29,15 @@ COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 MOST_RUNS = 200
 MOST_PREFIXES = 50
+
+
+class Certificate(Protocol):
+    """What a server shows in the TLS handshake."""
+
+    @property
+    def expires_at(self) -> float:
+        """When it ends, in seconds since 1970."""
+        ...
 
 
 class Metrics:
@@ -38,9 +49,21 @@ class Metrics:
             self.registry.register(collector)
         self.run_label = BoundedLabel(MOST_RUNS)
         self.prefix_label = BoundedLabel(MOST_PREFIXES, fold_digits=True)
+        self._prefixes: dict[str, set[str]] = {}
+        """Those that each run has had, by label."""
         group = ["run", "prefix"]
         registry = self.registry
         Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
+        self._epoch = Gauge(
+            "muster_coordinator_epoch",
+            "How often the coordinator was started on its state.",
+            registry=registry,
+        )
+        self._start_time = Gauge(
+            "muster_start_time_seconds",
+            "When the coordinator took hold of its state, in seconds since 1970.",
+            registry=registry,
+        )
         self._decisions = Counter(
             "muster_barrier_decisions",
             "Barriers decided, by outcome.",
@@ -83,6 +106,11 @@ class Metrics:
             buckets=COMMIT_BUCKETS,
             registry=registry,
         )
+        self.commit_open = Gauge(
+            "muster_storage_commit_open_seconds",
+            "How long the commit that is under way has taken; 0 if there is none.",
+            registry=registry,
+        )
         self.storage_errors = Counter(
             "muster_storage_errors",
             "Commits that failed; the coordinator stops at the first one.",
@@ -106,11 +134,39 @@ class Metrics:
             registry=registry,
         )
 
+    def began(self, epoch: int, at: float) -> None:
+        """The coordinator has its state.
+
+        Args:
+            epoch: how often that state was opened.
+            at: seconds since 1970.
+        """
+        self._epoch.set(epoch)
+        self._start_time.set(at)
+
+    def expect_run(self, run: str) -> None:
+        """Show the counts of a run, by its label value, at zero: a rate does not see a series begin at 1."""
+        self._rounds.labels(run)
+        self._join.labels(run)
+
+    def expect_group(self, run: str, prefix: str) -> None:
+        """Show the counts of a group, by its label values, at zero."""
+        for outcome in Outcome:
+            self._decisions.labels(run, prefix, outcome.name)
+        self._wait.labels(run, prefix)
+        self._skew.labels(run, prefix)
+
+    def group_labels(self, run_id: str, prefix: str) -> tuple[str, str]:
+        """The label values for a group of a run."""
+        labels = self.run_label(run_id), self.prefix_label(prefix)
+        self._prefixes.setdefault(labels[0], set()).add(labels[1])
+        return labels
+
     # ------------------------------------------------------------------ the driver's observer
 
     def decided(self, decision: Decision) -> None:
         """A barrier was decided."""
-        labels = self.run_label(decision.run_id), self.prefix_label(decision.prefix)
+        labels = self.group_labels(decision.run_id, decision.prefix)
         self._decisions.labels(*labels, decision.outcome.name).inc()
         self._wait.labels(*labels).observe(decision.wait)
         self._skew.labels(*labels).observe(decision.skew)
@@ -126,9 +182,36 @@ class Metrics:
     def noticed(self, notice: Notice) -> None:
         """Notices are logged, not counted."""
 
+    def forgotten(self, run_id: str) -> None:
+        """Nothing is left of a run: its series end, but for what was added up with others."""
+        label = self.run_label(run_id)
+        if label == OVERFLOW:
+            return
+        prefixes = self._prefixes.pop(label, set())
+        for prefix in prefixes:
+            for outcome in Outcome:
+                self._decisions.remove(label, prefix, outcome.name)
+            for metric in (self._wait, self._skew, self._last_rank):
+                metric.remove(label, prefix)
+        self._rounds.remove(label)
+        self._join.remove(label)
+        self.run_label.release(label)
+        for prefix in prefixes.difference(*self._prefixes.values()):
+            self.prefix_label.release(prefix)
+
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         self._commit.observe(seconds)
+
+    # ------------------------------------------------------------------ the certificate
+
+    def show_certificate_expiry(self, certificate: Certificate) -> None:
+        """Show, from now on, when the certificate in force ends."""
+        Gauge(
+            "muster_tls_certificate_expiry_timestamp_seconds",
+            "When the server's certificate ends, in seconds since 1970.",
+            registry=self.registry,
+        ).set_function(lambda: certificate.expires_at)
 
     # ------------------------------------------------------------------ the server's observer
 
@@ -161,11 +244,13 @@ class StateCollector(Collector):
     Args:
         coordinator: the state.
         metrics: whose label values are used.
+        clock: the one that the state's times are on.
     """
 
-    def __init__(self, coordinator: Coordinator, metrics: Metrics) -> None:
+    def __init__(self, coordinator: Coordinator, metrics: Metrics, clock: Clock) -> None:
         self._coordinator = coordinator
         self._metrics = metrics
+        self._clock = clock
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The families without samples."""
@@ -181,6 +266,17 @@ class StateCollector(Collector):
                 "Ranks that the open barrier waits for; 0 when none is open.",
                 labels=group,
             ),
+            "age": GaugeMetricFamily(
+                "muster_barrier_open_seconds",
+                "Time since the first arrival at the oldest open barrier; 0 when none is open.",
+                labels=group,
+            ),
+            "timeout": GaugeMetricFamily(
+                "muster_barrier_timeout_seconds",
+                "Timeout of the oldest open barrier, from its first arrival; 0 when none is open.",
+                labels=group,
+            ),
+            "runs": GaugeMetricFamily("muster_runs", "Runs, by whether they are closed.", labels=["state"]),
             "members": GaugeMetricFamily(
                 "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
             ),
@@ -196,6 +292,9 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Count what there is now."""
         families = self._families()
+        now = self._clock.now().monotonic
+        runs = Tally(open=0, closed=0)
+        oldest: dict[tuple[str, str], tuple[float, float]] = {}
         opened: Tally[tuple[str, str]] = Tally()
         missing: Tally[tuple[str, str]] = Tally()
         members: Tally[tuple[str, str]] = Tally()
@@ -204,6 +303,8 @@ class StateCollector(Collector):
         waiting: Tally[str] = Tally()
         for run in self._coordinator.runs.values():
             run_label = self._metrics.run_label(run.run_id)
+            runs["open" if run.closed is None else "closed"] += 1
+            self._metrics.expect_run(run_label)
             sessions[run_label] += 0
             closed[run_label] += run.closed is not None
             waiting[run_label] += run.rendezvous.without_round
@@ -212,10 +313,13 @@ class StateCollector(Collector):
             newest = {process.rank: process for process in run.roster}
             members.update((run_label, p.state.name.lower()) for p in newest.values())
             for group in run.groups.values():
-                key = run_label, self._metrics.prefix_label(group.prefix)
+                key = self._metrics.group_labels(run.run_id, group.prefix)
+                self._metrics.expect_group(*key)
                 barrier = group.open
                 opened[key] += barrier is not None
                 missing[key] += barrier.shape.size - len(barrier.arrivals) if barrier else 0
+                wait = (now - barrier.opened_at, barrier.timeout) if barrier else (0.0, 0.0)
+                oldest[key] = max(wait, oldest.get(key, wait))
         sessions.update(
             self._metrics.run_label(session.run.run_id) for session in self._coordinator.sessions.values()
         )
@@ -223,6 +327,11 @@ class StateCollector(Collector):
             families["open"].add_metric(labels, value)
         for labels, value in missing.items():
             families["missing"].add_metric(labels, value)
+        for labels, (age, timeout) in oldest.items():
+            families["age"].add_metric(labels, age)
+            families["timeout"].add_metric(labels, timeout)
+        for run_state, value in runs.items():
+            families["runs"].add_metric([run_state], value)
         for labels, value in members.items():
             families["members"].add_metric(labels, value)
         for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):

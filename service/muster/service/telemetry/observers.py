@@ -26,6 +26,11 @@ class Observers:
         for observer in self._observers:
             observer.noticed(notice)
 
+    def forgotten(self, run_id: str) -> None:
+        """Nothing is left of a run."""
+        for observer in self._observers:
+            observer.forgotten(run_id)
+
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
         for observer in self._observers:

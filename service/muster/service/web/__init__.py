@@ -1,1 +1,1 @@
-"""HTTP: metrics and health, on a port of its own."""
+"""HTTP, on a port of its own: the status page, metrics and health."""

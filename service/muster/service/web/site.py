@@ -1,4 +1,4 @@
-"""The HTTP port: /metrics, /healthz and /readyz."""
+"""The HTTP port: the status page, /metrics, /healthz and /readyz."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,16 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from muster.service.web.status import State, add_status
 
-def build_site(registry: CollectorRegistry, ready: Callable[[], str | None]) -> web.Application:
+
+def build_site(registry: CollectorRegistry, ready: Callable[[], str | None], state: State) -> web.Application:
     """Assemble the HTTP application.
 
     Args:
         registry: what /metrics shows.
         ready: why the coordinator does not serve now, or None if it does.
+        state: what the status page shows.
     """
 
     async def metrics(request: web.Request) -> web.Response:
@@ -32,4 +35,5 @@ def build_site(registry: CollectorRegistry, ready: Callable[[], str | None]) -> 
     site.router.add_get("/metrics", metrics)
     site.router.add_get("/healthz", healthz)
     site.router.add_get("/readyz", readyz)
+    add_status(site, state)
     return site

@@ -103,3 +103,16 @@ def test_4096_missing_ranks_are_folded():
 
 def test_a_barrier_whose_shape_is_not_known_yet_has_an_empty_bar():
     assert any("░" * 16 + " 0/0" in line for line in lines(snapshot(samples.waiting(arrived=0, required=0))))
+
+
+def test_the_groups_of_a_save_are_told_apart_however_long_their_prefix_is():
+    prefix = "llama-70b-pretraining/save"
+    shown = lines(
+        snapshot(*(samples.waiting(prefix=f"{prefix}{end}") for end in ("", "/commit", "/agreement")))
+    )
+    names = [line.split()[1:3] for line in shown if line.startswith("job1")]
+    assert [" ".join(name) for name in names] == [
+        "llama-70…raining/save #7",
+        "llama-70…/save/commit #7",
+        "llama-70…ve/agreement #7",
+    ]

@@ -1,14 +1,17 @@
+import dataclasses
 import inspect
 import re
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.service.core import coordinator, group, run, store
+from muster.service.security.config import TrafficLimits
 
 
 def invoke(*arguments: str):
@@ -68,3 +71,27 @@ def test_the_client_commands_do_not_load_the_server():
     program = f"import sys, muster.service.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def commands(group, *path):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+def test_every_command_that_connects_takes_token_and_certificates():
+    security = {"--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name"}
+    lacking = {}
+    for path, command in commands(typer.main.get_command(app)):
+        options = {option for parameter in command.params for option in parameter.opts}
+        if "--endpoint" in options and not security <= options:
+            lacking[path] = security - options
+    assert lacking == {}
+
+
+def test_the_bounds_of_peers_are_options_of_serve():
+    shown = invoke("serve", "--help").stdout
+    for field in dataclasses.fields(TrafficLimits):
+        assert f"--{field.name.replace('_', '-')} " in shown

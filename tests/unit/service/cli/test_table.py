@@ -3,19 +3,10 @@ import json
 import pytest
 from rich.cells import cell_len
 
+from muster.service.cells import duration, ranks
 from muster.service.cli import columns
-from muster.service.cli.table import (
-    Column,
-    Table,
-    as_dict,
-    document,
-    duration,
-    fields,
-    headed,
-    json_line,
-    name,
-    ranks,
-)
+from muster.service.cli.table import Column, Table, document, fields, headed, json_line, name
+from muster.service.wire import as_dict
 from muster.v1 import common_pb2, run_pb2
 from tests.unit.service.cli import samples
 
@@ -168,6 +159,7 @@ def test_json_has_the_names_of_the_proto_and_its_zeros():
                 "nodes_waiting": 0,
                 "store_keys": "0",
                 "store_bytes": "0",
+                "forgotten": False,
             }
         ]
     }

@@ -35,6 +35,10 @@ def test_the_reasons_are_stable():
         "STORE_TIMED_OUT",
         "NOT_A_NUMBER",
         "STALE_OPERATION",
+        "TOKEN_MISSING",
+        "TOKEN_UNKNOWN",
+        "ROLE_TOO_LOW",
+        "RUN_NOT_ALLOWED",
     ]
 
 

@@ -208,3 +208,20 @@ def test_those_who_went_are_named_if_there_are_any():
 )
 def test_a_closed_run_says_by_whom_and_why(by, reason, text):
     assert report.run_closed("job1", Closed(by, reason, 0.0)) == text
+
+
+def test_the_missing_are_folded_by_host_and_reason():
+    lost = [
+        MissingRank(rank, MissingState.CONNECTION_LOST, "node-1", 70 + rank, gone_for=41) for rank in (9, 10)
+    ]
+    never = MissingRank(12, MissingState.NEVER_JOINED)
+    one, two, three = report.by_host([NOT_ARRIVED, lost[0], never, lost[1]])
+    assert (one.host, one.why, one.ranks) == ("node-0", "connected, still at #6", [3])
+    assert (two.host, two.why, two.ranks, two.pids) == (
+        "node-1",
+        "connection lost 41 s ago",
+        [9, 10],
+        [79, 80],
+    )
+    assert (three.host, three.state, three.ranks) == ("", MissingState.NEVER_JOINED, [12])
+    assert set(report.MISSING_WORDS) == set(MissingState)

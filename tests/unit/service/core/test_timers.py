@@ -71,3 +71,18 @@ def test_what_was_disarmed_does_not_pile_up_and_the_others_keep_their_order():
         timers.disarm(item)
     assert len(timers._heap) < 100
     assert timers.pop_due(1e9) == [-2, -1]
+
+
+def test_at_most_so_many_come_out_at_once_and_the_others_stay_due():
+    timers = Timers[str]()
+    for at, item in enumerate("abc"):
+        timers.arm(item, float(at))
+    assert timers.pop_due(9.0, 2) == ["a", "b"]
+    assert timers.next_time() == 2.0
+    assert timers.pop_due(9.0, 2) == ["c"]
+
+
+def test_what_is_armed_for_infinity_is_never_woken():
+    timers = Timers[str]()
+    timers.arm("a", float("inf"))
+    assert timers.next_time() is None

@@ -199,3 +199,56 @@ def test_what_an_eviction_shows_is_what_it_does(world):
     effects = world.do(Evict(world.new_session(), RUN, 1, ""))
     assert [(one.prefix, one.sequence) for one in effects.decisions] == list(view.failed_barriers)
     assert [one.incarnation for one in view.members] == [world.clients[3].incarnation]
+
+
+# ---------------------------------------------------------------------- what one look can bear
+
+
+def test_processes_that_stand_alike_are_folded_host_by_host(world):
+    world.clients[2].lose_connection()
+    hosts = views.hosts(world.coordinator.runs[RUN])
+    assert {(host.state, host.ranks) for host in hosts} == {
+        (MemberState.CONNECTED, (0, 1)),
+        (MemberState.LEFT, (1,)),
+        (MemberState.DISCONNECTED, (2,)),
+    }
+
+
+@pytest.fixture
+def busy():
+    """Three groups of four ranks; "a" has waited longest, and misses most."""
+    world = World(4)
+    clients = world.ranks(prefix="a")
+    for client in clients:
+        client.join("b")
+        client.join("c")
+    for prefix, arriving in (("a", 1), ("b", 2), ("c", 3)):
+        for client in clients[:arriving]:
+            client.arrive(prefix=prefix)
+        world.now += 1
+    return world
+
+
+@pytest.mark.parametrize(
+    ("most", "most_missing", "shown"),
+    [(9, 99, "abc"), (2, 99, "ab"), (9, 6, "abc"), (9, 5, "ab"), (9, 4, "a"), (9, 0, "a"), (0, 99, "")],
+)
+def test_the_barriers_that_wait_longest_are_shown_first(busy, most: int, most_missing: int, shown: str):
+    groups = busy.coordinator.runs[RUN].groups.values()
+    found = views.longest_open(groups, busy.instant, most=most, most_missing=most_missing)
+    assert "".join(view.prefix for view in found) == shown
+    assert all(len(view.missing) == view.required - view.arrived for view in found)
+
+
+def test_the_newest_decisions_are_shown_first():
+    world = World(1)
+    (client,) = world.ranks(prefix="a")
+    client.join("b")
+    for prefix in "aababbb":
+        client.arrive(prefix=prefix)
+        world.now += 1
+    groups = world.coordinator.runs[RUN].groups.values()
+    found = [(view.prefix, view.sequence) for view in views.last_decided(groups, 99)]
+    assert found == [("b", 3), ("b", 2), ("b", 1), ("a", 2), ("b", 0), ("a", 1), ("a", 0)]
+    for most in range(8):
+        assert [(v.prefix, v.sequence) for v in views.last_decided(groups, most)] == found[:most]

@@ -30,7 +30,7 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.core.rendezvous import Departed
 from muster.service.rpc import codec
 from muster.service.version import VERSION
-from muster.service.wire import decision_from_pb
+from muster.service.wire import decision_from_pb, members_to_pb, rendezvous_to_pb
 from muster.v1 import common_pb2, rendezvous_pb2, session_pb2
 from tests.support import records
 
@@ -227,7 +227,7 @@ def test_members_are_shown_with_their_groups():
         node_rank=1,
         groups=(("ckpt", 6), ("eval", None)),
     )
-    (shown,) = codec.members_to_pb([view])
+    (shown,) = members_to_pb([view])
     assert (shown.rank, shown.pid, shown.since_ms, shown.generation) == (3, 4121, 1_250, 2)
     assert shown.state == common_pb2.MEMBER_STATE_DISCONNECTED
     assert shown.node_rank == 1
@@ -340,7 +340,7 @@ class TestNodes:
             closed=CLOSED,
             message="complete",
         )
-        shown = codec.rendezvous_to_pb(view)
+        shown = rendezvous_to_pb(view)
         assert (shown.run_id, shown.round, shown.complete, shown.message) == ("job1", 7, True, "complete")
         assert (shown.min_nodes, shown.max_nodes, shown.closed) == (2, 4, CLOSED_PB)
         first, second = shown.nodes
@@ -367,6 +367,6 @@ class TestNodes:
             closed=None,
             message="nobody",
         )
-        shown = codec.rendezvous_to_pb(view)
+        shown = rendezvous_to_pb(view)
         assert shown == rendezvous_pb2.Rendezvous(run_id="job1", message="nobody")
         assert not shown.HasField("closed")

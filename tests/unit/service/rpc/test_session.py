@@ -13,7 +13,9 @@ from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Outgoing
 from muster.service.rpc import codec, errors
+from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.session import Session, SessionServicer
+from muster.service.security.tokens import Grant, Role
 from muster.v1 import session_pb2
 from tests.support.virtual_time import START, in_virtual_time
 
@@ -270,6 +272,21 @@ async def test_a_write_that_fails_is_a_disconnection():
         assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
 
 
+# ---------------------------------------------------------------------- as whom it was admitted
+
+
+async def test_a_hello_for_a_run_that_the_caller_may_not_touch_reaches_nobody():
+    grant = Grant(name="ci", role=Role.WORKER, runs=("other-*",), digest=b"")
+    before = ADMISSION.set(Admission(grant))
+    try:
+        async with stream(hello=False) as one:
+            one.context.says(HELLO)
+            assert_refused(await one.ends(), Reason.RUN_NOT_ALLOWED)
+            assert one.driver.events == ["disconnect", Disconnected(ID)]
+    finally:
+        ADMISSION.reset(before)
+
+
 # ---------------------------------------------------------------------- the servicer
 
 
@@ -286,6 +303,17 @@ async def test_the_servicer_knows_its_sessions_and_drains_them_all():
     for call, context in zip(calls, contexts, strict=True):
         assert isinstance(call.exception(), Ended)
         assert_refused(context.status, Reason.COORDINATOR_DRAINING)
+
+
+async def test_streams_that_have_not_said_hello_are_bounded_too():
+    servicer = SessionServicer(FakeDriver(), max_open=2)  # type: ignore[arg-type]
+    calls = [asyncio.create_task(servicer.connect(None, FakeContext())) for _ in range(2)]
+    await settle()
+    with pytest.raises(Refusal) as caught:
+        await servicer.connect(None, FakeContext())
+    assert caught.value.reason is Reason.LIMIT_EXCEEDED
+    servicer.drain()
+    await asyncio.wait(calls)
 
 
 async def test_a_draining_servicer_takes_no_more():

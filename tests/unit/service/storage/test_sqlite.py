@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from muster.service.storage.engine import StorageError
-from muster.service.storage.sqlite import APPLICATION_ID, SCHEMA_VERSION, SqliteEngine
+from muster.service.storage.sqlite import (
+    APPLICATION_ID,
+    PAGES_FREED,
+    SCHEMA_VERSION,
+    SPARE_PAGES,
+    SqliteEngine,
+)
 
 
 @pytest.fixture
@@ -278,3 +284,58 @@ def test_an_epoch_that_is_no_number_is_damage(engine: SqliteEngine, path: Path):
         db.execute("UPDATE state SET value = 'x' WHERE key = ?", (b"epoch",))
     db.close()
     assert "its epoch is" in refused(path)
+
+
+# ---------------------------------------------------------------------- its size
+
+
+def pages(path: Path) -> int:
+    with sqlite3.connect(path) as db:
+        (count,) = db.execute("PRAGMA page_count").fetchone()
+    db.close()
+    return int(count)
+
+
+def fill(engine: SqliteEngine, run: bytes, rows: int = 2_000) -> None:
+    engine.commit({b"storekey\0%s\0%d" % (run, number): bytes(2_000) for number in range(rows)})
+
+
+def test_what_is_cleared_is_given_back_a_piece_at_a_time(engine: SqliteEngine, path: Path):
+    fill(engine, b"job1")
+    full = pages(path)
+    engine.commit({}, [b"storekey\0job1\0"])
+    sizes = [full]
+    for _ in range(full // PAGES_FREED + 1):
+        engine.commit({b"a": b"2"})
+        sizes.append(pages(path))
+        assert sizes[-2] - sizes[-1] <= PAGES_FREED + 2, "they and the map of pages"
+    assert sizes[-1] <= SPARE_PAGES + 10
+    assert full > 3 * PAGES_FREED
+
+
+def test_a_file_that_is_filled_and_cleared_again_and_again_does_not_grow(engine: SqliteEngine, path: Path):
+    sizes = []
+    for number in range(6):
+        fill(engine, b"job%d" % number)
+        engine.commit({}, [b"storekey\0job%d\0" % number])
+        sizes.append(pages(path))
+    assert max(sizes[1:]) <= sizes[0] + PAGES_FREED
+    engine.close()
+    assert path.stat().st_size <= sizes[0] * 4096 + PAGES_FREED * 4096
+
+
+def test_a_file_of_the_first_schema_shrinks_too_and_keeps_its_rows(path: Path):
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute("PRAGMA user_version = 1")
+    db.execute("INSERT INTO state VALUES (?, ?)", (b"epoch", b"7"))
+    db.execute("INSERT INTO state VALUES (?, ?)", (b"a", b"1"))
+    db.close()
+    assert rows(path) == (8, {b"a": b"1"})
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,), "incremental"
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    db.close()

@@ -149,6 +149,7 @@ log.noticed(Notice("run.superseded", "job1", "generation 2 began"))
 log.committed(0.5)
 logging.getLogger("grpc").warning("a %s", "warning")
 logging.getLogger("grpc").info("not shown")
+logging.getLogger("odd").warning("\\x1b[2J <script>\\nforged")
 logging.getLogger("grpc").warning("%d", "not a number")
 try:
     1 / 0
@@ -177,6 +178,7 @@ def test_json_logs_are_one_object_a_line():
         },
         {"event": "run.superseded", "level": "info", "run": "job1", "reason": "generation 2 began"},
         {"event": "grpc", "level": "warning", "reason": "a warning"},
+        {"event": "odd", "level": "warning", "reason": "\\x1b[2J <script>\\nforged"},
     ]
 
 
@@ -188,3 +190,75 @@ def test_console_logs_are_one_line_each_and_without_colours_in_a_file():
     assert "[warning  ] barrier.decided" in second
     assert "timed out | missing: rank 3 | next: look" in second
     assert "\x1b" not in done.stderr
+
+
+EVERYTHING = """
+import gc, logging, sys, threading, warnings
+import structlog
+from muster.service.telemetry import logs
+
+logs.configure("json")
+log = structlog.get_logger()
+log.info("event", reason="two\\nlines")
+warnings.warn("an old\\nargument", DeprecationWarning, stacklevel=1)
+logging.getLogger("grpc._cython.cygrpc").error("a call\\nwent wrong")
+try:
+    raise KeyError("caught")
+except KeyError:
+    logging.getLogger("asyncio").exception("a task failed")
+
+
+class Unraisable:
+    def __del__(self):
+        raise ValueError("ignored")
+
+
+Unraisable()
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+logs.failed("the state cannot be written")
+raise RuntimeError("nobody caught it")
+"""
+
+
+def test_every_line_of_a_json_log_is_one_object_whoever_wrote_it():
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", EVERYTHING], capture_output=True, text=True, timeout=60
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == [
+        "event",
+        "py.warnings",
+        "grpc._cython.cygrpc",
+        "asyncio",
+        "uncaught",
+        "uncaught",
+        "failed",
+        "uncaught",
+    ]
+    assert all({"level", "timestamp", "reason"} <= line.keys() for line in lines)
+    assert "DeprecationWarning: an old" in lines[1]["reason"]
+    assert "KeyError" in lines[3]["exception"]
+    assert [line["reason"] for line in lines[4:6]] == [
+        "ValueError: ignored",
+        "ZeroDivisionError: division by zero",
+    ]
+    assert lines[-1]["reason"] == "RuntimeError: nobody caught it"
+
+
+def test_a_loss_is_told_in_json_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "MAX_WAITING_LINES", 1)
+    with held_stderr(monkeypatch) as stderr:
+        writer = LineWriter(logs._loss_for_collectors)
+        writer.msg("{}")
+        assert stderr.writing.wait(30)
+        for _ in range(3):
+            writer.msg("{}")
+        stderr.may_write.set()
+        finish(writer)
+        assert [json.loads(line) for line in stderr.getvalue().splitlines()] == [
+            {},
+            {"event": "log.dropped", "level": "warning", "lines": 2},
+            {},
+        ]

@@ -5,14 +5,14 @@ from prometheus_client import generate_latest
 
 from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.events import Hello, ProcessInfo
-from muster.service.core.model import Outcome
+from muster.service.core.model import Instant, Outcome
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from tests.support import records
-from tests.support.core_world import CKPT, RUN, TTL, World
+from tests.support.core_world import CKPT, RUN, TTL, WALL, World
 from tests.support.rendezvous_world import RendezvousWorld, nodes
 
 FAMILIES = {
@@ -22,6 +22,11 @@ FAMILIES = {
     "muster_barrier_skew_seconds": "histogram",
     "muster_barrier_last_arrival_rank": "gauge",
     "muster_barrier_missing_ranks": "gauge",
+    "muster_barrier_open_seconds": "gauge",
+    "muster_barrier_timeout_seconds": "gauge",
+    "muster_runs": "gauge",
+    "muster_coordinator_epoch": "gauge",
+    "muster_start_time_seconds": "gauge",
     "muster_members": "gauge",
     "muster_sessions": "gauge",
     "muster_run_closed": "gauge",
@@ -29,6 +34,7 @@ FAMILIES = {
     "muster_rendezvous_rounds_total": "counter",
     "muster_rendezvous_join_seconds": "histogram",
     "muster_storage_commit_seconds": "histogram",
+    "muster_storage_commit_open_seconds": "gauge",
     "muster_storage_errors_total": "counter",
     "grpc_server_started_total": "counter",
     "grpc_server_handled_total": "counter",
@@ -39,6 +45,16 @@ FAMILIES = {
 }
 """Design §7, as far as barriers, members, sessions, storage, RPCs and the process go."""
 JOB = {"run": RUN, "prefix": CKPT}
+
+
+class WorldClock:
+    """The world's time, as the collector reads it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> Instant:
+        return Instant(self._world.now, WALL + self._world.now)
 
 
 @pytest.fixture
@@ -52,7 +68,7 @@ def world() -> World:
 
 
 def watch(metrics: Metrics, world: World) -> None:
-    metrics.registry.register(StateCollector(world.coordinator, metrics))
+    metrics.registry.register(StateCollector(world.coordinator, metrics, WorldClock(world)))
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -153,6 +169,12 @@ def test_runs_and_prefixes_beyond_the_bound_are_counted_as_others(metrics: Metri
     assert value(metrics, "muster_barrier_decisions_total", prefix=OVERFLOW, **labels) == 4
 
 
+def test_the_life_of_the_coordinator_is_shown(metrics: Metrics):
+    metrics.began(epoch=7, at=1_700_000_000.5)
+    assert value(metrics, "muster_coordinator_epoch") == 7
+    assert value(metrics, "muster_start_time_seconds") == 1_700_000_000.5
+
+
 def test_a_commit_is_timed(metrics: Metrics):
     metrics.committed(0.002)
     metrics.noticed(Notice("event", RUN, "is logged, not counted"))
@@ -173,6 +195,31 @@ def test_the_rounds_of_runs_beyond_the_bound_are_counted_as_others(metrics: Metr
         metrics.round_completed(RoundRecord(f"job{number}", 0, 1, 0.0, 0.0))
     assert value(metrics, "muster_rendezvous_rounds_total", run=OVERFLOW) == 3
     assert len(series(metrics, "muster_rendezvous_rounds_total")) == MOST_RUNS + 1
+
+
+def test_the_series_of_a_forgotten_run_end_and_its_labels_are_free_again(metrics: Metrics):
+    letters = [f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(MOST_RUNS + 2)]
+    for name in letters:
+        metrics.decided(records.decision(run_id=name, prefix="shared"))
+        metrics.decided(records.decision(run_id=name, prefix=letters[0]))
+        metrics.round_completed(RoundRecord(name, 0, 1, 0.0, 0.5))
+    metrics.decided(records.decision(run_id=letters[0], prefix="own"))
+    known = series(metrics, "muster_barrier_decisions_total")
+    metrics.forgotten(letters[0])
+    assert not [line for line in exposed(metrics) if f'run="{letters[0]}"' in line]
+    assert len(series(metrics, "muster_barrier_decisions_total")) == len(known) - 3
+    assert metrics.prefix_label("shared") == "shared"
+    assert "own" not in metrics.prefix_label._values
+    metrics.decided(records.decision(run_id="next", prefix="shared"))
+    assert value(metrics, "muster_barrier_decisions_total", run="next", prefix="shared", outcome="TIMED_OUT")
+
+
+def test_what_was_counted_with_others_stays_when_one_of_them_is_forgotten(metrics: Metrics):
+    for number in range(MOST_RUNS + 3):
+        metrics.round_completed(RoundRecord(f"job{number}", 0, 1, 0.0, 0.0))
+    metrics.forgotten(f"job{MOST_RUNS + 1}")
+    metrics.forgotten(OVERFLOW)
+    assert value(metrics, "muster_rendezvous_rounds_total", run=OVERFLOW) == 3
 
 
 def test_a_call_is_counted_and_timed(metrics: Metrics):
@@ -199,6 +246,9 @@ def test_all_observers_are_told_alike():
         def noticed(self, notice: object) -> None:
             self.told.append(notice)
 
+        def forgotten(self, run_id: str) -> None:
+            self.told.append(run_id)
+
         def committed(self, seconds: float) -> None:
             self.told.append(seconds)
 
@@ -207,9 +257,10 @@ def test_all_observers_are_told_alike():
     every.decided(records.decision())
     every.round_completed(RoundRecord(RUN, 7, 2, 0.0, 1.5))
     every.noticed(Notice("event", RUN, "text"))
+    every.forgotten(RUN)
     every.committed(0.5)
     assert [one.told for one in several] == [
-        [records.decision(), RoundRecord(RUN, 7, 2, 0.0, 1.5), Notice("event", RUN, "text"), 0.5],
+        [records.decision(), RoundRecord(RUN, 7, 2, 0.0, 1.5), Notice("event", RUN, "text"), RUN, 0.5],
     ] * 2
 
 
@@ -246,6 +297,52 @@ def test_the_state_is_counted_when_it_is_scraped(metrics: Metrics, world: World)
     two.goodbye()
     assert members(metrics) == {"connected": 1, "disconnected": 0, "lost": 1, "left": 1, "idle": 0}
     assert value(metrics, "muster_sessions", run=RUN) == 1
+
+
+def test_the_oldest_open_barrier_behind_one_label_shows_its_age_and_its_timeout(
+    metrics: Metrics, world: World
+):
+    watch(metrics, world)
+    zero, one, two = world.ranks()
+
+    def oldest(prefix: str) -> tuple[float | None, float | None]:
+        labels = {"run": RUN, "prefix": prefix}
+        return (
+            value(metrics, "muster_barrier_open_seconds", **labels),
+            value(metrics, "muster_barrier_timeout_seconds", **labels),
+        )
+
+    assert oldest(CKPT) == (0, 0)
+    zero.arrive("step-1", timeout=100)
+    assert oldest("step-N") == (0, 100)
+    world.wait(30)
+    zero.arrive("step-2", timeout=200)
+    world.wait(5)
+    assert oldest("step-N") == (35, 100)
+    one.arrive("step-1")
+    two.arrive("step-1")
+    assert oldest("step-N") == (5, 200)
+    assert oldest(CKPT) == (0, 0)
+
+
+def test_runs_are_counted_by_whether_they_are_closed(metrics: Metrics):
+    world = RendezvousWorld(nodes(2))
+    watch(metrics, world)
+    assert [value(metrics, "muster_runs", state=state) for state in ("open", "closed")] == [0, 0]
+    world.agent("a")
+    world.agent("b", run="job2")
+    world.close()
+    assert [value(metrics, "muster_runs", state=state) for state in ("open", "closed")] == [1, 1]
+
+
+def test_the_counts_of_a_run_are_at_zero_before_anything_is_counted(metrics: Metrics, world: World):
+    watch(metrics, world)
+    world.ranks()
+    exposed(metrics)
+    assert value(metrics, "muster_rendezvous_rounds_total", run=RUN) == 0
+    assert value(metrics, "muster_barrier_wait_seconds_count", **JOB) == 0
+    for outcome in Outcome:
+        assert value(metrics, "muster_barrier_decisions_total", **JOB, outcome=outcome.name) == 0
 
 
 def test_a_rank_is_counted_once_by_its_newest_process(metrics: Metrics, world: World):

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from muster.service.web.site import build_site
+from tests.support import scenes
 
 
 class Readiness:
@@ -27,7 +28,7 @@ def readiness() -> Readiness:
 async def client(readiness: Readiness) -> AsyncIterator[TestClient]:
     registry = CollectorRegistry()
     Counter("muster_things", "Things.", registry=registry).inc(3)
-    async with TestClient(TestServer(build_site(registry, readiness))) as client:
+    async with TestClient(TestServer(build_site(registry, readiness, scenes.Scene()))) as client:
         yield client
 
 

@@ -169,11 +169,11 @@ def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
 
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(list(Path("/proc/self/fd").iterdir()))
     with no_child_left(), monkeypatch.context() as patched, pytest.raises(OSError, match="Too many"):
         patched.setattr(os, "pidfd_open", refuse)
         ForkCaller().start(AsyncRequest(signal.pause, (), []))
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatch: pytest.MonkeyPatch):
@@ -198,7 +198,7 @@ def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatc
 
 
 def test_a_closed_stdout_fails_nothing(monkeypatch: pytest.MonkeyPatch):
-    with open(os.devnull, "w") as closed:
+    with Path(os.devnull).open("w") as closed:
         pass
     monkeypatch.setattr(sys, "stdout", closed)
     assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None

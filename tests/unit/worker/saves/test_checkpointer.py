@@ -141,6 +141,16 @@ def test_leftovers_of_another_life_are_swept_at_the_start(tmp_path: Path, barrie
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_other_ranks_have_begun_to_write_is_not_swept(made: Checkpointer, tmp_path: Path):
+    """They may be ahead: their children write the next save while this rank still commits the last one."""
+    theirs = tmp_path / ".step-0000000002.0-1"
+    theirs.mkdir()
+    (theirs / "__1_0.distcp").touch()
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    assert [path.name for path in theirs.iterdir()] == ["__1_0.distcp"]
+
+
 def test_bad_steps_are_refused(made: Checkpointer):
     with pytest.raises(ValueError, match="negative"):
         made.save(-1, state(0))
@@ -205,24 +215,6 @@ def test_nothing_is_saved_after_closing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_does_not_touch_a_save_that_is_being_planned(
-    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Another rank's child may be at work before rank 0 has its plan."""
-    gather = module._gather
-
-    def gather_late(plan: Any) -> Any:
-        (unfinished,) = tmp_path.glob(".step-*")
-        (unfinished / "__1_0.distcp").touch()
-        made._sweep(-1)
-        assert (unfinished / "__1_0.distcp").exists()
-        return gather(plan)
-
-    monkeypatch.setattr(module, "_gather", gather_late)
-    made.save(1, state(1))
-    assert made.finalize(blocking=True) == [1]
-
-
 def test_a_save_with_a_file_missing_is_not_committed(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -240,9 +232,7 @@ def test_a_save_with_a_file_missing_is_not_committed(
 
 
 @pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_plan_that_fails_counts(
-    made: Checkpointer, monkeypatch: pytest.MonkeyPatch, error: BaseException
-):
+def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.MonkeyPatch, error: BaseException):
     def fail(*_: Any) -> None:
         raise error
 

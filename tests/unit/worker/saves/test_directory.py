@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from muster.worker.saves import directory as module
-from muster.worker.saves.directory import MARKER, CheckpointDirectory, Committed, UncommittedError
+from muster.worker.saves.directory import MARKER, CheckpointDirectory, Committed, Life, UncommittedError
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def folder(tmp_path: Path) -> CheckpointDirectory:
     return CheckpointDirectory(tmp_path / "not" / "there yet")
 
 
-def commit(folder: CheckpointDirectory, step: int, life: str = "0-0") -> Committed:
-    unfinished = folder.unfinished(step, life)
+def commit(folder: CheckpointDirectory, step: int) -> Committed:
+    unfinished = folder.unfinished(step, Life(0, 0))
     unfinished.mkdir()
     (unfinished / "data").write_text(str(step))
     made = Committed(step, 2, "job", "save", step, folder.path(step))
@@ -41,7 +41,7 @@ def test_a_step_with_more_digits_than_expected_is_still_the_last(folder: Checkpo
 
 def test_what_was_not_committed_is_not_found_and_not_read(folder: CheckpointDirectory):
     commit(folder, 1)
-    unfinished = folder.unfinished(2, "0-1")
+    unfinished = folder.unfinished(2, Life(0, 1))
     unfinished.mkdir()
     folder.path(3).mkdir()
     assert [one.step for one in folder.all()] == [1]
@@ -78,7 +78,7 @@ def test_a_marker_that_is_garbage_is_none(folder: CheckpointDirectory, garbage: 
     assert folder.latest() == first
     with pytest.raises(UncommittedError):
         folder.read(second.path)
-    folder.sweep(1, set())
+    folder.sweep(1)
     assert folder.latest() == first
 
 
@@ -89,28 +89,38 @@ def test_a_marker_that_is_a_folder_is_none(folder: CheckpointDirectory):
 
 def test_leftovers_are_swept_and_others_files_are_not(folder: CheckpointDirectory):
     commit(folder, 1)
-    left, busy, others = folder.unfinished(2, "0-1"), folder.unfinished(3, "0-2"), folder.folder / ".git"
-    for path in (left, busy, others):
+    left = [folder.unfinished(step, life) for step, life in ((2, Life(3, 1)), (2, Life(2, 9)))]
+    left += [folder.folder / ".step-0000000007.torn-name", folder.folder / ".removed-step-0000000000"]
+    begun = [folder.unfinished(step, life) for step, life in ((3, Life(3, 2)), (1, Life(4, 0)))]
+    others = folder.folder / ".git"
+    for path in (*left, *begun, others):
         path.mkdir()
-    folder.sweep(None, {busy})
-    assert (left.exists(), busy.exists(), others.exists()) == (False, True, True)
-    assert [one.step for one in folder.all()] == [1]
+        (path / "file").touch()
+    folder.sweep(None, Life(3, 1))
+    assert not any(path.exists() for path in left)
+    assert all((path / "file").exists() for path in (*begun, others))
+    folder.sweep(None)
+    assert sorted(path.name for path in folder.folder.iterdir()) == [".git", "step-0000000001"]
 
 
 def test_the_last_ones_are_kept(folder: CheckpointDirectory):
     for step in range(5):
         commit(folder, step)
-    folder.sweep(2, set())
+    folder.sweep(2)
     assert [one.step for one in folder.all()] == [3, 4]
     assert sorted(path.name for path in folder.folder.iterdir()) == ["step-0000000003", "step-0000000004"]
 
 
-def test_half_of_a_checkpoint_never_looks_like_one(
-    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["a checkpoint", "an unfinished save"])
+def test_half_of_one_never_looks_like_one(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch, what: str
 ):
-    """The sweep is interrupted when nothing of the old one is removed yet."""
-    for step in range(2):
-        commit(folder, step)
+    """The sweep is interrupted when nothing of it is removed yet."""
+    commit(folder, 1)
+    if what == "a checkpoint":
+        commit(folder, 0)
+    else:
+        folder.unfinished(0, Life(0, 1)).mkdir()
 
     def killed(path: Path, **_: Any) -> None:
         raise KeyboardInterrupt
@@ -118,9 +128,12 @@ def test_half_of_a_checkpoint_never_looks_like_one(
     with monkeypatch.context() as patched:
         patched.setattr(module.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            folder.sweep(1, set())
-    assert [one.step for one in folder.all()] == [1]
-    folder.sweep(None, set())
+            folder.sweep(1)
+    assert sorted(path.name for path in folder.folder.iterdir()) == [
+        ".removed-step-0000000000" + (".0-1" if what == "an unfinished save" else ""),
+        "step-0000000001",
+    ]
+    folder.sweep(None)
     assert [path.name for path in folder.folder.iterdir()] == ["step-0000000001"]
 
 
@@ -134,7 +147,7 @@ def test_a_checkpoint_that_cannot_be_removed_does_no_harm(
         raise PermissionError("not yours")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    folder.sweep(1, set())
+    folder.sweep(1)
     assert "cannot be removed" in caplog.text
 
 
@@ -152,7 +165,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     commit(folder, 1)
     assert order == [
         f"{MARKER} named=False",
-        f"{folder.unfinished(1, '0-0').name} named=False",
+        f"{folder.unfinished(1, Life(0, 0)).name} named=False",
         f"{folder.folder.name} named=True",
     ]
 
@@ -160,7 +173,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(
 def test_a_step_is_not_committed_over_another(folder: CheckpointDirectory):
     commit(folder, 1)
     with pytest.raises(OSError):
-        commit(folder, 1, "0-1")
+        commit(folder, 1)
     assert (folder.path(1) / "data").read_text() == "1"
 
 
@@ -174,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 
 
 def committed(folder: CheckpointDirectory, step: int) -> Path:
-    unfinished = folder.unfinished(step, "0-0")
+    unfinished = folder.unfinished(step, Life(0, 0))
     unfinished.mkdir()
     (unfinished / "__0_0.distcp").touch()
     path = folder.path(step)
@@ -190,7 +203,7 @@ def test_a_look_that_retention_overtakes_is_taken_again(tmp_path: Path, monkeypa
     def late(path: Path) -> Committed:
         if not writer.path(2).exists():
             committed(writer, 2)
-            writer.sweep(1, set())
+            writer.sweep(1)
         return marked(path)
 
     monkeypatch.setattr(reader, "_marked", late)
@@ -202,7 +215,7 @@ def test_a_look_that_retention_overtakes_is_taken_again(tmp_path: Path, monkeypa
 def test_what_is_swept_cannot_be_committed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An earlier life's rank 0 commits while a new one cleans up."""
     old, new = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
-    unfinished = old.unfinished(1, "0-0")
+    unfinished = old.unfinished(1, Life(0, 0))
     unfinished.mkdir()
     (unfinished / "__0_0.distcp").touch()
     unlink = os.unlink
@@ -217,18 +230,9 @@ def test_what_is_swept_cannot_be_committed_in_part(tmp_path: Path, monkeypatch: 
         unlink(*arguments, **options)
 
     monkeypatch.setattr(os, "unlink", commit_first)
-    new.sweep(None, set())
+    new.sweep(None)
     assert refused
     assert new.latest() is None
-
-
-def test_a_later_lifes_saves_are_left_alone(tmp_path: Path):
-    folder = CheckpointDirectory(tmp_path)
-    later, own = folder.unfinished(1, "2-0"), folder.unfinished(1, "1-0")
-    for path in (later, own):
-        path.mkdir()
-    folder.sweep(None, set(), generation=1)
-    assert list(tmp_path.iterdir()) == [later]
 
 
 @pytest.mark.parametrize("name", [".step-0000000001.0-0", ".removed-step-0000000001"])

@@ -348,7 +348,7 @@ def test_an_interrupt_before_the_write_counts(queue: AsyncCallsQueue):
 
 def test_a_child_that_somebody_else_reaped_fails_the_save_and_leaves_nothing(queue: AsyncCallsQueue):
     called: list[int] = []
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(list(Path("/proc/self/fd").iterdir()))
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=lambda: called.append(1))
@@ -357,7 +357,7 @@ def test_a_child_that_somebody_else_reaped_fails_the_save_and_leaves_nothing(que
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert called == [1]
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def test_what_finalize_functions_hold_is_let_go(queue: AsyncCallsQueue):

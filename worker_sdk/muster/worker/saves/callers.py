@@ -19,7 +19,6 @@ from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, synchronize, unshared
 
-
 ENDING_TIMEOUT = 10.0
 """Seconds that an idle worker has to end before it is killed."""
 

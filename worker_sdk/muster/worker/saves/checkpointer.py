@@ -6,7 +6,6 @@ in the training process; each rank's part is written in its child; when all have
 
 import operator
 import pickle
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +23,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError
-from muster.worker.saves.directory import CheckpointDirectory, Committed, sync
+from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings
 from muster.worker.saves.request import PREFIX, AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, survives_fork, tensors_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Save:
-    """A save that is not finalized."""
-
-    step: int
-    unfinished: Path
-    """Where it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +78,10 @@ class Checkpointer:
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
         self._plan: _Plan | None = None
-        self._saves: dict[int, _Save] = {}
-        """By the number of the queue's call."""
-        self._lock = threading.Lock()
-        """For the saves, at which the deciding thread looks too."""
+        self._steps: dict[int, int] = {}
+        """By the number of the queue's call: steps that are not finalized."""
         if self._leads:
-            self._directory.sweep(keep_last, set(), self._barrier.generation)
+            self._directory.sweep(keep_last)
 
     @property
     def _leads(self) -> bool:
@@ -124,13 +112,12 @@ class Checkpointer:
         path = self._directory.path(step)
         if path.exists():
             raise ValueError(f"step {step} is committed already, as {path}. Save another step, or remove it.")
-        if any(save.step == step for save in self._saves.values()):
+        if step in self._steps.values():
             raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
-        number = self._queue.next_idx
-        unfinished = self._directory.unfinished(step, f"{self._barrier.generation}-{number}")
-        # Before any rank's child can write there: what is not remembered is swept.
-        self._remember(number, _Save(step, unfinished))
+        life = Life(self._barrier.generation, self._queue.next_idx)
+        unfinished = self._directory.unfinished(step, life)
+        self._steps[life.number] = step
         # Without copying ahead, for which torch would ask for a stream of the GPU, in the child.
         writer = FileSystemWriter(
             unfinished, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0
@@ -174,7 +161,7 @@ class Checkpointer:
 
         def clean() -> None:
             if self._leads:
-                self._sweep(number)
+                self._directory.sweep(self._keep_last, life)
 
         self._queue.schedule_async_request(
             AsyncRequest(write, (), []), on_written=release, commit=commit, on_decided=clean
@@ -259,14 +246,6 @@ class Checkpointer:
         )
         self._directory.commit(unfinished, made)
 
-    def _sweep(self, decided: int) -> None:
-        """Rank 0, when a save is decided: those before it are too, and later ones are still being written."""
-        with self._lock:
-            busy = {save.unfinished for number, save in self._saves.items() if number > decided}
-            # Under the lock: a save that is remembered meanwhile would have its directory taken away.
-            self._directory.set_aside(busy, self._barrier.generation)
-        self._directory.remove(self._keep_last)
-
     def finalize(self, blocking: bool = False) -> list[int]:
         """Learn which saves have been committed; costs no round trip.
 
@@ -284,19 +263,14 @@ class Checkpointer:
         except AsyncSaveError as error:
             self._forget(error.call_idx)
             raise
-        steps = [self._saves[number].step for number in done]
+        steps = [self._steps[number] for number in done]
         if done:
             self._forget(done[-1])
         return steps
 
-    def _remember(self, number: int, save: _Save) -> None:
-        with self._lock:
-            self._saves[number] = save
-
     def _forget(self, last: int) -> None:
         """The saves up to this one are over."""
-        with self._lock:
-            self._saves = {number: save for number, save in self._saves.items() if number > last}
+        self._steps = {number: step for number, step in self._steps.items() if number > last}
 
     def close(self) -> None:
         """Wait for all saves that were begun, and let go of the writers.

@@ -10,6 +10,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,15 @@ class Committed:
     path: Path
 
 
+class Life(NamedTuple):
+    """Which attempt to save a step this is. The lives of a job are in the order of these."""
+
+    generation: int
+    """The job's life between restarts."""
+    number: int
+    """Of the save in it."""
+
+
 class CheckpointDirectory:
     """The checkpoints of one job.
 
@@ -59,14 +69,14 @@ class CheckpointDirectory:
         """Where the checkpoint of a step is, or will be."""
         return self.folder / f"step-{step:0{WIDTH}}"
 
-    def unfinished(self, step: int, life: str) -> Path:
+    def unfinished(self, step: int, life: Life) -> Path:
         """Where a step is written before it is committed.
 
         Args:
             step: the step.
             life: what makes the name this save's own, the same for all ranks.
         """
-        return self.folder / f".step-{step:0{WIDTH}}.{life}"
+        return self.folder / f".step-{step:0{WIDTH}}.{life.generation}-{life.number}"
 
     def commit(self, unfinished: Path, made: Committed) -> None:
         """Make a written save a checkpoint, on the disk and for good."""
@@ -131,55 +141,46 @@ class CheckpointDirectory:
         checkpoints = self.all()
         return checkpoints[-1] if checkpoints else None
 
-    def sweep(self, keep_last: int | None, busy: set[Path], generation: int | None = None) -> None:
+    def sweep(self, keep_last: int | None, decided: Life | None = None) -> None:
         """Remove what failed saves have left, and all but the last checkpoints.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
-            busy: unfinished saves that are still wanted.
-            generation: of the job's life that sweeps; what a later one writes is left alone.
+            decided: the last save that is decided. What is later, by its name, is still being written: other
+                ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
         """
-        self.set_aside(busy, generation)
-        self.remove(keep_last)
-
-    def set_aside(self, busy: set[Path], generation: int | None = None) -> None:
-        """The quick part of sweeping up after failed saves, for which new ones may have to wait.
-
-        Args:
-            busy: as :meth:`sweep`.
-            generation: as :meth:`sweep`.
-        """
-        for left in list(self.folder.glob(".step-*")):
-            newer = generation is not None and _generation(left) > generation
-            if left not in busy and not newer:
-                self._set_aside(left)
-
-    def remove(self, keep_last: int | None) -> None:
-        """Remove what was set aside, and all but the last checkpoints."""
+        for left in self.folder.glob(".removed-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        for left in self.folder.glob(".step-*"):
+            if decided is None or _life(left) <= decided:
+                self._remove(left)
         if keep_last is not None:
             for old in self.all()[:-keep_last]:
-                self._set_aside(old.path)
-        for doomed in list(self.folder.glob(".removed-*")):
-            shutil.rmtree(doomed, ignore_errors=True)
+                self._remove(old.path)
 
-    def _set_aside(self, path: Path) -> None:
-        # Renamed first: half of a checkpoint must not look like one, and a save that somebody still writes
-        # must not be committed when half of it is gone.
+    def _remove(self, path: Path) -> None:
+        # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.
+        doomed = self.folder / f".removed-{path.name.removeprefix('.')}"
         try:
-            path.rename(self.folder / f".removed-{path.name.lstrip('.')}")
+            path.rename(doomed)
         except OSError as error:
             # The checkpoint that was just made is no worse for it.
             logger.warning("%s cannot be removed: %s", path, error)
+            return
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def _last_name(self) -> str:
         last = self.latest()
         return last.path.name if last is not None else "none"
 
 
-def _generation(unfinished: Path) -> int:
-    """The job's life that an unfinished save belongs to, as its name says."""
-    number = unfinished.name.rpartition(".")[2].partition("-")[0]
-    return int(number) if number.isdecimal() else 0
+def _life(unfinished: Path) -> Life:
+    """The life in a name; that of a name which is not ours is over."""
+    try:
+        generation, number = unfinished.name.rpartition(".")[2].split("-")
+        return Life(int(generation), int(number))
+    except ValueError:
+        return Life(-1, -1)
 
 
 def sync(folder: Path) -> None:

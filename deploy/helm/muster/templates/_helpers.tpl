@@ -1,0 +1,239 @@
+{{- define "muster.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 52 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* 52: Kubernetes appends up to 11 characters to a StatefulSet's name in a label, which may have 63. */}}
+{{- define "muster.fullname" -}}
+{{- $name := include "muster.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "muster.headless" -}}
+{{ include "muster.fullname" . }}-headless
+{{- end }}
+
+{{- define "muster.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "muster.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "muster.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* What never changes in the life of a release: selectors and the volume claim are made of these. */}}
+{{- define "muster.identity" -}}
+app.kubernetes.io/name: {{ include "muster.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "muster.podIdentity" -}}
+{{ include "muster.identity" . }}
+app.kubernetes.io/component: coordinator
+{{- end }}
+
+{{- define "muster.testIdentity" -}}
+{{ include "muster.identity" . }}
+app.kubernetes.io/component: test
+{{- end }}
+
+{{- /* Of an object. Takes the root, its component, and labels from values; the chart's own win. */}}
+{{- define "muster.labels" -}}
+{{- $root := index . 0 }}
+{{- $own := include "muster.identity" $root | fromYaml }}
+{{- $_ := set $own "app.kubernetes.io/component" (index . 1) }}
+{{- $_ := set $own "app.kubernetes.io/version" $root.Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" $root.Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") }}
+{{- range slice . 2 }}
+{{- $own = merge $own . }}
+{{- end }}
+{{- toYaml (merge $own $root.Values.commonLabels) }}
+{{- end }}
+
+{{- /* The name under which clients in other namespaces reach it. */}}
+{{- define "muster.host" -}}
+{{ include "muster.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "muster.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "muster.fullname" .)) .Values.tls.existingSecret }}
+{{- end }}
+
+{{- define "muster.clientCaSecret" -}}
+{{- default (include "muster.tlsSecret" .) .Values.tls.clientAuth.existingSecret }}
+{{- end }}
+
+{{- define "muster.tokensSecret" -}}
+{{- default (printf "%s-tokens" (include "muster.fullname" .)) .Values.tokens.existingSecret }}
+{{- end }}
+
+{{- define "muster.httpScheme" -}}
+{{ and .Values.tls.enabled .Values.tls.http | ternary "HTTPS" "HTTP" }}
+{{- end }}
+
+{{- /* The configuration that `muster serve` reads. JSON's scalars are TOML's. */}}
+{{- define "muster.toml" -}}
+listen = {{ printf "%s:7550" (include "muster.bindHost" .) | toJson }}
+http = {{ printf "%s:7551" (include "muster.bindHost" .) | toJson }}
+{{- range $name, $value := .Values.settings }}
+{{ $name }} = {{ toJson $value }}
+{{- end }}
+{{- if .Values.tls.enabled }}
+tls_cert = "/etc/muster/tls/tls.crt"
+tls_key = "/etc/muster/tls/tls.key"
+http_tls = {{ .Values.tls.http }}
+{{- if .Values.tls.clientAuth.enabled }}
+tls_client_ca = "/etc/muster/client-ca/ca.crt"
+{{- end }}
+{{- end }}
+{{- if .Values.tokens.enabled }}
+tokens_file = "/etc/muster/tokens/tokens.toml"
+http_tokens = {{ .Values.tokens.http }}
+{{- end }}
+{{- end }}
+
+{{- define "muster.bindHost" -}}
+{{ contains ":" .Values.bindAddress | ternary (printf "[%s]" .Values.bindAddress) .Values.bindAddress }}
+{{- end }}
+
+{{- define "muster.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+{{- end }}
+
+{{- define "muster.podSecurity" -}}
+{{- with .Values.podSecurity }}
+{{ toYaml . }}
+{{- end }}
+fsGroupChangePolicy: OnRootMismatch
+runAsNonRoot: true
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- /* What a `muster` command in one of the chart's pods needs to reach the coordinator at an endpoint. */}}
+{{- define "muster.client.env" -}}
+{{- $values := .root.Values }}
+- name: MUSTER_ENDPOINT
+  value: {{ .endpoint | quote }}
+{{- if $values.tls.enabled }}
+- name: MUSTER_TLS_CA
+  value: /etc/muster/client/ca.crt
+- name: MUSTER_TLS_SERVER_NAME
+  value: {{ include "muster.host" .root }}
+{{- if $values.client.certificateSecret }}
+- name: MUSTER_TLS_CERT
+  value: /etc/muster/client/tls.crt
+- name: MUSTER_TLS_KEY
+  value: /etc/muster/client/tls.key
+{{- end }}
+{{- end }}
+{{- if and $values.tokens.enabled $values.client.tokenSecret }}
+- name: MUSTER_TOKEN_FILE
+  value: /etc/muster/client/token
+{{- end }}
+{{- end }}
+
+{{- define "muster.client.wanted" -}}
+{{- if or .Values.tls.enabled (and .Values.tokens.enabled .Values.client.tokenSecret) }}yes{{ end }}
+{{- end }}
+
+{{- define "muster.client.mount" -}}
+- name: client
+  mountPath: /etc/muster/client
+  readOnly: true
+{{- end }}
+
+{{- /* Optional, so that the coordinator starts before the Secrets of its clients are there. */}}
+{{- define "muster.client.volume" -}}
+- name: client
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- if .Values.tls.enabled }}
+      - secret:
+          name: {{ include "muster.tlsSecret" . }}
+          items:
+            - {key: ca.crt, path: ca.crt}
+          optional: true
+      {{- with .Values.client.certificateSecret }}
+      - secret:
+          name: {{ . }}
+          items:
+            - {key: tls.crt, path: tls.crt}
+            - {key: tls.key, path: tls.key}
+          optional: true
+      {{- end }}
+      {{- end }}
+      {{- if and .Values.tokens.enabled .Values.client.tokenSecret }}
+      - secret:
+          name: {{ .Values.client.tokenSecret }}
+          items:
+            - {key: token, path: token}
+          optional: true
+      {{- end }}
+{{- end }}
+
+{{- /* Values that contradict each other, which a schema cannot say in a sentence. */}}
+{{- define "muster.check" -}}
+{{- $tls := .Values.tls }}
+{{- $inline := or $tls.certificate $tls.privateKey $tls.ca }}
+{{- if $tls.enabled }}
+{{- $ways := 0 }}
+{{- range list $tls.existingSecret $tls.certManager.enabled $inline }}
+{{- if . }}{{ $ways = add1 $ways }}{{ end }}
+{{- end }}
+{{- if ne (int $ways) 1 }}
+{{- fail "tls.enabled: give the certificate in one way: tls.existingSecret, tls.certManager.enabled, or tls.certificate with tls.privateKey." }}
+{{- end }}
+{{- if and $inline (not (and $tls.certificate $tls.privateKey)) }}
+{{- fail "tls.certificate and tls.privateKey belong together: set both." }}
+{{- end }}
+{{- if and $tls.clientAuth.enabled $inline (not $tls.ca) (not $tls.clientAuth.existingSecret) }}
+{{- fail "tls.clientAuth.enabled: say which CA signs the clients' certificates: set tls.ca or tls.clientAuth.existingSecret." }}
+{{- end }}
+{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) }}
+{{- fail "tls.certManager.enabled: name the issuer in tls.certManager.issuerRef.name." }}
+{{- end }}
+{{- else if or $tls.clientAuth.enabled $tls.certManager.enabled $tls.existingSecret $inline }}
+{{- fail "tls.enabled is false, but a certificate or tls.clientAuth is given: set tls.enabled=true, or remove the others." }}
+{{- end }}
+{{- if .Values.tokens.enabled }}
+{{- if eq (empty .Values.tokens.existingSecret) (empty .Values.tokens.entries) }}
+{{- fail "tokens.enabled: give the tokens in one way: tokens.existingSecret or tokens.entries." }}
+{{- end }}
+{{- else if or .Values.tokens.existingSecret .Values.tokens.entries }}
+{{- fail "tokens.enabled is false, but tokens are given: set tokens.enabled=true, or remove them." }}
+{{- end }}
+{{- if and .Values.persistence.existingClaim (not .Values.persistence.enabled) }}
+{{- fail "persistence.existingClaim is given, but persistence.enabled is false: nothing would be kept on it." }}
+{{- end }}
+{{- if and .Values.test.enabled $tls.clientAuth.enabled (not .Values.client.certificateSecret) }}
+{{- fail "tls.clientAuth.enabled: `helm test` needs a certificate, too: set client.certificateSecret, or test.enabled=false." }}
+{{- end }}
+{{- if and .Values.test.enabled .Values.tokens.enabled (not .Values.client.tokenSecret) }}
+{{- fail "tokens.enabled: `helm test` needs a token, too: set client.tokenSecret, or test.enabled=false." }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled $tls.clientAuth.enabled $tls.http (not .Values.client.certificateSecret) }}
+{{- fail "tls.clientAuth.enabled: Prometheus needs a certificate, too: set client.certificateSecret, or tls.http=false." }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled .Values.tokens.enabled .Values.tokens.http (not .Values.client.tokenSecret) }}
+{{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false." }}
+{{- end }}
+{{- end }}

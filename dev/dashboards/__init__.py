@@ -1,0 +1,1 @@
+"""Muster's Grafana dashboards: ``python -m dev.dashboards`` makes the chart's files."""

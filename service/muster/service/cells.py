@@ -1,0 +1,24 @@
+"""What stands in a cell of a table, on a terminal or on the status page."""
+
+from collections.abc import Iterable
+
+from muster.service.core import report
+
+NOTHING = "-"
+"""Stands in a cell that has nothing to say, so that columns can be counted."""
+
+
+def duration(milliseconds: int) -> str:
+    """A duration in one word: ``340ms``, ``2.5s``, ``41s``, ``5m20s``, ``7h12m``, ``3d4h``."""
+    if milliseconds < 10_000:
+        return report.seconds(milliseconds / 1000).replace(" ", "")
+    seconds = round(milliseconds / 1000)
+    for big, small, units in ((86_400, 3_600, "dh"), (3_600, 60, "hm"), (60, 1, "ms")):
+        if seconds >= 2 * big:
+            return f"{seconds // big}{units[0]}{seconds % big // small}{units[1]}"
+    return f"{seconds}s"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Ranks, folded into ranges, in one word."""
+    return report.ranges(numbers).replace(" ", "") or NOTHING

@@ -1,0 +1,61 @@
+"""``muster doctor``: why a job cannot use a coordinator, or that it can."""
+
+import typer
+
+from muster.service.address import Address
+from muster.service.cli import options
+from muster.service.cli.checks import Certificates, Check, Result, examine
+from muster.service.cli.client import connect
+from muster.service.cli.credentials import connecting, given
+from muster.service.cli.options import Output
+from muster.service.cli.table import colorful, document, emit
+from muster.service.core import report
+
+COLORS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
+NAME_CELLS = len("authorisation")
+RESULT_CELLS = max(map(len, Result))
+
+
+@connecting
+def doctor(
+    output: options.Format = Output.TABLE,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """Check a coordinator from here: reach, TLS, authorisation, version, storage and clock.
+
+    A line for each check. Ends with 3 if the coordinator cannot be reached, and with 1 if something else
+    failed. A warning is no failure.
+    """
+    checks = []
+    with connect(endpoint, timeout) as client:
+        address = Address.parse(endpoint)
+        tls = None
+        mine = given()
+        if mine.tls_ca is not None:
+            tls = Certificates(mine.tls_ca, mine.tls_cert, mine.tls_key, mine.tls_server_name)
+        for check in examine(address, tls, client, timeout):
+            checks.append(check)
+            if output is not Output.JSON:
+                emit(line(check, color=colorful()))
+    if output is Output.JSON:
+        emit(document({"endpoint": str(address), "checks": [as_json(check) for check in checks]}))
+    failed = [check for check in checks if check.result is Result.FAILED]
+    if failed:
+        raise typer.Exit(failed[0].exit)
+
+
+def line(check: Check, *, color: bool) -> str:
+    """A check for people; the next step is in a line of its own."""
+    result = f"{check.result:<{RESULT_CELLS}}"
+    if color:
+        result = typer.style(result, fg=COLORS[check.result])
+    text = f"{result}   {check.name:<{NAME_CELLS}}   {report.printable(check.message)}"
+    if check.next:
+        text += f"\n{'':{RESULT_CELLS}}   {'':{NAME_CELLS}}   next: {report.printable(check.next)}"
+    return text
+
+
+def as_json(check: Check) -> dict[str, str]:
+    """A check for programs."""
+    return {"name": check.name, "result": check.result, "message": check.message, "next": check.next}

@@ -1,0 +1,1 @@
+"""Who may reach the coordinator, and how much of it: TLS, tokens, roles and rates."""

@@ -1,0 +1,201 @@
+"""Who may call what, for which runs: the table of roles, and the check of every call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from muster.service.core import report
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.security.tokens import Grant, Role, Tokens, bearer
+
+AUTHORIZATION = "authorization"
+"""The metadata key, and the HTTP header, that carries the token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one method asks of its caller. The ``run_id`` of its request, if it has one, is always checked."""
+
+    role: Role
+    shows: Literal["", "run", "runs", "barriers"] = ""
+    """The field of the response that holds things of several runs; of these only the allowed are shown."""
+
+
+VIEWS = Rule(role=Role.VIEWER)
+WORKS = Rule(role=Role.WORKER)
+OPERATES = Rule(role=Role.OPERATOR)
+
+RULES: Mapping[str, Rule] = {
+    "/muster.v1.CoordinatorService/Status": VIEWS,
+    "/muster.v1.RunService/List": Rule(role=Role.VIEWER, shows="runs"),
+    "/muster.v1.RunService/Get": VIEWS,
+    "/muster.v1.RunService/Members": VIEWS,
+    "/muster.v1.RunService/Watch": Rule(role=Role.VIEWER, shows="run"),
+    "/muster.v1.BarrierService/Get": VIEWS,
+    "/muster.v1.BarrierService/List": Rule(role=Role.VIEWER, shows="barriers"),
+    "/muster.v1.RendezvousService/Get": VIEWS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": VIEWS,
+    "/muster.v1.SessionService/Connect": WORKS,
+    "/muster.v1.BarrierService/Arrive": WORKS,
+    "/muster.v1.BarrierService/Abort": WORKS,
+    "/muster.v1.RendezvousService/Join": WORKS,
+    "/muster.v1.RendezvousService/Leave": WORKS,
+    "/muster.v1.RendezvousService/Close": WORKS,
+    "/muster.v1.StoreService/Set": WORKS,
+    "/muster.v1.StoreService/Get": WORKS,
+    "/muster.v1.StoreService/Wait": WORKS,
+    "/muster.v1.StoreService/Check": WORKS,
+    "/muster.v1.StoreService/Add": WORKS,
+    "/muster.v1.StoreService/CompareSet": WORKS,
+    "/muster.v1.StoreService/Append": WORKS,
+    "/muster.v1.StoreService/Delete": WORKS,
+    "/muster.v1.StoreService/DeletePrefix": WORKS,
+    "/muster.v1.StoreService/ListKeys": WORKS,
+    "/muster.v1.StoreService/NumKeys": WORKS,
+    "/muster.v1.RunService/Evict": OPERATES,
+}
+"""By method. One that is not in the table is an operator's."""
+
+OPEN_METHODS = frozenset({f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")})
+"""Methods that need no token: probes have none."""
+
+
+class Access:
+    """Checks callers against the tokens in force, and ends the calls of those whose token is taken away.
+
+    Args:
+        tokens: gives those in force.
+    """
+
+    def __init__(self, tokens: Callable[[], Tokens]) -> None:
+        self._tokens = tokens
+        self._open: dict[Grant, set[asyncio.Timeout]] = {}
+
+    def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Grant:
+        """Who calls, from the metadata of a call.
+
+        Raises:
+            Refusal: TOKEN_MISSING, TOKEN_UNKNOWN or ROLE_TOO_LOW.
+        """
+        values = (value for key, value in metadata if key == AUTHORIZATION)
+        grant = self.identify(next((value for value in values if isinstance(value, str)), ""))
+        check_role(grant, RULES.get(method, OPERATES).role, method)
+        return grant
+
+    def identify(self, authorization: str) -> Grant:
+        """Whose token an ``Authorization`` header holds.
+
+        Raises:
+            Refusal: TOKEN_MISSING or TOKEN_UNKNOWN.
+        """
+        token = bearer(authorization)
+        if token is None:
+            raise Refusal(
+                Reason.TOKEN_MISSING,
+                "this coordinator asks for a token, and none came. Set MUSTER_TOKEN_FILE or MUSTER_TOKEN, "
+                "or give --token-file.",
+            )
+        grant = self._tokens().find(token)
+        if grant is None:
+            raise _unknown()
+        return grant
+
+    @asynccontextmanager
+    async def while_granted(self, grant: Grant) -> AsyncIterator[None]:
+        """Run a call for as long as its token is in force.
+
+        Raises:
+            Refusal: TOKEN_UNKNOWN, when the token was taken away meanwhile.
+        """
+        open_calls = self._open.setdefault(grant, set())
+        try:
+            async with asyncio.timeout(None) as scope:
+                open_calls.add(scope)
+                try:
+                    yield
+                finally:
+                    open_calls.discard(scope)
+                    if not open_calls:
+                        self._open.pop(grant, None)
+        except TimeoutError:
+            if scope.expired():
+                raise _unknown() from None
+            raise
+
+    def revoke(self, tokens: Tokens) -> None:
+        """End the calls of every grant that is not among these tokens as it was."""
+        for grant in self._open.keys() - set(tokens.grants):
+            for scope in self._open[grant]:
+                # In the past, so that it ends at once.
+                scope.reschedule(0)
+
+
+def check_role(grant: Grant, role: Role, what: str) -> None:
+    """See that a grant's role is high enough.
+
+    Args:
+        grant: of the caller.
+        role: the least that is needed.
+        what: for which method or path.
+
+    Raises:
+        Refusal: ROLE_TOO_LOW.
+    """
+    if grant.role < role:
+        raise Refusal(
+            Reason.ROLE_TOO_LOW,
+            f'token "{grant.name}" has the role {grant.role.name.lower()}, and {what} needs '
+            f"{role.name.lower()}. Use a token of that role.",
+            role=grant.role.name.lower(),
+            needed=role.name.lower(),
+        )
+
+
+def check_run(grant: Grant, run_id: str) -> None:
+    """See that a run is among those that a grant is for.
+
+    Raises:
+        Refusal: RUN_NOT_ALLOWED.
+    """
+    if not grant.allows(run_id):
+        which = f"run {report.shown(run_id)}" if run_id else "all runs"
+        raise Refusal(
+            Reason.RUN_NOT_ALLOWED,
+            f'token "{grant.name}" is for the runs {", ".join(grant.runs)}, and not for {which}. Use a token '
+            "for that run, or another run id.",
+        )
+
+
+def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN401
+    """See that a request is about a run that its caller may touch.
+
+    Raises:
+        Refusal: RUN_NOT_ALLOWED.
+    """
+    run_id = getattr(request, "run_id", None)
+    # Where a response can be narrowed, no run id stands for all that the caller may see.
+    if run_id is not None and not (run_id == "" and rule.shows):
+        check_run(grant, run_id)
+
+
+def narrowed(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: ANN401
+    """A response without what its caller may not see; None if nothing is left of it."""
+    if not rule.shows or grant.allows_all:
+        return response
+    shown = getattr(response, rule.shows)
+    if rule.shows == "run":
+        return response if grant.allows(shown.run_id) else None
+    allowed = [one for one in shown if grant.allows(one.run_id)]
+    del shown[:]
+    shown.extend(allowed)
+    return response
+
+
+def _unknown() -> Refusal:
+    return Refusal(
+        Reason.TOKEN_UNKNOWN,
+        "the token is not one of this coordinator's, or no longer. Ask its operator for another, and put it "
+        "where MUSTER_TOKEN_FILE (or --token-file) points.",
+    )

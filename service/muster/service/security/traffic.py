@@ -1,0 +1,152 @@
+"""How much one peer, and all peers together, may ask: by slowing down, and by a bound on open streams.
+
+A peer is an IP address, so everyone behind one proxy or NAT is one peer.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from muster.service.core.refusal import limit_exceeded
+from muster.service.security.config import TrafficLimits
+
+T = TypeVar("T")
+
+BURST_SECONDS = 1.0
+"""What may come at once, as seconds of the rate: the ranks of a node arrive at a barrier together."""
+MOST_PEERS = 65_536
+"""Peers whose rate is remembered; the one heard least recently is forgotten."""
+
+
+class TokenBucket:
+    """Lets so many through in a second, and tells everyone who comes beyond that how long to wait.
+
+    It owns no clock. Who is told to wait has taken a place: the next one waits longer.
+
+    Args:
+        rate: how many may pass in a second.
+        burst: how many may pass at once after a pause.
+    """
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._left = burst
+        self._at: float | None = None
+
+    def take(self, now: float) -> float:
+        """Take one place.
+
+        Args:
+            now: seconds of a monotonic clock.
+
+        Returns:
+            Seconds to wait before going on.
+        """
+        if self._at is not None:
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        self._left -= 1
+        return max(0.0, -self._left / self._rate)
+
+
+class Traffic:
+    """Counts the open streams of each peer, and paces messages and calls.
+
+    Args:
+        limits: the bounds.
+        clock: seconds of a monotonic clock.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        limits: TrafficLimits,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._sleep = sleep
+        self._streams: Counter[str] = Counter()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        rate = limits.max_messages_per_second
+        self._everyone = _bucket(rate) if rate else None
+
+    @property
+    def paces(self) -> bool:
+        """Whether there is a bound on messages."""
+        return self._everyone is not None or self._limits.max_messages_per_second_per_peer > 0
+
+    @contextmanager
+    def stream(self, peer: str) -> Iterator[None]:
+        """Hold one of the peer's streams open.
+
+        Raises:
+            Refusal: LIMIT_EXCEEDED, if it has too many.
+        """
+        most = self._limits.max_sessions_per_peer
+        if most and self._streams[peer] >= most:
+            raise limit_exceeded(
+                "max_sessions_per_peer", most, f"{self._streams[peer]} streams of {peer} are open"
+            )
+        self._streams[peer] += 1
+        try:
+            yield
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+    async def pace(self, peer: str) -> None:
+        """Wait until a message of the peer may be taken."""
+        rate = self._limits.max_messages_per_second_per_peer
+        if rate:
+            await self._wait(self._bucket_of(peer, rate))
+        # Only then, so that a peer beyond its own rate takes nothing from that of all.
+        if self._everyone is not None:
+            await self._wait(self._everyone)
+
+    async def _wait(self, bucket: TokenBucket) -> None:
+        seconds = bucket.take(self._clock())
+        if seconds:
+            await self._sleep(seconds)
+
+    def _bucket_of(self, peer: str, rate: int) -> TokenBucket:
+        bucket = self._buckets.get(peer)
+        if bucket is None:
+            bucket = self._buckets[peer] = _bucket(rate)
+            if len(self._buckets) > MOST_PEERS:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(peer)
+        return bucket
+
+    def paced(self, peer: str, read: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+        """A stream's ``read`` that hands each message on when the peer's rate has room for it.
+
+        Meanwhile nothing is read, so HTTP/2's flow control stops the sender.
+        """
+        if not self.paces:
+            return read
+
+        async def paced_read() -> T:
+            message = await read()
+            await self.pace(peer)
+            return message
+
+        return paced_read
+
+
+def _bucket(rate: int) -> TokenBucket:
+    return TokenBucket(rate, rate * BURST_SECONDS)
+
+
+def address_of(peer: str) -> str:
+    """The IP address in gRPC's name of a peer: ``ipv4:10.0.0.7:41822``, ``ipv6:%5B::1%5D:41822``."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,70 @@
+"""Who may see what on the HTTP port."""
+
+import base64
+import binascii
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.security.access import Access, check_role, check_run
+from muster.service.security.tokens import Grant, Role
+from muster.service.web.status import ASSETS
+
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Paths that need neither certificate nor token: probes have none."""
+GRANT: web.RequestKey[Grant | None] = web.RequestKey("grant", Grant)
+"""What the caller may do; None: everyone may see everything."""
+
+
+def guarded(access: Access | None, *, needs_certificate: bool) -> Middleware:
+    """The middleware that lets requests in.
+
+    A path that names a run (``{run}`` in its route) needs a token for that run; every other one shows all
+    runs, and needs a token for all. What the page is made of needs any token.
+
+    Args:
+        access: checks tokens; None: none are asked for.
+        needs_certificate: whether a client must have shown a certificate in the TLS handshake.
+    """
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[GRANT] = None
+        if request.path in PROBES:
+            return await handler(request)
+        if needs_certificate and not request.get_extra_info("peercert"):
+            return _refused(
+                403, "this port asks for a client certificate, and none came: curl --cert FILE --key FILE …"
+            )
+        if access is not None:
+            try:
+                grant = access.identify(_authorization(request))
+                check_role(grant, Role.VIEWER, request.path)
+                if request.path not in ASSETS:
+                    check_run(grant, request.match_info.get("run", ""))
+            except Refusal as refusal:
+                unknown = refusal.reason in (Reason.TOKEN_MISSING, Reason.TOKEN_UNKNOWN)
+                return _refused(401 if unknown else 403, refusal.message)
+            request[GRANT] = grant
+        return await handler(request)
+
+    return guard
+
+
+def _authorization(request: web.Request) -> str:
+    """The header; a browser, which can only ask for a password, sends the token as that."""
+    header = request.headers.get("Authorization", "")
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() != "basic":
+        return header
+    try:
+        password = base64.b64decode(value, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return f"Bearer {password}"
+
+
+def _refused(status: int, why: str) -> web.Response:
+    headers = {"WWW-Authenticate": 'Bearer, Basic realm="muster: a token as the password"'}
+    return web.Response(status=status, text=f"{why}\n", headers=headers if status == 401 else None)

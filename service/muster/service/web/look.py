@@ -1,0 +1,84 @@
+"""What the status page and its twins show: one look at the state each, made on the loop, so kept small."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from muster.service.core import views
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.model import Instant
+
+MOST_WAITING = 100
+"""Open barriers on one page, those first that have been open longest."""
+MOST_MISSING = 16_384
+"""Missing ranks that all barriers of one page name; a barrier alone may have more."""
+MOST_DECIDED = 20
+"""Decisions on one page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All runs."""
+
+    taken_at: float
+    """Seconds since 1970."""
+    epoch: int
+    runs: tuple[views.RunView, ...]
+    waiting: tuple[views.BarrierView, ...]
+    decided: tuple[views.BarrierView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLook:
+    """One run."""
+
+    taken_at: float
+    """Seconds since 1970."""
+    run: views.RunView
+    rendezvous: views.RendezvousView
+    waiting: tuple[views.BarrierView, ...]
+    decided: tuple[views.BarrierView, ...]
+    hosts: tuple[views.HostView, ...] = ()
+    members: tuple[views.MemberView, ...] = ()
+
+
+def overview(coordinator: Coordinator, now: Instant) -> Overview:
+    """Look at all runs."""
+    groups = [group for run in coordinator.runs.values() for group in run.groups.values()]
+    return Overview(
+        taken_at=now.wall,
+        epoch=coordinator.epoch,
+        runs=tuple(views.runs(coordinator)),
+        waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
+        decided=tuple(views.last_decided(groups, MOST_DECIDED)),
+    )
+
+
+def run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) -> RunLook:
+    """Look at one run.
+
+    Args:
+        coordinator: where it is.
+        run_id: its id.
+        now: this moment.
+        singly: whether to show its processes one by one, rather than host by host.
+
+    Raises:
+        Refusal: RUN_NOT_FOUND.
+    """
+    found = coordinator.run(run_id)
+    groups = found.groups.values()
+    return RunLook(
+        taken_at=now.wall,
+        run=views.run(found),
+        rendezvous=views.rendezvous(found, now),
+        waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
+        decided=tuple(views.last_decided(groups, MOST_DECIDED)),
+        hosts=() if singly else tuple(views.hosts(found)),
+        members=tuple(views.members(found, now)) if singly else (),
+    )
+
+
+def named(decided: Iterable[views.BarrierView]) -> int:
+    """Of how many decisions, newest first, all who were missing may be named; of one in any case."""
+    return max(1, sum(count <= MOST_MISSING for count in accumulate(len(view.missing) for view in decided)))

@@ -1,0 +1,65 @@
+"""All ranks of a run as one small picture: a square for each, row by row, drawn by a path for each state."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+CELL = 10
+"""Units of the picture from one square to the next."""
+LEAST_COLUMNS = 32
+LARGEST, SMALLEST = 14, 8
+"""Pixels of a square, where there is room: in one row, and in many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The ranks of one state."""
+
+    state: str
+    path: str
+    """Of an SVG path whose dashes are the squares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMap:
+    """The picture, in SVG's terms."""
+
+    width: int
+    """Pixels."""
+    columns: int
+    rows: int
+    layers: tuple[Layer, ...]
+
+
+def rank_map(states: Mapping[str, Iterable[int]]) -> RankMap:
+    """Draw ranks.
+
+    Args:
+        states: the ranks of each state; a rank has one state.
+    """
+    ranks = {state: sorted(of_state) for state, of_state in states.items()}
+    count = 1 + max((of_state[-1] for of_state in ranks.values() if of_state), default=-1)
+    columns = max(LEAST_COLUMNS, 2 ** math.ceil(math.log2(2 * math.sqrt(max(1, count)))))
+    rows = math.ceil(count / columns)
+    columns = min(columns, count)
+    return RankMap(
+        width=columns * (LARGEST if rows == 1 else SMALLEST),
+        columns=columns,
+        rows=rows,
+        layers=tuple(Layer(state=state, path=_path(ranks[state], columns)) for state in ranks),
+    )
+
+
+def _path(ranks: list[int], columns: int) -> str:
+    """A line through each unbroken stretch of squares in a row."""
+    parts = []
+    start = end = -1
+    for rank in [*ranks, -2]:
+        if rank == end and rank % columns:
+            end += 1
+            continue
+        if start >= 0:
+            row, column = divmod(start, columns)
+            parts.append(f"M{column * CELL} {row * CELL + CELL // 2}h{(end - start) * CELL}")
+        start, end = rank, rank + 1
+    return "".join(parts)

@@ -1,0 +1,167 @@
+"""What the chart renders runs: the real ``muster serve``, asked by its probes and by ``helm test``."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.service.cli.serve import serve
+from tests.support import helm as support
+from tests.support.authority import Authority
+from tests.support.command import Job
+from tests.support.helm import Helm, Release, values_of
+from tests.support.kubelet import Container, Files, Node
+
+HOST = "muster.ml.svc"
+VIEWER, WORKER = "a-token-for-who-looks-on", "a-token-for-those-who-train"
+CREDENTIALS = ("MUSTER_TLS_CERT", "MUSTER_TLS_KEY", "MUSTER_TOKEN_FILE")
+MADE_BY_THE_CHART = {
+    "config",
+    "listen",
+    "http",
+    "state",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "tokens_file",
+    "http_tls",
+    "http_tokens",
+}
+"""Flags that come from values of other names, or are the chart's own business."""
+
+FLAGS = set(inspect.signature(serve).parameters)
+
+
+@pytest.fixture(scope="module")
+def helm() -> Iterator[Helm]:
+    with support.running() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
+    """The Secrets that the ci/ values name, and what cert-manager would make."""
+    folder = tmp_path_factory.mktemp("authority")
+    ours, training = Authority(folder, "ours"), Authority(folder, "training")
+    serving = ours.issue("serving", HOST)
+
+    def pair(name: str, authority: Authority) -> Files:
+        made = authority.issue(name, name)
+        return {"tls.crt": made.cert.read_bytes(), "tls.key": made.key.read_bytes()}
+
+    certificate = {
+        "tls.crt": serving.cert.read_bytes(),
+        "tls.key": serving.key.read_bytes(),
+        "ca.crt": ours.ca.read_bytes(),
+    }
+    tokens = f'[[token]]\nname = "look"\nrole = "viewer"\ntoken = "{VIEWER}"\n'
+    tokens += f'[[token]]\nname = "team-a"\nrole = "worker"\nruns = ["team-a-*"]\ntoken = "{WORKER}"\n'
+    return {
+        "muster-certificate": certificate,
+        "muster-tls": certificate,
+        "training-ca": {"ca.crt": training.ca.read_bytes()},
+        "viewer-of-ours": pair("viewer-of-ours", ours),
+        "viewer-of-training": pair("viewer-of-training", training),
+        "muster-tokens-of-all-teams": {"tokens.toml": tokens.encode()},
+        "muster-viewer-token": {"token": VIEWER.encode()},
+    }
+
+
+def node_of(release: Release, folder: Path, secrets: dict[str, Files], viewer: str = "ours") -> Node:
+    return Node(release, folder, secrets | {"muster-viewer-certificate": secrets[f"viewer-of-{viewer}"]})
+
+
+def coordinator_of(release: Release, node: Node) -> Container:
+    return Container(node, release.one("StatefulSet")["spec"]["template"]["spec"], "coordinator")
+
+
+def scheme_of(release: Release) -> str:
+    (container,) = release.one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    return container["readinessProbe"]["httpGet"]["scheme"]
+
+
+@pytest.mark.parametrize(
+    ("name", "viewer", "strangers"),
+    [
+        ("default", "ours", (0, 200)),
+        ("settings", "ours", (0, 200)),
+        ("extras", "ours", (0, 200)),
+        ("tls-secret", "ours", (0, 200)),
+        ("mtls", "training", (3, 403)),
+        ("tokens-secret", "ours", (1, 200)),
+        ("secured", "ours", (3, 403)),
+    ],
+)
+def test_the_pod_starts_is_ready_is_healthy_and_ends_in_time(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files], name: str, viewer: str, strangers: tuple[int, int]
+):
+    release = helm.release(values_of(name))
+    node = node_of(release, tmp_path, secrets, viewer)
+    with coordinator_of(release, node) as coordinator:
+        coordinator.started()
+        assert coordinator.probe("livenessProbe")
+        assert coordinator.probe("readinessProbe")
+        assert coordinator.mounts["/var/lib/muster"].joinpath("muster.db").exists()
+        # `kubectl exec`.
+        asked = coordinator.run("get", "runs", "-o", "json")
+        assert asked.returncode == 0, asked.stderr
+        refused = coordinator.run("get", "runs", without=CREDENTIALS)
+        http = {"port": "http", "scheme": scheme_of(release), "path": "/metrics"}
+        assert (refused.returncode, coordinator.ask(http)) == strangers, refused.stderr
+        assert coordinator.stopped() == 0, coordinator.log.read_text()
+
+
+@pytest.mark.parametrize("name", ["default", "secured"])
+def test_helm_test_passes(helm: Helm, tmp_path: Path, secrets: dict[str, Files], name: str):
+    release = helm.release(values_of(name))
+    node = node_of(release, tmp_path, secrets)
+    with coordinator_of(release, node) as coordinator:
+        coordinator.started()
+        with Container(node, release.one("Pod")["spec"], "test") as test:
+            assert test.ended() == 0, test.log.read_text()
+
+
+def test_helm_test_fails_when_the_coordinator_does_not_answer(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files]
+):
+    release = helm.release()
+    with Container(node_of(release, tmp_path, secrets), release.one("Pod")["spec"], "test") as test:
+        # 2 is a command line that is not understood.
+        assert test.ended() not in (0, 2), test.log.read_text()
+
+
+def test_a_backup_is_made_in_the_pod(helm: Helm, tmp_path: Path, secrets: dict[str, Files]):
+    release = helm.release()
+    with coordinator_of(release, node_of(release, tmp_path, secrets)) as coordinator:
+        coordinator.started()
+        backup = coordinator.mounts["/var/lib/muster"] / "backup.db"
+        done = coordinator.run("backup", str(backup))
+        assert done.returncode == 0, done.stderr
+        assert backup.exists()
+
+
+def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files]
+):
+    import grpc
+
+    release = helm.release()
+    node = node_of(release, tmp_path, secrets)
+    endpoint = f"127.0.0.1:{node.ports['grpc'][1]}"
+    with coordinator_of(release, node) as first, grpc.insecure_channel(endpoint) as channel:
+        first.started()
+        job = Job(channel)
+        assert first.stopped() == 0, first.log.read_text()
+        job.close()
+    with coordinator_of(release, node) as second:
+        second.started()
+        (run,) = json.loads(second.run("get", "runs", "-o", "json").stdout)["runs"]
+        assert run["run_id"] == "job1"
+
+
+def test_the_chart_has_a_value_for_every_flag():
+    schema = json.loads((support.CHART / "values.schema.json").read_text())
+    settings = set(schema["properties"]["settings"]["properties"])
+    assert settings == FLAGS - MADE_BY_THE_CHART

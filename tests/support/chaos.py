@@ -1,0 +1,270 @@
+"""A job under torchrun that saves again and again, while its children, ranks and coordinator are killed.
+
+What is killed, and when, is drawn from a seed; what it hits is up to the machine. Afterwards a judge reads
+what the ranks wrote down. For a long run:
+
+    python -m tests.support.chaos --saves 500
+"""
+
+import argparse
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tests.support.agents import Job, Worker
+from tests.support.coordinator import Coordinator
+from tests.support.judge import children_of, state_of
+from tests.support.save_history import (
+    UNCONFIRMED,
+    Event,
+    from_line,
+    verdict,
+    whole_checkpoint,
+    whole_files,
+)
+
+PATIENCE = 60.0
+"""Seconds without any news from any rank, after which the job is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to happen."""
+
+    seed: int
+    saves: int
+    """After how many the job is told to finish. A step that is saved again after a restart counts again."""
+    kind: str = "checkpointer"
+    """As :class:`tests.support.chaos_rank.Rank` takes it."""
+    agents: int = 2
+    ranks: int = 2
+    """Of each agent."""
+    child_odds: float = 0.15
+    """That a child of a save is killed."""
+    rank_every: tuple[int, int] | None = (20, 30)
+    """A rank is killed after so many saves, at least and at most; None: never."""
+    coordinator_every: int | None = None
+    """The coordinator is killed after so many saves; None: never."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What did happen."""
+
+    plan: Plan
+    events: list[Event] = field(default_factory=list)
+    committed: set[int] = field(default_factory=set)
+    killed: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("children", "ranks", "coordinators"), 0)
+    )
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def saves(self, *what: str) -> set[tuple[int, int]]:
+        """The saves (round, step) of which a rank wrote that down."""
+        return {(event.round, event.step) for event in self.events if event.what in what}
+
+    def __str__(self) -> str:
+        failed = self.saves("failed")
+        unconfirmed = {(e.round, e.step) for e in self.events if e.what == "failed" and UNCONFIRMED in e.text}
+        scheduled = self.saves("scheduled")
+        unheard = scheduled - self.saves("finalized", "failed")
+        resumed = {event.round for event in self.events if event.what == "loaded" and event.path}
+        rounds = {event.round for event in self.events}
+        lines = [
+            f"seed {self.plan.seed}: {self.plan.agents} agents of {self.plan.ranks} ranks, "
+            f"{self.seconds:.0f} s",
+            f"saves: {len(scheduled)} scheduled, {len(self.saves('finalized'))} finalized, "
+            f"{len(failed)} failed ({len(unconfirmed)} of them written by all, and not confirmed), "
+            f"{len(unheard)} of which no rank heard",
+            f"committed checkpoints: {len(self.committed)}, all of them loaded afterwards",
+            f"killed: {self.killed['children']} children, {self.killed['ranks']} ranks, "
+            f"{self.killed['coordinators']} coordinators",
+            f"rounds: {len(rounds)}, of which {len(resumed)} resumed from a checkpoint",
+            *(f"WRONG: {one}" for one in self.wrong),
+        ]
+        return "\n".join(lines)
+
+
+def run(plan: Plan, folder: Path) -> Account:
+    """Let it happen, and judge it.
+
+    Args:
+        plan: what is to happen.
+        folder: an empty one, where all traces are left.
+    """
+    account = Account(plan)
+    began = time.monotonic()
+    command = ("--module", "tests.support.chaos_rank", str(folder), plan.kind)
+    with (
+        Coordinator(folder, session_ttl=2.0) as coordinator,
+        Job(folder, coordinator.endpoint, command=command, ranks=plan.ranks, restarts=plan.saves) as job,
+        _Wire(folder / "events") as wire,
+    ):
+        for _ in range(plan.agents):
+            job.agent(str(plan.agents), join_timeout=60, keep_alive_interval=5)
+        monkey = _Monkey(plan, account, job, coordinator)
+        try:
+            for event in wire.events():
+                monkey.see(event)
+                if monkey.all_closed:
+                    break
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; seed {plan.seed}\n{job.said()}") from None
+        codes = [agent.wait() for agent in job.agents]
+        assert codes == [0] * plan.agents, job.said()
+    account.seconds = time.monotonic() - began
+    for history in sorted(folder.glob("history-*")):
+        account.events += [from_line(line) for line in history.read_text().splitlines()]
+    checkpoints = folder / "checkpoints"
+    account.committed = {int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")}
+    whole = partial(whole_files, world_size=plan.agents * plan.ranks)
+    if plan.kind == "checkpointer":
+        whole = whole_checkpoint
+    account.wrong = verdict(account.events, whole, account.committed)
+    return account
+
+
+class _Wire:
+    """What the ranks see, as they see it."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        # Also for writing: with no rank alive it is silent, and not at its end.
+        self._file = os.open(path, os.O_RDWR)
+        self._poll = select.poll()
+        self._poll.register(self._file, select.POLLIN)
+
+    def __enter__(self) -> "_Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def events(self) -> Iterator[Event]:
+        rest = b""
+        while True:
+            if not self._poll.poll(PATIENCE * 1000):
+                raise TimeoutError(f"no rank saw anything for {PATIENCE:g} s")
+            *lines, rest = (rest + os.read(self._file, 65536)).split(b"\n")
+            yield from (from_line(line.decode()) for line in lines)
+
+
+class _Monkey:
+    """Kills what the plan says, when the ranks' saves have got that far."""
+
+    def __init__(self, plan: Plan, account: Account, job: Job, coordinator: Coordinator) -> None:
+        self._plan = plan
+        self._chance = random.Random(plan.seed)
+        self._killed = account.killed
+        self._job = job
+        self._coordinator = coordinator
+        self._saves: set[tuple[int, int]] = set()
+        self._closed: set[tuple[int, int]] = set()
+        self._spared = self._draw_spared()
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether every rank has come to its end."""
+        return len(self._closed) == self._plan.agents * self._plan.ranks
+
+    def see(self, event: Event) -> None:
+        """Perhaps do something about it."""
+        if event.what == "closed":
+            self._closed.add((event.round, event.rank))
+        save = (event.round, event.step)
+        if event.what != "scheduled" or save in self._saves:
+            return
+        self._saves.add(save)
+        if len(self._saves) == self._plan.saves:
+            self._job.finish()
+        elif len(self._saves) < self._plan.saves:
+            self._torment(event.round)
+
+    def _torment(self, round: int) -> None:
+        plan, chance = self._plan, self._chance
+        victim = chance.randrange(plan.agents * plan.ranks)
+        if plan.coordinator_every is not None and len(self._saves) % plan.coordinator_every == 0:
+            self._coordinator.kill()
+            time.sleep(chance.random())
+            self._coordinator.start()
+            self._killed["coordinators"] += 1
+        self._spared -= 1
+        if self._spared == 0:
+            self._spared = self._draw_spared()
+            time.sleep(chance.uniform(0.0, 0.05))
+            worker = self._worker(round, victim)
+            self._killed["ranks"] += _kill(worker.pid, worker.agent)
+        elif chance.random() < plan.child_odds:
+            delay = chance.choice((0.0, chance.uniform(0.0, 0.02)))
+            worker = self._worker(round, victim)
+            child = _wait_for_child(worker.pid)
+            time.sleep(delay)
+            self._killed["children"] += child is not None and _kill(child, worker.pid)
+
+    def _draw_spared(self) -> int:
+        """After how many saves a rank is to be killed."""
+        return self._chance.randint(*self._plan.rank_every) if self._plan.rank_every else -1
+
+    def _worker(self, round: int, rank: int) -> Worker:
+        (found,) = (one for one in self._job.workers() if (one.round, one.rank) == (round, rank))
+        return found
+
+
+def _wait_for_child(pid: int) -> int | None:
+    """A child of the process; None if it has none for a second."""
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        if found := children_of(pid):
+            return max(found)
+        time.sleep(0.001)
+    return None
+
+
+def _kill(pid: int, parent: int) -> bool:
+    """SIGKILL a process, if it lives, and is the parent's and not another that got its number."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            if pid in children_of(parent) and state_of(pid) not in (None, "Z"):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Saves under torchrun while everything is killed.")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--saves", type=int, default=500)
+    parser.add_argument("--kind", choices=("checkpointer", "files", "blind"), default="checkpointer")
+    parser.add_argument("--agents", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="of each agent")
+    given = parser.parse_args()
+    plan = Plan(
+        seed=given.seed,
+        saves=given.saves,
+        kind=given.kind,
+        agents=given.agents,
+        ranks=given.ranks,
+        coordinator_every=100,
+    )
+    print(plan, flush=True)
+    with tempfile.TemporaryDirectory(prefix="muster-chaos-") as folder:
+        account = run(plan, Path(folder))
+    print(account)
+    return 1 if account.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

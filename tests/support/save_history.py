@@ -1,0 +1,182 @@
+"""What ranks wrote down of their saves, and a judge of it.
+
+The state at a step is a function of the step alone, so that anybody can tell whether a checkpoint holds it.
+"""
+
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+ROWS = 600
+STRIDE = ROWS * 4
+"""By how much every number grows in a step. Float32 counts exactly to 2**24, which is some 7,000 steps."""
+
+UNCONFIRMED = "its commit failed or is not confirmed"
+"""How the error begins if all had written: such a save may be committed, and yet nobody finalizes it."""
+
+
+def weight_at(step: int) -> torch.Tensor:
+    """The whole weight at a step."""
+    return torch.arange(ROWS * 4, dtype=torch.float32).reshape(ROWS, 4) + STRIDE * step
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one rank saw of one step."""
+
+    rank: int
+    what: str
+    """``loaded`` (what it starts from; step 0 without a path is nothing), ``scheduled``, ``finalized``,
+    ``failed``, ``latest``, or ``closed`` (it ended well, and knows how all its saves went)."""
+    step: int
+    path: str = ""
+    round: int = 0
+    """The job's life between restarts. In each, a rank is one process."""
+    text: str = ""
+
+
+def to_line(event: Event) -> str:
+    """The event as one line of JSON."""
+    return json.dumps(asdict(event)) + "\n"
+
+
+def from_line(line: str) -> Event:
+    """The event back."""
+    return Event(**json.loads(line))
+
+
+# ---------------------------------------------------------------------- the judge
+
+
+def verdict(
+    events: list[Event], whole: Callable[[Path, int], str | None], committed: set[int] | None = None
+) -> list[str]:
+    """What is wrong with a history.
+
+    Args:
+        events: of all ranks; those of one process in their order.
+        whole: says what is wrong with a checkpoint that should hold the state at a step; None if nothing is.
+        committed: the steps of all checkpoints that there are at the end, if none was removed.
+    """
+    events = sorted(events, key=lambda event: (event.round, event.rank))
+    wrong = [
+        *_disagreements(events),
+        *_broken_checkpoints(events, whole),
+        *_steps_back(events),
+        *_untold_outcomes(events),
+    ]
+    if committed is not None:
+        wrong += [*_commits_at_odds(events, committed), *_wrong_resumptions(events, committed)]
+    return wrong
+
+
+def _disagreements(events: list[Event]) -> Iterator[str]:
+    finalized = {(event.round, event.step): event.rank for event in events if event.what == "finalized"}
+    for event in events:
+        who = finalized.get((event.round, event.step))
+        if event.what == "failed" and who is not None:
+            yield f"step {event.step}: rank {who} finalized it, rank {event.rank} saw it fail"
+
+
+def _broken_checkpoints(events: list[Event], whole: Callable[[Path, int], str | None]) -> Iterator[str]:
+    for path, step in sorted({(event.path, event.step) for event in events if event.path}):
+        fault = whole(Path(path), step)
+        if fault is not None:
+            yield f"step {step}: latest() returned {path}, but {fault}"
+
+
+def _steps_back(events: list[Event]) -> Iterator[str]:
+    """Once a rank or an earlier round knows of a checkpoint, it is told of no older one, and saves none."""
+    known_before = -1
+    for _, of_round in groupby(events, key=lambda event: event.round):
+        known = known_before
+        for rank, of_life in groupby(of_round, key=lambda event: event.rank):
+            newest = known_before
+            for event in of_life:
+                if event.what in ("latest", "loaded") and event.step < newest:
+                    told = "latest() returned" if event.what == "latest" else "it loaded"
+                    yield f"rank {rank}: {told} step {event.step} after step {newest}"
+                if event.what == "scheduled" and event.step <= newest:
+                    yield f"rank {rank}: it saved step {event.step} after step {newest} was committed"
+                if event.what in ("latest", "loaded", "finalized"):
+                    newest = max(newest, event.step)
+            known = max(known, newest)
+        known_before = known
+
+
+def _untold_outcomes(events: list[Event]) -> Iterator[str]:
+    """A process learns of its saves in their order; of all of them, if it ended well."""
+    for (round, rank), of_life in groupby(events, key=lambda event: (event.round, event.rank)):
+        life = list(of_life)
+        scheduled = [event.step for event in life if event.what == "scheduled"]
+        told = [event.step for event in life if event.what in ("finalized", "failed")]
+        if not scheduled:
+            continue  # This history does not record it.
+        due = scheduled if life[-1].what == "closed" else scheduled[: len(told)]
+        if told != due:
+            yield f"round {round}, rank {rank}: it saved {scheduled}, and heard of {told}"
+
+
+def _commits_at_odds(events: list[Event], committed: set[int]) -> Iterator[str]:
+    """What was finalized is there; what a rank could not write is not."""
+    for event in events:
+        if event.what == "finalized" and event.step not in committed:
+            yield f"step {event.step}: rank {event.rank} finalized it, and there is no checkpoint"
+        if event.what != "failed" or event.step not in committed or UNCONFIRMED in event.text:
+            continue
+        if event.round == _made_in(events, event.step):
+            yield f"step {event.step}: rank {event.rank} heard that it was not written, and it is committed"
+
+
+def _wrong_resumptions(events: list[Event], committed: set[int]) -> Iterator[str]:
+    """A round starts from the last checkpoint that was committed before it, whoever knew of it."""
+    rounds = {step: _made_in(events, step) for step in committed}
+    starts: dict[int, set[int]] = defaultdict(set)
+    for event in events:
+        if event.what == "loaded":
+            starts[event.round].add(event.step)
+    for round, steps in starts.items():
+        due = max((step for step, made in rounds.items() if made < round), default=0)
+        if steps != {due}:
+            yield f"round {round}: its ranks started from {sorted(steps)}; the last committed was {due}"
+
+
+def _made_in(events: list[Event], step: int) -> int:
+    """The round that committed a step: the last that saved it, for a committed step cannot be saved again."""
+    return max(
+        (event.round for event in events if (event.what, event.step) == ("scheduled", step)), default=0
+    )
+
+
+# ---------------------------------------------------------------------- its look at checkpoints
+
+
+def whole_checkpoint(path: Path, step: int) -> str | None:
+    """The judge's look at one of torch's checkpoints."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    into = {"weight": torch.zeros(ROWS, 4), "step": -1}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load(into, checkpoint_id=path, no_dist=True)
+    except (Exception, CheckpointException) as error:  # Torch's is a BaseException.
+        return f"it does not load: {error!r}"
+    same = torch.equal(into["weight"], weight_at(step)) and into["step"] == step
+    return None if same else "it is not the state at that step"
+
+
+def whole_files(path: Path, step: int, world_size: int) -> str | None:
+    """The judge's look at a folder with one file of each rank."""
+    try:
+        parts = [torch.load(path / f"rank-{rank}.pt") for rank in range(world_size)]
+    except Exception as error:
+        return f"it does not load: {error!r}"
+    return None if torch.equal(torch.cat(parts), weight_at(step)) else "it is not the state at that step"

@@ -1,0 +1,597 @@
+"""What the chart renders, for every values file in its ci/ folder."""
+
+import copy
+import itertools
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.support.helm import CHART, Helm, HelmError, Manifest, Release, values_of
+
+KUBERNETES = ("1.27", "1.30", "1.33", "1.37")
+"""The oldest that Chart.yaml admits, the newest that the validator knows, and some between."""
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
+"""Kinds that Kubernetes itself does not know."""
+CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())
+FEATURES = ("default", "tls-secret", "mtls", "tokens-secret", "secured", "monitoring", "settings")
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.fixture(scope="session")
+def releases(helm: Helm) -> dict[str, Release]:
+    """The chart with each of its ci/ values files."""
+    return {name: helm.release(values_of(name)) for name in CI}
+
+
+@pytest.fixture
+def other_chart(tmp_path: Path) -> Path:
+    """The chart in its next version, with a dashboard and a rules file more."""
+    chart = tmp_path / "muster"
+    shutil.copytree(CHART, chart)
+    text = (chart / "Chart.yaml").read_text()
+    (chart / "Chart.yaml").write_text(
+        text.replace("version: 0.1.0", "version: 9.9.9").replace('"0.1.0"', '"9.9"')
+    )
+    for folder in ("dashboards", "rules"):
+        (chart / folder).mkdir(exist_ok=True)
+    (chart / "dashboards/sample.json").write_text('{"title": "{{run}}"}\n')
+    (chart / "rules/sample.rules.yaml").write_text(
+        "# A comment.\ngroups:\n  - name: sample\n    rules:\n      - alert: Sample\n"
+        "        expr: vector(1) > 0\n"
+        '        annotations: {summary: "{{ $value }}", runbook: docs/operations.md#sample}\n'
+    )
+    return chart
+
+
+def pod_of(release: Release) -> Manifest:
+    return release.one("StatefulSet")["spec"]["template"]
+
+
+def container_of(release: Release) -> Manifest:
+    (container,) = pod_of(release)["spec"]["containers"]
+    return container
+
+
+def matches(selector: Manifest, labels: Manifest) -> bool:
+    return selector.items() <= labels.items()
+
+
+# The linter, the validator, the schema
+
+
+@pytest.mark.parametrize("name", CI)
+def test_the_strict_linter_has_no_complaint(releases: dict[str, Release], name: str):
+    assert releases[name].complaints == []
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_manifest_is_valid_for_kubernetes(releases: dict[str, Release], version: str):
+    every = [manifest for release in releases.values() for manifest in release.manifests]
+    different = {json.dumps(manifest, sort_keys=True) for manifest in every if manifest["kind"] not in CUSTOM}
+    for manifest in different:
+        kubernetes_validate.validate(json.loads(manifest), version, strict=True)
+
+
+def test_the_validator_would_find_a_fault(releases: dict[str, Release]):
+    broken = copy.deepcopy(releases["default"].one("StatefulSet"))
+    broken["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, KUBERNETES[0], strict=True)
+
+
+@pytest.mark.parametrize("name", CI)
+def test_names_are_there_once(releases: dict[str, Release], name: str):
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in releases[name].manifests]
+    assert len(names) == len(set(names))
+
+
+def test_the_values_in_the_documentation_are_values_of_the_chart(helm: Helm):
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert blocks
+    together: Manifest = {}
+    for block in blocks:
+        values = yaml.safe_load(block)
+        assert helm.release(values).complaints == []
+        together |= values
+    assert helm.release(together).complaints == []
+
+
+def objects_of(schema: Manifest, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Manifest]]:
+    """Every object in the schema, with its path; 0 stands for an item of a list."""
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    if schema.get("type") == "object":
+        yield path, schema
+    for key, inner in schema.get("properties", {}).items():
+        yield from objects_of(inner, (*path, key))
+    if "items" in schema:
+        yield from objects_of(schema["items"], (*path, 0))
+
+
+def at(path: tuple[Any, ...], value: Any) -> Any:
+    for step in reversed(path):
+        value = [value] if step == 0 else {step: value}
+    return value
+
+
+CLOSED = [path for path, schema in objects_of(SCHEMA) if schema.get("additionalProperties") is False]
+
+
+def test_every_object_of_the_schema_is_closed_a_map_or_kubernetes_own():
+    for path, schema in objects_of(SCHEMA):
+        assert schema.get("additionalProperties", True) is not True or "$comment" in schema, path
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=lambda path: ".".join(map(str, path)) or "root")
+def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
+    with pytest.raises(HelmError, match="misspelt"):
+        helm.release(at(path, {"misspelt": 1}))
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"replicaCount": 3}, "replicaCount"),
+        ({"settings": {"session_ttll": 3}}, "session_ttll"),
+        ({"settings": {"max_runs": "many"}}, "max_runs"),
+        ({"settings": {"session_ttl": 0.5}}, "session_ttl"),
+        ({"settings": {"log_format": "xml"}}, "log_format"),
+        ({"persistence": {"accessModes": ["ReadOnlyMany"]}}, "accessModes"),
+        ({"podSecurity": {"runAsUser": 0}}, "runAsUser"),
+        ({"service": {"grpcPort": 0}}, "grpcPort"),
+        ({"image": {"digest": "sha256:abc"}}, "digest"),
+        ({"tokens": {"entries": [{"name": "a", "role": "root", "token": "t"}]}}, "role"),
+        ({"tokens": {"entries": [{"name": "a", "role": "worker"}]}}, "entries"),
+        ({"commonLabels": {"app.kubernetes.io/name": "other"}}, "app.kubernetes.io/name"),
+        ({"podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Manifest, names: str):
+    with pytest.raises(HelmError, match=names):
+        helm.release(values)
+
+
+CERTIFICATE = {"enabled": True, "certificate": "PEM", "privateKey": "PEM"}
+TOKENS = {"enabled": True, "existingSecret": "tokens"}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"tls": {"enabled": True}}, "give the certificate in one way"),
+        ({"tls": {**CERTIFICATE, "existingSecret": "x"}}, "give the certificate in one way"),
+        ({"tls": {"enabled": True, "certificate": "PEM"}}, "belong together"),
+        ({"tls": {"existingSecret": "x"}}, "tls.enabled is false"),
+        ({"tls": {"clientAuth": {"enabled": True}}}, "tls.enabled is false"),
+        ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "name the issuer"),
+        ({"tls": {**CERTIFICATE, "clientAuth": {"enabled": True}}}, "which CA signs"),
+        ({"tls": {**CERTIFICATE, "ca": "PEM", "clientAuth": {"enabled": True}}}, "`helm test` needs a cert"),
+        ({"tokens": {"enabled": True}}, "give the tokens in one way"),
+        ({"tokens": {"existingSecret": "x"}}, "tokens.enabled is false"),
+        ({"tokens": TOKENS}, "`helm test` needs a token"),
+        (
+            {"tokens": TOKENS, "test": {"enabled": False}, "serviceMonitor": {"enabled": True}},
+            "Prometheus needs a token",
+        ),
+        ({"persistence": {"enabled": False, "existingClaim": "x"}}, "nothing would be kept"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Manifest, sentence: str):
+    with pytest.raises(HelmError, match=sentence):
+        helm.release(values)
+
+
+def test_every_key_that_the_schema_knows_has_a_default():
+    def compare(schema: Manifest, values: Any, path: str) -> None:
+        # An empty map is a default, too, and flags have theirs in `muster serve`.
+        if not values or path == ".settings":
+            return
+        for key, inner in schema.get("properties", {}).items():
+            if key != "global":
+                assert key in values, f"{path}.{key}"
+                compare(inner, values[key], f"{path}.{key}")
+
+    compare(SCHEMA, VALUES, "")
+
+
+# What an upgrade may not change
+
+
+def kept(release: Release) -> Manifest:
+    """What Kubernetes lets nobody change, and what the volume is found by."""
+    manifest = release.one("StatefulSet")
+    spec = manifest["spec"]
+    fields = ("serviceName", "selector", "podManagementPolicy", "volumeClaimTemplates")
+    mounts = [mount for mount in container_of(release)["volumeMounts"] if mount["name"] == "state"]
+    return {"name": manifest["metadata"]["name"], "mounts": mounts} | {field: spec[field] for field in fields}
+
+
+def test_an_upgrade_of_values_and_chart_keeps_the_volume(
+    helm: Helm, releases: dict[str, Release], other_chart: Path
+):
+    other_storage = {"ephemeral", "existing-claim", "volume"}
+    other_name = {"names"}
+    before = kept(releases["default"])
+    for name in set(CI) - other_storage - other_name:
+        assert kept(releases[name]) == before, name
+        assert kept(helm.release(values_of(name), chart=other_chart)) == before, name
+    assert helm.release(chart=other_chart).one("StatefulSet") != releases["default"].one("StatefulSet")
+
+
+def test_the_selectors_of_other_objects_stay_too(helm: Helm, releases: dict[str, Release], other_chart: Path):
+    after = helm.release(values_of("extras"), chart=other_chart)
+    for kind, name in (
+        ("Service", "muster"),
+        ("Service", "muster-headless"),
+        ("PodDisruptionBudget", "muster"),
+    ):
+        assert (
+            after.one(kind, name)["spec"]["selector"]
+            == releases["default"].one(kind, name)["spec"]["selector"]
+        )
+
+
+def test_what_is_kept_would_show_a_change(helm: Helm, releases: dict[str, Release]):
+    assert kept(releases["volume"]) != kept(releases["default"])
+    assert kept(helm.release({"nameOverride": "other"})) != kept(releases["default"])
+
+
+def test_the_chart_alone_restarts_nothing(helm: Helm, releases: dict[str, Release], other_chart: Path):
+    image = {"image": {"tag": "0.1.0"}}
+    assert pod_of(helm.release(image, chart=other_chart)) == pod_of(releases["default"])
+
+
+def test_a_change_of_the_configuration_restarts_the_coordinator(helm: Helm, releases: dict[str, Release]):
+    changed = helm.release({"settings": {"session_ttl": 11}})
+    assert (
+        pod_of(changed)["metadata"]["annotations"] != pod_of(releases["default"])["metadata"]["annotations"]
+    )
+
+
+# How the objects hang together
+
+
+@pytest.mark.parametrize("name", CI)
+def test_selectors_find_the_coordinator_and_not_the_test(releases: dict[str, Release], name: str):
+    release = releases[name]
+    pod = pod_of(release)["metadata"]["labels"]
+    tests = [test["metadata"]["labels"] for test in release.of_kind("Pod")]
+    selectors = [service["spec"]["selector"] for service in release.of_kind("Service")]
+    selectors += [one["spec"]["selector"]["matchLabels"] for one in release.of_kind("PodDisruptionBudget")]
+    selectors += [one["spec"]["podSelector"]["matchLabels"] for one in release.of_kind("NetworkPolicy")]
+    selectors += [release.one("StatefulSet")["spec"]["selector"]["matchLabels"]]
+    for selector in selectors:
+        assert matches(selector, pod)
+        assert not any(matches(selector, labels) for labels in tests)
+
+
+@pytest.mark.parametrize("name", CI)
+def test_ports_are_found_by_name(releases: dict[str, Release], name: str):
+    release = releases[name]
+    ports = {port["name"]: port["containerPort"] for port in container_of(release)["ports"]}
+    assert ports == {"grpc": 7550, "http": 7551}
+    for service in release.of_kind("Service"):
+        assert {port["name"]: port["targetPort"] for port in service["spec"]["ports"]} == {
+            "grpc": "grpc",
+            "http": "http",
+        }
+
+
+def referred(pod: Manifest) -> set[tuple[str, str]]:
+    """What a pod's volumes and its account refer to, by kind and name."""
+    found = {("ServiceAccount", pod["serviceAccountName"])}
+    for volume in pod.get("volumes", []):
+        if "configMap" in volume:
+            found.add(("ConfigMap", volume["configMap"]["name"]))
+        if "secret" in volume:
+            found.add(("Secret", volume["secret"]["secretName"]))
+        if "persistentVolumeClaim" in volume:
+            found.add(("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]))
+        for source in volume.get("projected", {}).get("sources", []):
+            found.add(("Secret", source["secret"]["name"]))
+    return found
+
+
+@pytest.mark.parametrize("name", CI)
+def test_what_a_pod_refers_to_is_rendered_or_named_by_the_values(releases: dict[str, Release], name: str):
+    release, values = releases[name], json.dumps(values_of(name))
+    made = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in release.manifests}
+    made |= {("Secret", one["spec"]["secretName"]) for one in release.of_kind("Certificate")}
+    pods = [pod_of(release)["spec"], *(test["spec"] for test in release.of_kind("Pod"))]
+    for kind, wanted in set().union(*map(referred, pods)) - made:
+        assert f'"{wanted}"' in values, f"{kind} {wanted} is made by nobody"
+    for pod in pods:
+        claims = release.one("StatefulSet")["spec"].get("volumeClaimTemplates", [])
+        volumes = {volume["name"] for volume in pod.get("volumes", [])}
+        volumes |= {claim["metadata"]["name"] for claim in claims}
+        assert {mount["name"] for mount in pod["containers"][0].get("volumeMounts", [])} <= volumes
+
+
+# Pod security
+
+
+def assert_restricted(pod: Manifest, ids: bool) -> None:
+    """The profile `restricted` of the Pod Security Standards, and a read-only root file system."""
+    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    security = pod["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    if ids:
+        assert security["runAsUser"] == security["runAsGroup"] == security["fsGroup"] == 10001
+    else:
+        assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        assert not any("hostPort" in port for port in container.get("ports", []))
+    kinds = {kind for volume in pod.get("volumes", []) for kind in volume.keys() - {"name"}}
+    assert kinds <= {"configMap", "secret", "projected", "emptyDir", "persistentVolumeClaim"}
+
+
+@pytest.mark.parametrize("name", CI)
+def test_pods_are_restricted(releases: dict[str, Release], name: str):
+    release = releases[name]
+    for pod in (pod_of(release)["spec"], *(test["spec"] for test in release.of_kind("Pod"))):
+        assert_restricted(pod, ids=name != "restricted-platform")
+
+
+@pytest.mark.parametrize("name", CI)
+def test_secrets_are_not_for_everyone(releases: dict[str, Release], name: str):
+    for volume in pod_of(releases[name])["spec"]["volumes"]:
+        for kind in ("secret", "projected"):
+            if kind in volume:
+                assert volume[kind]["defaultMode"] == 0o440
+    assert all(
+        account["automountServiceAccountToken"] is False
+        for account in releases[name].of_kind("ServiceAccount")
+    )
+
+
+# Features
+
+
+def test_the_grace_period_fits_the_drain(releases: dict[str, Release]):
+    assert pod_of(releases["default"])["spec"]["terminationGracePeriodSeconds"] == 15
+    assert pod_of(releases["settings"])["spec"]["terminationGracePeriodSeconds"] == 23
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("default", "HTTP"), ("mtls", "HTTPS"), ("tls-inline", "HTTP")])
+def test_probes_ask_over_http(releases: dict[str, Release], name: str, scheme: str):
+    container = container_of(releases[name])
+    paths = {}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = container[probe]["httpGet"]
+        assert (asked["port"], asked["scheme"]) == ("http", scheme)
+        paths[probe] = asked["path"]
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+
+
+def test_a_certificate_of_cert_manager(releases: dict[str, Release]):
+    certificate = releases["tls-cert-manager"].one("Certificate")
+    assert certificate["apiVersion"] == "cert-manager.io/v1"
+    assert certificate["spec"] == {
+        "secretName": "muster-tls",
+        "issuerRef": {"name": "training", "kind": "ClusterIssuer", "group": "cert-manager.io"},
+        "duration": "2160h",
+        "renewBefore": "720h",
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+        "usages": ["digital signature", "server auth"],
+        "dnsNames": [
+            "muster.ml.svc",
+            "muster",
+            "muster.ml",
+            "muster.ml.svc.cluster.local",
+            "muster-0.muster-headless.ml.svc",
+            "muster-0.muster-headless.ml.svc.cluster.local",
+            "muster.example.org",
+        ],
+    }
+
+
+def test_prometheus_scrapes_one_service_once(releases: dict[str, Release]):
+    monitor = releases["monitoring"].one("ServiceMonitor")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert {"team": "training", "release": "kube-prometheus-stack"}.items() <= monitor["metadata"][
+        "labels"
+    ].items()
+    assert monitor["spec"]["endpoints"] == [
+        {"port": "http", "path": "/metrics", "interval": "5s", "scrapeTimeout": "4s", "scheme": "http"}
+    ]
+    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
+    selector = monitor["spec"]["selector"]["matchLabels"]
+    services = releases["monitoring"].of_kind("Service")
+    assert [one["metadata"]["name"] for one in services if matches(selector, one["metadata"]["labels"])] == [
+        "muster"
+    ]
+
+
+def test_prometheus_shows_who_it_is(releases: dict[str, Release]):
+    (endpoint,) = releases["secured"].one("ServiceMonitor")["spec"]["endpoints"]
+    viewer = "muster-viewer-certificate"
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "serverName": "muster.ml.svc",
+        "ca": {"secret": {"name": "muster-tls", "key": "ca.crt"}},
+        "cert": {"secret": {"name": viewer, "key": "tls.crt"}},
+        "keySecret": {"name": viewer, "key": "tls.key"},
+    }
+    assert endpoint["authorization"] == {"credentials": {"name": "muster-viewer-token", "key": "token"}}
+
+
+def test_every_rules_file_is_in_one_prometheus_rule(helm: Helm, other_chart: Path):
+    values = values_of("monitoring")
+    values["prometheusRule"]["runbooks"] = "https://example.org/muster/"
+    rule = helm.release(values, chart=other_chart).one("PrometheusRule")
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+    # What is particular wins over what is common.
+    assert rule["metadata"]["labels"]["team"] == "platform"
+    files = sorted((other_chart / "rules").iterdir())
+    groups = itertools.chain.from_iterable(yaml.safe_load(file.read_text())["groups"] for file in files)
+    names = [group["name"] for group in groups]
+    assert [group["name"] for group in rule["spec"]["groups"]] == names
+    (sample,) = (group for group in rule["spec"]["groups"] if group["name"] == "sample")
+    assert sample["rules"] == [
+        {
+            "alert": "Sample",
+            "expr": "vector(1) > 0",
+            "annotations": {
+                "summary": "{{ $value }}",
+                "runbook": "docs/operations.md#sample",
+                "runbook_url": "https://example.org/muster/docs/operations.md#sample",
+            },
+        }
+    ]
+
+
+def test_every_dashboard_is_a_config_map_that_grafana_finds(helm: Helm, other_chart: Path):
+    release = helm.release(values_of("monitoring"), chart=other_chart)
+    files = {path.name: path.read_text() for path in (other_chart / "dashboards").iterdir()}
+    found = {}
+    for one in release.of_kind("ConfigMap"):
+        labels = one["metadata"]["labels"]
+        if labels.get("grafana_dashboard") == "1":
+            assert labels["grafana"] == "main"
+            assert one["metadata"]["annotations"] == {"grafana_folder": "Training"}
+            found |= one["data"]
+    assert {f"muster-{name}": json.loads(text) for name, text in files.items()} == {
+        name: json.loads(text) for name, text in found.items()
+    }
+
+
+def test_monitoring_is_off_by_default(helm: Helm, other_chart: Path):
+    release = helm.release(chart=other_chart)
+    assert len(release.of_kind("ConfigMap")) == 1
+    assert not CUSTOM & {manifest["kind"] for manifest in release.manifests}
+
+
+def test_the_network_policy_lets_in_what_is_listed_and_the_test(releases: dict[str, Release]):
+    spec = releases["secured"].one("NetworkPolicy")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in spec
+    rules = {rule["ports"][0]["port"]: rule["from"] for rule in spec["ingress"]}
+    test = releases["secured"].one("Pod")["metadata"]["labels"]
+    for port, listed in values_of("secured")["networkPolicy"].items():
+        if port != "enabled":
+            *peers, tester = rules[port.removesuffix("From")]
+            assert peers == listed
+            assert matches(tester["podSelector"]["matchLabels"], test)
+    open_rules = releases["network"].one("NetworkPolicy")["spec"]["ingress"]
+    assert open_rules == [{"ports": [{"port": "grpc"}]}, {"ports": [{"port": "http"}]}]
+
+
+def test_the_test_hook_asks_the_service(releases: dict[str, Release]):
+    test = releases["network"].one("Pod")
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = test["spec"]["containers"]
+    assert container["args"] == ["doctor"]
+    assert container["env"] == [{"name": "MUSTER_ENDPOINT", "value": "muster.ml.svc:443"}]
+    secured = releases["secured"].one("Pod")["spec"]["containers"][0]
+    assert {variable["name"]: variable["value"] for variable in secured["env"]} == {
+        "MUSTER_ENDPOINT": "muster.ml.svc:7550",
+        "MUSTER_TLS_CA": "/etc/muster/client/ca.crt",
+        "MUSTER_TLS_SERVER_NAME": "muster.ml.svc",
+        "MUSTER_TLS_CERT": "/etc/muster/client/tls.crt",
+        "MUSTER_TLS_KEY": "/etc/muster/client/tls.key",
+        "MUSTER_TOKEN_FILE": "/etc/muster/client/token",
+    }
+
+
+def test_extra_objects_are_rendered(releases: dict[str, Release]):
+    release = releases["extras"]
+    assert release.one("ConfigMap", "muster-endpoint")["data"] == {"MUSTER_ENDPOINT": "muster.ml.svc:7550"}
+    assert (
+        release.one("Ingress")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"]
+        == "muster"
+    )
+
+
+def test_labels_are_on_every_object(releases: dict[str, Release]):
+    for manifest in releases["monitoring"].manifests:
+        labels = manifest["metadata"]["labels"]
+        assert labels["team"] in ("training", "platform")
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def test_long_and_odd_names_stay_within_kubernetes_bounds(helm: Helm):
+    release = helm.release(
+        values_of("monitoring"), name="a-release-with-a-name-that-is-as-long-as-helm-admits1"
+    )
+    for service in release.of_kind("Service"):
+        assert len(service["metadata"]["name"]) <= 63
+    # Kubernetes puts the name, a hyphen and a hash of ten characters into a label.
+    assert len(release.one("StatefulSet")["metadata"]["name"]) <= 52
+    assert (
+        helm.release(name="123").one("StatefulSet")["spec"]["selector"]["matchLabels"][
+            "app.kubernetes.io/instance"
+        ]
+        == "123"
+    )
+
+
+# The notes
+
+
+def pasted(notes: str) -> list[Manifest]:
+    """The environment that the notes tell to paste into a container."""
+    lines = notes.split("Paste this", 1)[1].splitlines()
+    start = lines.index("  env:")
+    block = list(itertools.takewhile(str.strip, lines[start:]))
+    return yaml.safe_load("\n".join(block))["env"]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_the_notes_tell_to_paste_is_valid(releases: dict[str, Release], name: str):
+    variables = pasted(releases[name].notes)
+    container = {"name": "train", "image": "train", "env": variables}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [container]}}
+    kubernetes_validate.validate(pod, KUBERNETES[-1], strict=True)
+    names = {variable["name"] for variable in variables}
+    assert {"MUSTER_ENDPOINT", "POD_IP"} <= names
+    assert ("MUSTER_TLS_CA" in names) == (name in {"tls-secret", "mtls", "secured"})
+    assert ("MUSTER_TLS_CERT" in names) == (name in {"mtls", "secured"})
+    assert ("MUSTER_TOKEN_FILE" in names) == (name in {"tokens-secret", "secured"})
+
+
+def test_the_notes_name_the_endpoint_and_flags_that_torchrun_knows(releases: dict[str, Release]):
+    from torch.distributed.run import get_args_parser
+
+    notes = releases["network"].notes
+    assert "value: muster.ml.svc:443" in notes
+    line = notes[notes.index("torchrun ") :].split("\n\n")[0].replace("\\\n", " ")
+    line = line.replace("=N ", "=2 ").replace("=GPUS", "=8")
+    arguments = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (arguments.rdzv_backend, arguments.rdzv_endpoint) == ("muster", "$MUSTER_ENDPOINT")
+    assert arguments.training_script == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "warnings"),
+    [
+        ("default", ["TLS and tokens are off"]),
+        ("tls-secret", ["tokens are off"]),
+        ("tokens-secret", ["TLS is off"]),
+        ("secured", []),
+        ("ephemeral", ["TLS and tokens are off", "persistence is off"]),
+    ],
+)
+def test_the_notes_warn_of_what_is_open(releases: dict[str, Release], name: str, warnings: list[str]):
+    said = [line for line in releases[name].notes.splitlines() if line.startswith("WARNING")]
+    assert len(said) == len(warnings)
+    for line, warning in zip(said, warnings, strict=True):
+        assert warning in line

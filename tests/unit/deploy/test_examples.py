@@ -1,0 +1,96 @@
+"""What is in deploy/examples is what Kubernetes, Kubeflow, JobSet and torchrun read."""
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from tests.support.helm import Helm, Manifest, Strict
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
+RESTORE = "restore-pod.yaml"
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE})
+"""The training jobs."""
+
+
+def read(name: str) -> Manifest:
+    return yaml.load((EXAMPLES / name).read_text(), Strict)
+
+
+def job_of(manifest: Manifest) -> Manifest | None:
+    """The Job in it, where there is one."""
+    if manifest["kind"] == "JobSet":
+        assert manifest["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        assert set(manifest["spec"]) == {"failurePolicy", "replicatedJobs"}
+        (replicated,) = manifest["spec"]["replicatedJobs"]
+        assert set(replicated) == {"name", "replicas", "template"}
+        spec = replicated["template"]["spec"]
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+    return manifest if manifest["kind"] == "Job" else None
+
+
+def pod_of(manifest: Manifest) -> Manifest:
+    if job := job_of(manifest):
+        template = job["spec"]["template"]
+    else:
+        assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+        assert set(manifest["spec"]) == {"runPolicy", "pytorchReplicaSpecs"}
+        assert set(manifest["spec"]["runPolicy"]) == {"cleanPodPolicy", "backoffLimit"}
+        worker = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
+        assert set(worker) == {"replicas", "restartPolicy", "template"}
+        template = worker["template"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **template}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("version", ["1.27", "1.37"])
+def test_they_are_valid(name: str, version: str):
+    manifest = read(name)
+    kubernetes_validate.validate(pod_of(manifest), version, strict=True)
+    if job := job_of(manifest):
+        kubernetes_validate.validate(job, version, strict=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchrun_reads_their_flags(name: str):
+    (container,) = pod_of(read(name))["spec"]["containers"]
+    assert container["command"] == ["torchrun"]
+    variables = {variable["name"] for variable in container["env"]}
+    arguments: Any = get_args_parser().parse_args(container["args"])
+    assert (arguments.rdzv_backend, arguments.rdzv_endpoint) == ("muster", "$(MUSTER_ENDPOINT)")
+    assert arguments.local_addr == "$(POD_IP)"
+    used = {word.partition(")")[0] for argument in container["args"] for word in argument.split("$(")[1:]}
+    assert used <= variables
+    assert int(arguments.nnodes.split(":")[-1]) == nodes_of(read(name))
+
+
+def nodes_of(manifest: Manifest) -> int:
+    if job := job_of(manifest):
+        assert job["spec"]["completions"] == job["spec"]["parallelism"]
+        return int(job["spec"]["completions"])
+    return int(manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"])
+
+
+def test_the_pod_that_restores_is_restricted_and_has_the_volume_of_the_chart(helm: Helm):
+    pod, release = read(RESTORE), helm.release()
+    kubernetes_validate.validate(pod, "1.27", strict=True)
+    theirs = release.one("StatefulSet")["spec"]["template"]["spec"]
+    security = {
+        key: value for key, value in theirs["securityContext"].items() if key != "fsGroupChangePolicy"
+    }
+    assert pod["spec"]["securityContext"] == security
+    (ours,), (container,) = pod["spec"]["containers"], theirs["containers"]
+    assert ours["securityContext"] == container["securityContext"]
+    assert ours["env"][0] in container["env"]
+    (claim,) = release.one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    wanted = f"{claim['metadata']['name']}-{release.one('StatefulSet')['metadata']['name']}-0"
+    assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == wanted
+    assert ours["volumeMounts"][0] == container["volumeMounts"][0]
+
+
+def test_the_readme_names_each():
+    readme = (EXAMPLES / "README.md").read_text()
+    assert all(f"[{name}]({name})" in readme for name in [*NAMES, RESTORE])

@@ -1,0 +1,59 @@
+"""What the image is made of is what the tests ran on."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+RENEW = "Run: dev/pin-image.sh"
+
+
+def pins(name: str) -> dict[str, str]:
+    """The pinned packages of a requirements file, and their versions."""
+    found = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if match := re.match(r"([\w.-]+)==(\S+)", line):
+            found[canonicalize_name(match[1])] = match[2]
+    return found
+
+
+WANTED = {
+    "service.txt": PROJECT["project"]["dependencies"]
+    + PROJECT["project"]["optional-dependencies"]["service"],
+    "build.txt": PROJECT["build-system"]["requires"],
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_all_that_the_project_asks_for_is_pinned(name: str):
+    pinned = pins(name)
+    for requirement in map(Requirement, WANTED[name]):
+        version = pinned.get(canonicalize_name(requirement.name), "")
+        assert version, f"{requirement} is not in requirements/{name}. {RENEW}"
+        assert requirement.specifier.contains(version), f"{requirement}, and {version} is pinned. {RENEW}"
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_the_versions_are_those_that_are_tested(name: str):
+    tested = pins("dev.txt")
+    for package, version in pins(name).items():
+        assert tested.get(package) == version, f"{package} in requirements/dev.txt and {name}. {RENEW}"
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_every_pin_has_hashes_and_no_address(name: str):
+    text = (ROOT / "requirements" / name).read_text()
+    blocks = re.split(r"\n(?=\w)", text.split("\n", 1)[1])
+    assert len(blocks) == len(pins(name))
+    assert all("--hash=sha256:" in block for block in blocks)
+    assert "://" not in text
+    assert "index" not in text
+
+
+def test_there_is_no_torch_in_the_image():
+    assert "torch" not in pins("service.txt")

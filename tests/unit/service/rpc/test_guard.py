@@ -1,0 +1,188 @@
+"""A call is let in before it is parsed, and about the run that it names before it is carried out."""
+
+import hashlib
+from typing import Any
+
+import grpc
+import pytest
+
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.rpc.guard import ADMISSION, Admission, GuardInterceptor
+from muster.service.security.access import Access
+from muster.service.security.config import TrafficLimits
+from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.traffic import Traffic
+from muster.v1 import run_pb2
+
+SECRET = "s3cr3t-0123456789-abcdef"
+BEARING = (("authorization", f"Bearer {SECRET}"),)
+GET = "/muster.v1.RunService/Get"
+WATCH = "/muster.v1.RunService/Watch"
+CONNECT = "/muster.v1.SessionService/Connect"
+
+
+class Context:
+    def __init__(self) -> None:
+        self.status: grpc.Status | None = None
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:1"
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        self.status = status
+        raise RuntimeError("aborted")
+
+
+class World:
+    """One interceptor, and what came through it."""
+
+    def __init__(self, role: Role | None = Role.WORKER, runs: tuple[str, ...] = ("a-*",), **limits: int):
+        self.slept: list[float] = []
+        self.seen: list[Any] = []
+        access = None
+        if role is not None:
+            digest = hashlib.sha256(SECRET.encode()).digest()
+            self.grant = Grant(name="ci", role=role, runs=runs, digest=digest)
+            access = Access(lambda: Tokens((self.grant,)))
+        self.traffic = Traffic(TrafficLimits(**limits), lambda: 0.0, self._sleep)
+        self.interceptor = GuardInterceptor(access, self.traffic)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    async def handler(self, method: str, handler: Any, metadata: Any = BEARING) -> Any:
+        class Details:
+            invocation_metadata = metadata
+
+        Details.method = method  # type: ignore[attr-defined]
+
+        async def continuation(_: object) -> Any:
+            return handler
+
+        return await self.interceptor.intercept_service(continuation, Details())  # type: ignore[arg-type]
+
+    async def get(self, request: Any, metadata: Any = BEARING) -> Any:
+        async def behavior(request: Any, context: Any) -> Any:
+            self.seen.append(request)
+            return run_pb2.RunServiceGetResponse()
+
+        made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
+        handler = await self.handler(GET, made, metadata)
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        return await handler.unary_unary(data, Context())
+
+    async def watch(self) -> Any:
+        async def behavior(request: Any, context: Any) -> Any:
+            for run_id in ("a-1", "b", "a-2"):
+                yield run_pb2.WatchResponse(run=run_pb2.Run(run_id=run_id))
+
+        made = grpc.unary_stream_rpc_method_handler(behavior, run_pb2.WatchRequest.FromString)
+        handler = await self.handler(WATCH, made)
+        return handler.unary_stream(b"", Context())
+
+    async def connect(self, behavior: Any, metadata: Any = BEARING) -> None:
+        handler = await self.handler(CONNECT, grpc.stream_stream_rpc_method_handler(behavior), metadata)
+        await handler.stream_stream(None, Context())
+
+
+def get(run_id: str) -> run_pb2.RunServiceGetRequest:
+    return run_pb2.RunServiceGetRequest(run_id=run_id)
+
+
+async def test_a_caller_is_known_before_its_request_is_parsed():
+    world = World()
+    with pytest.raises(Refusal) as caught:
+        await world.get(b"\xff" * 9, ())
+    assert caught.value.reason is Reason.TOKEN_MISSING
+    with pytest.raises(Refusal) as caught:
+        await world.get(b"\xff" * 9)
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+
+
+async def test_a_request_for_another_run_is_not_carried_out():
+    world = World()
+    with pytest.raises(Refusal) as caught:
+        await world.get(get("b"))
+    assert caught.value.reason is Reason.RUN_NOT_ALLOWED
+    assert world.seen == []
+    await world.get(get("a-1"))
+    assert world.seen == [get("a-1")]
+
+
+async def test_a_watch_leaves_out_what_is_not_for_its_caller():
+    assert [one.run.run_id async for one in await World().watch()] == ["a-1", "a-2"]
+
+
+async def test_a_session_finds_out_as_whom_it_was_admitted():
+    world, admissions = World(), []
+
+    async def behavior(requests: Any, context: Any) -> None:
+        admissions.append(ADMISSION.get())
+
+    await world.connect(behavior)
+    (admission,) = admissions
+    assert admission == Admission(world.grant, world.traffic, "10.0.0.7")
+    admission.check_run("a-1")
+    with pytest.raises(Refusal):
+        admission.check_run("b")
+    with pytest.raises(Refusal):
+        await world.connect(behavior, ())
+    assert len(admissions) == 1
+
+
+async def test_without_a_guard_everyone_may_do_everything():
+    ADMISSION.get().check_run("anything")
+
+    async def read() -> None: ...
+
+    assert ADMISSION.get().paced(read) is read
+
+
+async def test_a_peer_beyond_its_rate_waits_before_it_is_let_in():
+    world = World(max_messages_per_second_per_peer=1)
+    for metadata in (BEARING, (), ()):
+        if metadata:
+            await world.get(get("a-1"), metadata)
+        else:
+            with pytest.raises(Refusal):
+                await world.get(get("a-1"), metadata)
+    assert world.slept == [1.0, 2.0]
+
+
+async def test_open_streams_of_a_peer_are_counted():
+    world = World(max_sessions_per_peer=1)
+
+    async def behavior(requests: Any, context: Any) -> None:
+        with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
+            await world.connect(behavior)
+        with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
+            await anext(await world.watch())
+        # A call is no stream.
+        await world.get(get("a-1"))
+
+    await world.connect(behavior)
+    assert world.seen
+
+
+async def test_health_needs_no_token_and_what_is_not_there_is_left_to_grpc():
+    world, handler = World(), object()
+    assert await world.handler("/grpc.health.v1.Health/Check", handler, ()) is handler
+    assert await world.handler("/nothing", None, ()) is None
+
+
+async def test_reflection_is_refused_by_itself():
+    world = World(Role.VIEWER)
+
+    async def behavior(requests: Any, context: Any) -> Any:
+        yield b"services"
+
+    made = grpc.stream_stream_rpc_method_handler(behavior, bytes)
+    method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    handler = await world.handler(method, made)
+    assert [one async for one in handler.stream_stream(None, Context())] == [b"services"]
+    context = Context()
+    handler = await world.handler(method, made, ())
+    with pytest.raises(RuntimeError):
+        await anext(handler.stream_stream(None, context))
+    assert context.status is not None
+    assert context.status.code is grpc.StatusCode.UNAUTHENTICATED

@@ -1,0 +1,179 @@
+"""Which role each method asks for, and how a call is checked."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.rpc.server import METHODS, SERVICES
+from muster.service.security import access
+from muster.service.security.access import OPERATES, RULES, VIEWS, WORKS, Access, Rule
+from muster.service.security.tokens import Grant, Role, Tokens
+from muster.v1 import barrier_pb2, run_pb2
+
+SECRET = "s3cr3t-0123456789-abcdef"
+
+
+def grant(role: Role = Role.WORKER, *runs: str, token: str = SECRET) -> Grant:
+    digest = hashlib.sha256(token.encode()).digest()
+    return Grant(name="ci", role=role, runs=runs or ("*",), digest=digest)
+
+
+def guard(*grants: Grant) -> Access:
+    return Access(lambda: Tokens(grants))
+
+
+def bearing(token: str = SECRET) -> tuple[tuple[str, str], ...]:
+    return (("user-agent", "x"), ("authorization", f"Bearer {token}"))
+
+
+def test_every_method_has_a_role():
+    """Who adds a method decides here who may call it."""
+    reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    assert set(RULES) == {*METHODS, reflection}
+
+
+def test_the_roles_are_those_of_the_documentation():
+    assert {method for method, rule in RULES.items() if rule.role is Role.OPERATOR} == {
+        "/muster.v1.RunService/Evict"
+    }
+    viewers = {method.removeprefix("/muster.v1.") for method in METHODS if RULES[method].role is Role.VIEWER}
+    assert viewers == {
+        "RunService/List",
+        "RunService/Get",
+        "RunService/Members",
+        "RunService/Watch",
+        "BarrierService/Get",
+        "BarrierService/List",
+        "RendezvousService/Get",
+        "CoordinatorService/Status",
+    }
+
+
+def test_every_response_about_several_runs_is_narrowed():
+    """A message that names runs, in answer to a request that names none, or may name none."""
+    for service in SERVICES:
+        for method in service.methods:
+            rule = RULES[f"/{service.full_name}/{method.name}"]
+            fields = {
+                field.name
+                for field in method.output_type.fields
+                if field.message_type is not None and "run_id" in field.message_type.fields_by_name
+            }
+            if rule.shows:
+                assert rule.shows in fields
+            elif fields and method.name != "Connect":
+                # It is about the one run of its request, and that is checked.
+                assert "run_id" in method.input_type.fields_by_name
+
+
+def refusal_of(call, *arguments) -> Reason:
+    with pytest.raises(Refusal) as caught:
+        call(*arguments)
+    assert SECRET not in caught.value.message
+    return caught.value.reason
+
+
+def test_a_caller_is_known_by_its_token():
+    method = "/muster.v1.RunService/Get"
+    mine = grant()
+    assert guard(mine).admit(method, bearing()) is mine
+    assert refusal_of(guard(mine).admit, method, ()) is Reason.TOKEN_MISSING
+    assert refusal_of(guard(mine).admit, method, (("authorization", SECRET),)) is Reason.TOKEN_MISSING
+    assert refusal_of(guard(mine).admit, method, bearing("other")) is Reason.TOKEN_UNKNOWN
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize(("rule", "method"), [(VIEWS, "Get"), (WORKS, ""), (OPERATES, "Evict")])
+def test_a_role_must_be_high_enough(role: Role, rule: Rule, method: str):
+    name = f"/muster.v1.RunService/{method}" if method else "/muster.v1.BarrierService/Abort"
+    if role >= rule.role:
+        assert guard(grant(role)).admit(name, bearing()).role is role
+    else:
+        assert refusal_of(guard(grant(role)).admit, name, bearing()) is Reason.ROLE_TOO_LOW
+
+
+def test_a_method_that_nobody_thought_of_is_an_operators():
+    method = "/muster.v1.RunService/New"
+    assert refusal_of(guard(grant(Role.WORKER)).admit, method, bearing()) is Reason.ROLE_TOO_LOW
+    guard(grant(Role.OPERATOR)).admit(method, bearing())
+
+
+def test_a_request_must_be_about_an_allowed_run():
+    mine = grant(Role.WORKER, "a-*")
+    request = run_pb2.RunServiceGetRequest
+    access.check_request(mine, VIEWS, request(run_id="a-1"))
+    for run_id in ("b", ""):
+        assert refusal_of(access.check_request, mine, VIEWS, request(run_id=run_id)) is Reason.RUN_NOT_ALLOWED
+    access.check_request(mine, VIEWS, run_pb2.RunServiceListRequest())
+    listing = Rule(role=Role.VIEWER, shows="barriers")
+    access.check_request(mine, listing, barrier_pb2.BarrierServiceListRequest())
+    bad = barrier_pb2.BarrierServiceListRequest(run_id="b")
+    assert refusal_of(access.check_request, mine, listing, bad) is Reason.RUN_NOT_ALLOWED
+
+
+def test_what_is_not_for_the_caller_is_left_out():
+    mine = grant(Role.VIEWER, "a-*")
+    rule = Rule(role=Role.VIEWER, shows="runs")
+    runs = [run_pb2.Run(run_id=run_id) for run_id in ("a-1", "b", "a-2")]
+    response = run_pb2.RunServiceListResponse(runs=runs)
+    assert access.narrowed(grant(), rule, response) is response
+    shown = access.narrowed(mine, rule, response)
+    assert shown is not None
+    assert [run.run_id for run in shown.runs] == ["a-1", "a-2"]
+    rule = Rule(role=Role.VIEWER, shows="run")
+    assert access.narrowed(mine, rule, run_pb2.WatchResponse(run=runs[0])) is not None
+    assert access.narrowed(mine, rule, run_pb2.WatchResponse(run=runs[1])) is None
+
+
+def test_a_run_id_in_a_refusal_cannot_speak_to_a_terminal():
+    with pytest.raises(Refusal) as caught:
+        access.check_run(grant(Role.VIEWER, "a"), "\x1b[2J")
+    assert "\\x1b[2J" in caught.value.message
+
+
+# ---------------------------------------------------------------------- tokens that are taken away
+
+
+async def test_open_calls_end_when_their_token_is_taken_away_and_no_others():
+    mine, other = grant(token=SECRET), grant(token=f"{SECRET}-2")
+    checks = guard(mine, other)
+    ended = asyncio.Event()
+
+    async def call(one: Grant) -> None:
+        async with checks.while_granted(one):
+            await ended.wait()
+
+    calls = [asyncio.create_task(call(one)) for one in (mine, mine, other)]
+    await asyncio.sleep(0)
+    checks.revoke(Tokens((mine, other)))
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in calls)
+    checks.revoke(Tokens((other,)))
+    done, _ = await asyncio.wait(calls[:2], timeout=5)
+    assert len(done) == 2
+    for one in done:
+        error = one.exception()
+        assert isinstance(error, Refusal)
+        assert error.reason is Reason.TOKEN_UNKNOWN
+    assert not calls[2].done()
+    ended.set()
+    await calls[2]
+    assert checks._open == {}
+
+
+async def test_a_grant_that_changed_counts_as_taken_away():
+    mine = grant(Role.OPERATOR)
+    checks = guard(mine)
+    with pytest.raises(Refusal):
+        async with checks.while_granted(mine):
+            checks.revoke(Tokens((grant(Role.VIEWER),)))
+            await asyncio.Event().wait()
+
+
+async def test_a_timeout_of_the_call_itself_is_its_own():
+    checks = guard(grant())
+    with pytest.raises(TimeoutError):
+        async with checks.while_granted(grant()):
+            raise TimeoutError

@@ -1,0 +1,97 @@
+"""Files that are replaced: seen once, and a broken one changes nothing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from muster.service.security.files import FileError, Reloaded, keep_fresh, read
+
+
+class Numbers:
+    """A number in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.loads = 0
+        self.heard: list[int] = []
+
+    def load(self) -> int:
+        self.loads += 1
+        try:
+            return int(read(self.path))
+        except ValueError:
+            raise FileError(f"{self.path} holds no number.") from None
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Numbers:
+    (tmp_path / "n").write_text("1")
+    return Numbers(tmp_path / "n")
+
+
+def put(path: Path, text: str) -> None:
+    """Replace it whole, so that it is another file."""
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def test_it_is_loaded_again_when_it_changed_and_only_then(numbers: Numbers):
+    one = Reloaded("number", [numbers.path], numbers.load, numbers.heard.append)
+    one.look()
+    assert (one.value, numbers.loads, numbers.heard) == (1, 1, [])
+    put(numbers.path, "2")
+    with capture_logs() as logged:
+        one.look()
+        one.look()
+    assert (one.value, numbers.loads, numbers.heard) == (2, 2, [2])
+    assert [line["event"] for line in logged] == ["number.reloaded"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_cannot_be_loaded_is_logged_once_and_changes_nothing(numbers: Numbers, gone: bool):
+    one = Reloaded("number", [numbers.path], numbers.load, numbers.heard.append)
+    numbers.path.unlink() if gone else put(numbers.path, "x")
+    with capture_logs() as logged:
+        one.look()
+        one.look()
+    assert (one.value, numbers.heard) == (1, [])
+    assert [(line["event"], line["log_level"]) for line in logged] == [("number.kept", "error")]
+    assert logged[0]["reason"].endswith("What was loaded before stays in force.")
+    put(numbers.path, "3")
+    one.look()
+    assert one.value == 3
+
+
+def test_a_symbolic_link_that_is_swapped_is_a_change(numbers: Numbers, tmp_path: Path):
+    for version in "12":
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "n").write_text(version)
+    link = tmp_path / "data"
+    link.symlink_to(tmp_path / "1")
+    numbers.path = link / "n"
+    one = Reloaded("number", [numbers.path], numbers.load)
+    fresh = tmp_path / "fresh"
+    fresh.symlink_to(tmp_path / "2")
+    fresh.replace(link)
+    one.look()
+    assert one.value == 2
+
+
+def test_what_cannot_be_loaded_at_first_is_an_error(numbers: Numbers):
+    numbers.path.unlink()
+    with pytest.raises(FileError, match="cannot be read: No such file"):
+        Reloaded("number", [numbers.path], numbers.load)
+
+
+async def test_files_are_followed_until_the_end(numbers: Numbers):
+    changed = asyncio.Event()
+    one = Reloaded("number", [numbers.path], numbers.load, lambda _: changed.set())
+    following = asyncio.create_task(keep_fresh([one], interval=0))
+    put(numbers.path, "2")
+    await asyncio.wait_for(changed.wait(), 30)
+    following.cancel()
+    assert one.value == 2
+    await keep_fresh([])

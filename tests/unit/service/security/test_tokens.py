@@ -1,0 +1,139 @@
+"""The tokens file: what it may say, and that no token leaves it."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from muster.service.security import tokens
+from muster.service.security.files import FileError
+from muster.service.security.tokens import Grant, Role, Tokens, bearer
+
+SECRET = "s3cr3t-0123456789-abcdef"
+DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.toml"
+
+
+def loaded(file: Path, text: str) -> Tokens:
+    file.write_text(text)
+    return tokens.load(file)
+
+
+def test_a_token_is_found_by_its_text_or_by_its_digest(file: Path):
+    for given in (f'token = "{SECRET}"', f'sha256 = "{DIGEST}"', f'sha256 = "{DIGEST.upper()}"'):
+        known = loaded(file, f'[[token]]\nname = "ci"\nrole = "worker"\nruns = ["team-*", "x"]\n{given}\n')
+        grant = known.find(SECRET)
+        assert grant is not None
+        assert (grant.name, grant.role, grant.runs) == ("ci", Role.WORKER, ("team-*", "x"))
+        for other in ("", SECRET[:-1], f"{SECRET}x", DIGEST, "\udcff", "é"):
+            assert known.find(other) is None
+
+
+def test_every_token_is_looked_at(file: Path, monkeypatch: pytest.MonkeyPatch):
+    tables = [f'[[token]]\nname = "{n}"\nrole = "viewer"\ntoken = "{SECRET}-{n}"\n' for n in range(5)]
+    known = loaded(file, "".join(tables))
+    compared: list[bytes] = []
+    compare = tokens.hmac.compare_digest
+    monkeypatch.setattr(
+        tokens.hmac, "compare_digest", lambda one, other: compared.append(one) or compare(one, other)
+    )
+    found = known.find(f"{SECRET}-0")
+    assert found is not None
+    assert found.name == "0"
+    assert len(compared) == 5
+
+
+@pytest.mark.parametrize(
+    ("runs", "run_id", "allowed"),
+    [
+        (("*",), "anything", True),
+        (("*",), "", True),
+        (("a-*",), "a-1", True),
+        (("a-*",), "A-1", False),
+        (("a-*",), "ba-1", False),
+        (("a-*",), "", False),
+        (("a-?", "b"), "b", True),
+        (("a-?", "b"), "a-12", False),
+        (("a-[0-9]",), "a-7", True),
+        (("a",), "a\nb", False),
+    ],
+)
+def test_runs_are_glob_patterns(runs: tuple[str, ...], run_id: str, allowed: bool):
+    grant = Grant(name="n", role=Role.VIEWER, runs=runs, digest=b"")
+    assert grant.allows(run_id) is allowed
+    assert grant.allows_all is (runs == ("*",))
+
+
+def test_each_role_may_do_what_the_ones_before_it_may():
+    assert Role.VIEWER < Role.WORKER < Role.OPERATOR
+
+
+ENTRY = f'[[token]]\nname = "n"\nrole = "viewer"\ntoken = "{SECRET}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no [[token]] table"),
+        ("token = 1", "must hold [[token]] tables"),
+        ("[token]\nname = 'n'", "must hold [[token]] tables"),
+        (f"{ENTRY}[other]\n", "must hold [[token]] tables"),
+        (f'token = "{SECRET}', "is not TOML"),
+        (ENTRY.replace('"n"', "7"), "token 1 needs a name"),
+        (ENTRY.replace('"n"', r'"\u001b"'), "token 1 needs a name"),
+        (ENTRY.replace("viewer", "admin"), 'token 1 ("n") needs a role: one of viewer, worker, operator'),
+        (f"{ENTRY}runs = []\n", "runs must be a list of patterns"),
+        (f'{ENTRY}runs = "a"\n', "runs must be a list of patterns"),
+        (f'{ENTRY}sha256 = "{DIGEST}"\n', "needs either token or sha256"),
+        (ENTRY.replace("token =", "#"), "needs either token or sha256"),
+        (ENTRY.replace("token =", "sha256 ="), "sha256 must be 64 hexadecimal digits"),
+        (ENTRY.replace(SECRET, "short"), "at least 16 ASCII characters"),
+        (ENTRY.replace(SECRET, f"{SECRET} x"), "without spaces"),
+        (ENTRY.replace("token =", f"{SECRET} ="), "1 unknown fields"),
+        (ENTRY + ENTRY.replace(SECRET, f"{SECRET}-2"), '"n" and "n" have the same name'),
+        (ENTRY + ENTRY.replace('"n"', '"m"'), '"n" and "m" have the same token'),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_without_saying_a_token(file: Path, text: str, said: str):
+    with pytest.raises(FileError) as caught:
+        loaded(file, text)
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "short" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(file: Path):
+    with pytest.raises(FileError, match="cannot be read: No such file"):
+        tokens.load(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(FileError, match="is not in UTF-8"):
+        tokens.load(file)
+
+
+def test_nothing_shows_a_token_or_its_digest(file: Path):
+    known = loaded(file, ENTRY)
+    for shown in (repr(known), str(known.grants[0])):
+        assert SECRET not in shown
+        assert DIGEST not in shown
+        assert repr(bytes.fromhex(DIGEST)) not in shown
+
+
+@pytest.mark.parametrize(
+    ("header", "token"),
+    [
+        (f"Bearer {SECRET}", SECRET),
+        (f"bearer   {SECRET} ", SECRET),
+        (SECRET, None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        (f"Basic {SECRET}", None),
+        ("", None),
+    ],
+)
+def test_the_token_stands_in_the_header(header: str, token: str | None):
+    assert bearer(header) == token

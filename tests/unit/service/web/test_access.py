@@ -1,0 +1,87 @@
+"""Who may see what on the HTTP port, over a real socket."""
+
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from muster.service.security.access import Access
+from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.web.access import GRANT, guarded
+
+ALL, TEAM = "s3cr3t-of-all-0123456789", "s3cr3t-of-team-0123456789"
+
+
+def grant(token: str, *runs: str) -> Grant:
+    digest = hashlib.sha256(token.encode()).digest()
+    return Grant(name=runs[0], role=Role.VIEWER, runs=runs, digest=digest)
+
+
+TOKENS = Tokens((grant(ALL, "*"), grant(TEAM, "a-*")))
+
+
+@asynccontextmanager
+async def site(access: Access | None, *, needs_certificate: bool = False) -> AsyncIterator[TestClient]:
+    async def show(request: web.Request) -> web.Response:
+        known = request[GRANT]
+        return web.Response(text=known.name if known else "everyone")
+
+    application = web.Application(middlewares=[guarded(access, needs_certificate=needs_certificate)])
+    for path in ("/", "/metrics", "/healthz", "/readyz", "/runs/{run}", "/static/app.css"):
+        application.router.add_get(path, show)
+    async with TestClient(TestServer(application)) as client:
+        yield client
+
+
+async def ask(client: TestClient, path: str, authorization: str = "") -> tuple[int, str]:
+    headers = {"Authorization": authorization} if authorization else {}
+    answer = await client.get(path, headers=headers)
+    return answer.status, (await answer.text()).strip()
+
+
+async def test_without_tokens_everyone_may_see_everything():
+    async with site(None) as client:
+        for path in ("/", "/metrics", "/runs/b", "/readyz"):
+            assert await ask(client, path) == (200, "everyone")
+
+
+async def test_probes_need_nothing_and_everything_else_a_token():
+    async with site(Access(lambda: TOKENS), needs_certificate=False) as client:
+        for path in ("/healthz", "/readyz"):
+            assert await ask(client, path) == (200, "everyone")
+        for path in ("/", "/metrics", "/runs/a-1", "/nothing"):
+            status, said = await ask(client, path)
+            assert (status, "none came" in said) == (401, True)
+            status, said = await ask(client, path, "Bearer other-0123456789")
+            assert (status, "not one of this coordinator's" in said) == (401, True)
+        answer = await client.get("/")
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer, Basic realm=")
+
+
+async def test_a_token_is_for_its_runs_and_what_shows_all_runs_is_for_all():
+    async with site(Access(lambda: TOKENS)) as client:
+        for path in ("/", "/metrics", "/runs/b"):
+            assert await ask(client, path, f"Bearer {ALL}") == (200, "*")
+            assert (await ask(client, path, f"Bearer {TEAM}"))[0] == 403
+        for path in ("/runs/a-1", "/static/app.css"):
+            assert await ask(client, path, f"Bearer {TEAM}") == (200, "a-*")
+
+
+async def test_a_browser_sends_the_token_as_a_password():
+    async with site(Access(lambda: TOKENS)) as client:
+        login = base64.b64encode(f"anyone:{ALL}".encode()).decode()
+        assert await ask(client, "/", f"Basic {login}") == (200, "*")
+        for bad in ("Basic", "Basic %%%", "Basic /w==", f"Basic {base64.b64encode(b'x').decode()}"):
+            assert (await ask(client, "/", bad))[0] == 401
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/a-1"])
+async def test_without_a_client_certificate_only_probes_are_answered(path: str):
+    async with site(None, needs_certificate=True) as client:
+        assert await ask(client, "/readyz") == (200, "everyone")
+        status, said = await ask(client, path)
+        assert (status, "asks for a client certificate" in said) == (403, True)

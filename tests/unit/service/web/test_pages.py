@@ -1,0 +1,319 @@
+import dataclasses
+import re
+from collections.abc import Iterator
+from itertools import cycle, pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from muster.service.core import report, views
+from muster.service.core.effects import RoundRecord
+from muster.service.core.model import (
+    Closed,
+    Decision,
+    MemberState,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    NodeStanding,
+    Outcome,
+    RendezvousSettings,
+)
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.rendezvous import Departed
+from muster.service.web import look, pages
+from muster.service.web.look import Overview, RunLook
+from tests.support import scenes
+from tests.unit.service.web.markup import Markup
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror='alert(1)'>",
+    "' onmouseover='alert(1)",
+    "</title></main><h1>",
+    "<!-- ",
+    "]]>",
+    "&lt;b&gt;&#x3c;",
+    "{{ 7 * 7 }}{% raw %}",
+    "javascript:alert(1)",
+    "../../etc/passwd",
+    "..",
+    "%00%2f%3cscript%3e",
+    "\x1b[31mred\x1b[0m\x07",
+    "two\nlines\r\n\x85\u2028",
+    "\u202e\u2066live\u2069\u200b\ufeff",
+    "\x00",
+    "é" * 128,
+    "W" * 256,
+    "שלום",
+]
+
+texts = st.sampled_from(HOSTILE) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+
+
+def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
+    """A state with a word that someone chose in every place where there may be one."""
+    run_id, prefix = next(words), next(words)
+
+    def missing(state: MissingState, rank: int) -> MissingRank:
+        host = "" if state is MissingState.NEVER_JOINED else next(words)
+        return MissingRank(rank, state, host, rank, 1.0, 2)
+
+    def barrier(count: int, decision: Decision | None = None) -> views.BarrierView:
+        states = cycle(MissingState)
+        message = decision.message if decision else next(words)
+        return views.BarrierView(
+            run_id=run_id,
+            prefix=prefix,
+            sequence=7,
+            generation=0,
+            arrived=3,
+            required=3 + count,
+            age=10.0,
+            remaining=1.0,
+            missing=tuple(missing(next(states), rank) for rank in range(count)),
+            decision=decision,
+            message=message,
+        )
+
+    decision = Decision(
+        run_id=run_id,
+        prefix=prefix,
+        sequence=6,
+        generation=0,
+        outcome=Outcome.ABORTED,
+        message="\n".join(next(words).replace("\n", " ") for _ in range(lines)),
+        missing=(),
+        arrived=1,
+        required=2,
+        payloads=(),
+        failures=(),
+        decided_at=1e9,
+        wait=1.0,
+        skew=0.0,
+        last_arrival_rank=None,
+    )
+    closed = Closed(next(words), next(words), 1e9)
+    run = views.RunView(
+        run_id=run_id,
+        generation=1,
+        connected=1,
+        members=2,
+        groups=1,
+        open_barriers=9,
+        decided_barriers=1,
+        round=0,
+        nodes=1,
+        nodes_waiting=1,
+        store_keys=0,
+        store_bytes=0,
+        closed=closed,
+    )
+    waiting = (barrier(3), barrier(report.MOST_NAMED_SINGLY + 10))
+    decided = (barrier(0, decision),)
+    node = views.NodeView(
+        info=NodeInfo(next(words), next(words), 5),
+        standing=NodeStanding.PARTICIPANT,
+        rank=0,
+        connected=True,
+        since=1.0,
+    )
+    rendezvous = views.RendezvousView(
+        run_id=run_id,
+        round=0,
+        complete=True,
+        settings=RendezvousSettings(
+            min_nodes=1, max_nodes=2, join_timeout=1, last_call_timeout=1, keep_alive_timeout=1
+        ),
+        nodes=(node,),
+        departed=(Departed(NodeInfo(next(words), next(words), 6), 0, next(words), 1.0),),
+        now=2.0,
+        rounds=(RoundRecord(run_id, 0, 1, 1e9, 1.0),),
+        closed=closed,
+        message=next(words),
+    )
+    hosts = tuple(
+        views.HostView(host=next(words), node_rank=0, state=state, ranks=(int(state),))
+        for state in MemberState
+    )
+    return (
+        Overview(taken_at=1e9, epoch=1, runs=(run,), waiting=waiting, decided=decided),
+        RunLook(taken_at=1e9, run=run, rendezvous=rendezvous, waiting=waiting, decided=decided, hosts=hosts),
+    )
+
+
+def both(words: list[str], lines: int) -> list[str]:
+    overview, run = a_look(cycle(words), lines)
+    return [pages.overview_page(overview, ""), pages.run_page(run, "../")]
+
+
+@settings(deadline=None)
+@given(st.lists(texts, min_size=1, max_size=30), st.integers(1, 4))
+@example(HOSTILE, 3)
+@example(["<script>"], 1)
+def test_what_is_data_makes_no_markup(words: list[str], lines: int):
+    # The same hosts fold into the same rows, so that the benign twin of a word is as different as it is.
+    benign = {word: f"w{number}" for number, word in enumerate(dict.fromkeys(words))}
+    for hostile_page, benign_page in zip(
+        both(words, lines), both([benign[word] for word in words], lines), strict=True
+    ):
+        page, expected = Markup(hostile_page), Markup(benign_page)
+        assert page.skeleton == expected.skeleton
+        assert all(char.isprintable() or char == "\n" for char in hostile_page), "a control is not visible"
+        for name in ("href", "src"):
+            assert all(re.fullmatch(r"[\w./%~-]*", value, re.ASCII) for value in page.of(name))
+        assert all(re.fullmatch("[a-z]+|m[0-9a-f]{16}", value) for value in page.of("id"))
+        for name in ("class", "d", "scope", "datetime", "width"):
+            assert list(page.of(name)) == list(expected.of(name))
+        attributes = {name for _, name, _ in page.values}
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+
+
+def test_what_is_data_can_be_read():
+    overview, run = a_look(cycle(HOSTILE), 3)
+    for page in (pages.overview_page(overview, ""), pages.run_page(run, "../")):
+        text = Markup(page).text
+        assert "<script>alert(1)</script>" in text
+        assert "\"><img src=x onerror='alert(1)'>" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("\x1b[31m", "\\x1b[31m"),
+        ("a\nb", "a\\nb"),
+        ("\u202eabc", "\\u202eabc"),
+        ("größe ✓", "größe ✓"),
+        (7, 7),
+    ],
+)
+def test_controls_are_shown(data: object, shown: object):
+    assert pages.visible(data) == shown
+
+
+# ---------------------------------------------------------------------- what is there
+
+
+@pytest.fixture(scope="module")
+def sixteen() -> scenes.Scene:
+    return scenes.sixteen()
+
+
+@pytest.fixture(scope="module")
+def many() -> scenes.Scene:
+    return scenes.many(512)
+
+
+def overview_of(scene: scenes.Scene) -> Markup:
+    return Markup(pages.overview_page(look.overview(scene.coordinator, scene.instant), ""))
+
+
+def run_of(scene: scenes.Scene, run_id: str) -> Markup:
+    return Markup(pages.run_page(look.run(scene.coordinator, run_id, scene.instant, singly=False), "../"))
+
+
+def test_all_runs_are_there_with_their_open_barriers_and_who_is_missing(sixteen: scenes.Scene):
+    page = overview_of(sixteen)
+    assert "llama-70b checkpoint #2 14 of 16 waiting 41s , 4m19s left" in page.text
+    assert "rank 6 (gpu-a0, pid 4106, connected, still at #1)" in page.text
+    assert "rank 11 (gpu-a1, pid 4111, connection lost 6 s ago)" in page.text
+    assert "save #1 save: writes" in page.text
+    assert "vit-small OPEN 0 0 1 8 of 8 0 4" in page.text
+    assert "vit-sweep-3 CLOSED" in page.text
+    assert "ABORTED was aborted: rank 3 (gpu-b0, pid 4103) failed: OSError" in page.text
+    assert ("progress", "value", "14") in page.values
+    assert {"runs/llama-70b", "runs/vit-small", "status.json"} <= set(page.of("href"))
+
+
+def test_a_run_is_there_with_its_hosts_and_rounds(sixteen: scenes.Scene):
+    page = run_of(sixteen, "llama-70b")
+    assert "gpu-a0 6 4106 connected, still at #1 gpu-a1 11 4111 connection lost 6 s ago" in page.text
+    assert "15 connected 1 disconnected" in page.text
+    assert "gpu-a1 8-10, 12-15 1 CONNECTED" in page.text
+    assert "round 0 of run llama-70b is complete, with 2 nodes in it" in page.text
+    assert "gpu-a1 1 901 participant CONNECTED" in page.text
+    assert "../runs/llama-70b.json" in page.of("href")
+
+
+def test_a_closed_run_says_by_whom_and_why(sixteen: scenes.Scene):
+    text = run_of(sixteen, "vit-sweep-3").text
+    assert "Closed by ann@desk at 2026-09-21T14:30:00Z : the budget is spent" in text
+    assert "No barrier is open." in text
+    assert "8 lost" in text
+
+
+def test_many_missing_ranks_are_folded_by_reason_and_host(many: scenes.Scene):
+    text = overview_of(many).text
+    assert "16 never joined: ranks 496-511" in text
+    assert "8 connection lost: ranks 168-175" in text
+    assert "33 connected, not arrived: ranks 37, 256-287 on 5 hosts" in text
+    text = run_of(many, "moe-400b").text
+    assert "h100-0032 256-263 4356-4363 connected, not arrived yet" in text
+    assert "h100-0004 37 4137 connected, not arrived yet" in text
+    assert "TIMED_OUT timed out after 60 s arrived 495 of 512; missing: rank 37 (h100-0004, connected" in text
+
+
+def test_long_lists_are_folded_and_short_ones_are_open(many: scenes.Scene):
+    page = run_of(many, "moe-400b")
+    details = [names for tag, *names in page.skeleton if tag == "details"]
+    assert len({*page.of("id")}) == len([*page.of("id")]), "an id is there twice"
+    assert ["id", "class", "open"] in details, "few hosts are shown"
+    assert ["id", "class"] in details, "many are shown when someone asks"
+
+
+def test_a_barrier_is_the_same_element_at_every_look(many: scenes.Scene):
+    before = set(run_of(many, "moe-400b").of("id"))
+    many.now += 1
+    assert set(run_of(many, "moe-400b").of("id")) == before
+
+
+def test_the_missing_of_older_decisions_are_left_out_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
+    scene = scenes.Scene()
+    job = scenes.Job(scene, "job1", 16)
+    job.join("checkpoint")
+    for sequence in range(3):
+        job.meet("checkpoint", sequence, without=(3, 4), timeout=10)
+        scene.wait(11)
+    taken = look.run(scene.coordinator, "job1", scene.instant, singly=False)
+    assert Markup(pages.run_page(taken, "../")).text.count("missing: rank 3") == 3
+    monkeypatch.setattr(look, "MOST_MISSING", 5)
+    text = Markup(pages.run_page(taken, "../")).text
+    assert text.count("timed out after 10 s") == 3
+    assert text.count("missing: rank 3") == 2
+
+
+def test_it_can_be_read_aloud(sixteen: scenes.Scene, many: scenes.Scene):
+    for page in (overview_of(sixteen), run_of(sixteen, "llama-70b"), run_of(many, "moe-400b")):
+        headings = [int(tag[1]) for tag, *_ in page.skeleton if re.fullmatch("h[1-6]", tag)]
+        assert headings.count(1) == 1
+        assert all(deeper - level <= 1 for level, deeper in pairwise(headings)), "a level is left out"
+        for tag, needed in (
+            ("th", "scope"),
+            ("progress", "aria-label"),
+            ("html", "lang"),
+            ("td", "data-label"),
+        ):
+            assert all(needed in names for other, *names in page.skeleton if other == tag)
+        assert all({"aria-label", "aria-hidden"} & {*names} for tag, *names in page.skeleton if tag == "svg")
+
+
+def test_an_empty_coordinator_has_a_page():
+    text = overview_of(scenes.Scene()).text
+    assert "No barrier is open." in text
+    assert "No run has said hello yet." in text
+
+
+def test_open_barriers_that_are_not_shown_are_counted(sixteen: scenes.Scene):
+    taken = look.overview(sixteen.coordinator, sixteen.instant)
+    page = pages.overview_page(dataclasses.replace(taken, waiting=taken.waiting[:1]), "")
+    assert "and 1 more" in Markup(page).text
+
+
+def test_a_refusal_has_a_page():
+    page = Markup(pages.refusal_page(Refusal(Reason.RUN_NOT_FOUND, 'run "<b>" is not known'), "../"))
+    assert 'RUN_NOT_FOUND run "<b>" is not known' in page.text
+
+
+def test_process_ids_are_folded_in_the_order_of_their_ranks():
+    assert pages._in_order([5, 6, 7, 3, 9, 10]) == "5-7, 3, 9-10"

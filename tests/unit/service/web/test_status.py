@@ -1,0 +1,239 @@
+"""The page and its twins over a real socket, before a made-up coordinator."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
+from yarl import URL
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.model import Instant
+from muster.service.storage.engine import StorageError
+from muster.service.web import links, look, status
+from muster.service.web.site import build_site
+from tests.support import scenes
+from tests.support.virtual_time import START, in_virtual_time
+from tests.unit.service.web.markup import Markup
+
+T = TypeVar("T")
+HOSTILE = [
+    "a/b",
+    "..",
+    ".",
+    "a.json",
+    "a.html",
+    "/",
+    "//",
+    "%2e%2e",
+    "%",
+    "?a=b#c",
+    "<script>",
+    "\"'&",
+    " ",
+    "ש",
+    "é" * 128,
+]
+
+
+class CountedScene(scenes.Scene):
+    """Counts the looks, and holds them back if asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.looked_at = asyncio.Event()
+        self.may_look = asyncio.Event()
+        self.may_look.set()
+
+    async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
+        self.looks += 1
+        self.looked_at.set()
+        await self.may_look.wait()
+        return await super().query(ask)
+
+
+@pytest.fixture
+async def scene() -> CountedScene:
+    return CountedScene()
+
+
+@pytest.fixture
+async def client(scene: CountedScene) -> AsyncIterator[TestClient]:
+    async with TestClient(TestServer(build_site(CollectorRegistry(), lambda: None, scene))) as client:
+        yield client
+
+
+PATHS = [
+    "/",
+    "/status.json",
+    "/runs/job1",
+    "/runs/job1.html",
+    "/runs/job1.json",
+    "/static/app.css",
+    "/static/app.js",
+    "/static/icon.svg",
+    "/favicon.ico",
+    "/runs/unknown",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_answer_is_guarded(client: TestClient, scene: CountedScene, path: str):
+    scenes.Job(scene, "job1", 8)
+    answer = await client.get(path)
+    assert answer.status == (404 if "unknown" in path else 200)
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; ")
+    assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_it_can_be_read_and_nothing_else(client: TestClient, path: str):
+    assert (await client.head("/")).status == 200
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert (await client.request(method, path)).status == 405
+
+
+async def test_nothing_comes_from_elsewhere(client: TestClient, scene: CountedScene):
+    scenes.Job(scene, "job1", 8)
+    for path in ("/", "/runs/job1"):
+        page = Markup(await (await client.get(path)).text())
+        for value in [*page.of("href"), *page.of("src")]:
+            assert not URL(value).absolute
+            target = client.make_url(path).join(URL(value))
+            assert (await client.get(target.relative())).status == 200
+        assert not any(tag == "style" for tag, *_ in page.skeleton)
+        assert ("script", "src", "defer") in page.skeleton
+        assert sum(tag == "script" for tag, *_ in page.skeleton) == 1
+    for name in ("app.css", "app.js", "icon.svg"):
+        text = await (await client.get(f"/static/{name}")).text()
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+        assert "url(" not in text
+        assert "@import" not in text
+
+
+@pytest.mark.parametrize("run_id", HOSTILE)
+async def test_a_run_of_any_name_is_found(client: TestClient, scene: CountedScene, run_id: str):
+    scenes.Job(scene, run_id, 8)
+    page = await client.get(URL(f"/{links.run_page(run_id)}", encoded=True))
+    assert (page.status, page.content_type) == (200, "text/html")
+    twin = await client.get(URL(f"/{links.run_twin(run_id)}", encoded=True))
+    assert (twin.status, twin.content_type) == (200, "application/json")
+    assert (await twin.json())["run"]["run_id"] == run_id
+
+
+async def test_a_run_that_is_not_known_is_said_so(client: TestClient):
+    page = await client.get("/runs/%3Cb%3E")
+    assert page.status == 404
+    assert "RUN_NOT_FOUND" in Markup(await page.text()).text
+    twin = await client.get("/runs/%3Cb%3E.json")
+    assert twin.status == 404
+    assert (await twin.json())["error"]["reason"] == "RUN_NOT_FOUND"
+
+
+async def test_a_path_that_is_no_text_finds_nothing(client: TestClient):
+    assert (await client.get(URL("/runs/%ff%fe", encoded=True))).status == 404
+
+
+async def test_a_hundred_viewers_cost_what_one_does(client: TestClient, scene: CountedScene):
+    scenes.Job(scene, "job1", 8)
+    scene.may_look.clear()
+    viewers = [asyncio.create_task(client.get("/runs/job1")) for _ in range(100)]
+    gone = asyncio.create_task(client.get("/runs/job1"))
+    await scene.looked_at.wait()
+    gone.cancel()
+    scene.may_look.set()
+    answers = {await answer.read() for answer in await asyncio.gather(*viewers)}
+    assert (len(answers), scene.looks) == (1, 1)
+    await client.get("/runs/job1.json")
+    assert scene.looks == 2, "the twin is another picture"
+
+
+@in_virtual_time
+async def test_an_answer_is_given_again_only_while_it_is_fresh():
+    answers = status.Answers()
+    made: list[float] = []
+
+    async def make() -> status.Answer:
+        await asyncio.sleep(5)
+        made.append(asyncio.get_running_loop().time())
+        return status.Answer(200, status.HTML, b"", b"")
+
+    await asyncio.gather(answers.get("a", make), answers.get("b", make))
+    assert made == [START + 5, START + 10], "one at a time"
+    await asyncio.sleep(status.FRESH_FOR / 2)
+    await answers.get("b", make)
+    assert len(made) == 2
+    await asyncio.sleep(status.FRESH_FOR)
+    await answers.get("b", make)
+    assert len(made) == 3
+
+
+@in_virtual_time
+async def test_an_answer_that_failed_is_made_again():
+    answers = status.Answers()
+
+    async def fail() -> status.Answer:
+        raise StorageError("the disk is full")
+
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await answers.get("a", fail)
+    await asyncio.sleep(status.FRESH_FOR * 2)
+    with pytest.raises(StorageError):
+        await answers.get("a", fail)
+
+
+async def test_it_is_sent_zipped_to_those_who_take_that(client: TestClient, scene: CountedScene):
+    scenes.Job(scene, "job1", 8)
+    plain = await client.get("/runs/job1", headers={"Accept-Encoding": "identity"})
+    assert "Content-Encoding" not in plain.headers
+    zipped = await client.get("/runs/job1", headers={"Accept-Encoding": "gzip"}, auto_decompress=False)
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(await zipped.read()) == await plain.read()
+    assert "no-store" in plain.headers["Cache-Control"]
+
+
+async def test_the_twin_has_the_fields_of_the_wire(client: TestClient):
+    sixteen = scenes.sixteen()
+    async with TestClient(TestServer(build_site(CollectorRegistry(), lambda: None, sixteen))) as client:
+        shown = json.loads(await (await client.get("/status.json")).text())
+        run = json.loads(await (await client.get("/runs/llama-70b.json")).text())
+    assert set(shown) == {"taken_at", "version", "epoch", "runs", "barriers"}
+    assert [one["run_id"] for one in shown["runs"]] == ["llama-70b", "vit-small", "vit-sweep-3"]
+    assert shown["runs"][2]["closed"]["by"] == "ann@desk"
+    first = shown["barriers"][0]
+    assert (first["prefix"], first["sequence"], first["arrived"], first["required"]) == (
+        "checkpoint",
+        "2",
+        14,
+        16,
+    )
+    assert [one["rank"] for one in first["missing"]] == [6, 11]
+    assert first["missing"][1]["state"] == "MISSING_STATE_CONNECTION_LOST"
+    assert set(run) == {"taken_at", "run", "rendezvous", "members", "barriers"}
+    assert [one["rank"] for one in run["members"]] == list(range(16))
+    assert run["members"][11]["state"] == "MEMBER_STATE_DISCONNECTED"
+    assert len(run["rendezvous"]["nodes"]) == 2
+    outcomes = [one["decision"]["outcome"] for one in run["barriers"] if "decision" in one]
+    assert outcomes == ["OUTCOME_RELEASED"] * 4
+
+
+async def test_a_twin_names_the_missing_of_as_many_decisions_as_is_bearable(
+    client: TestClient, scene: CountedScene, monkeypatch: pytest.MonkeyPatch
+):
+    job = scenes.Job(scene, "job1", 16)
+    job.join("checkpoint")
+    for sequence in range(3):
+        job.meet("checkpoint", sequence, without=(3, 4), timeout=10)
+        scene.wait(11)
+    monkeypatch.setattr(look, "MOST_MISSING", 5)
+    shown = await (await client.get("/runs/job1.json")).json()
+    assert [one["sequence"] for one in shown["barriers"]] == ["2", "1"]

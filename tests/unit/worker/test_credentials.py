@@ -1,0 +1,112 @@
+"""What the environment says of token and certificates."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.worker import credentials
+from muster.worker.credentials import TOKEN_PATIENCE, Credentials, may_come_again
+from muster.worker.environment import EnvironmentValueError
+from tests.support.authority import Authority
+
+SECRET = "s3cr3t-0123456789"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def test_without_variables_there_is_nothing_to_show():
+    given = Credentials.of({})
+    given.check()
+    assert given == Credentials()
+    assert given.authorization() == ""
+
+
+def test_a_tokens_file_is_read_at_each_call_and_wins(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}-1\n")
+    given = Credentials.of({"MUSTER_TOKEN": SECRET, "MUSTER_TOKEN_FILE": str(file)})
+    assert given.authorization() == f"Bearer {SECRET}-1"
+    file.write_text(f"{SECRET}-2")
+    assert given.authorization() == f"Bearer {SECRET}-2"
+    assert Credentials.of({"MUSTER_TOKEN": SECRET}).authorization() == f"Bearer {SECRET}"
+    assert SECRET not in repr(Credentials.of({"MUSTER_TOKEN": SECRET}))
+
+
+@pytest.mark.parametrize("text", ["", "\n", f"{SECRET} x", f"{SECRET}\nx", f"{SECRET}é", f"{SECRET}\x1b"])
+def test_what_cannot_be_a_token_is_refused_without_saying_it(tmp_path: Path, text: str):
+    file = tmp_path / "token"
+    file.write_text(text)
+    with pytest.raises(EnvironmentValueError, match=f"MUSTER_TOKEN_FILE = {file}: a token is") as caught:
+        Credentials.of({"MUSTER_TOKEN_FILE": str(file)}).check()
+    assert SECRET not in str(caught.value)
+
+
+def test_what_is_missing_or_unusable_is_named(authority: Authority, tmp_path: Path):
+    pair, other, junk = authority.issue("a"), authority.issue("b"), tmp_path / "junk"
+    junk.write_text("junk")
+    nowhere = tmp_path / "nowhere"
+    ca = {"MUSTER_TLS_CA": authority.ca}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"MUSTER_TOKEN_FILE": nowhere}, "MUSTER_TOKEN_FILE = .*nowhere: it cannot be read"),
+        ({"MUSTER_TLS_CA": nowhere}, "MUSTER_TLS_CA = .*nowhere: it cannot be read"),
+        ({"MUSTER_TLS_CA": junk}, "MUSTER_TLS_CA = .*junk: it holds no certificates"),
+        (ca | {"MUSTER_TLS_CERT": pair.cert}, "set both MUSTER_TLS_CERT and MUSTER_TLS_KEY"),
+        (ca | {"MUSTER_TLS_KEY": pair.key}, "set both MUSTER_TLS_CERT and MUSTER_TLS_KEY"),
+        (
+            {"MUSTER_TLS_CERT": pair.cert, "MUSTER_TLS_KEY": pair.key},
+            "MUSTER_TLS_CA is not",
+        ),
+        (
+            ca | {"MUSTER_TLS_CERT": pair.cert, "MUSTER_TLS_KEY": other.key},
+            r"MUSTER_TLS_KEY = .*b\.key: it is not the key of the certificate in .*a\.crt",
+        ),
+    ]
+    for environ, said in cases:
+        with pytest.raises(EnvironmentValueError, match=said):
+            Credentials.of({name: str(value) for name, value in environ.items()}).check()
+    whole = ca | {"MUSTER_TLS_CERT": pair.cert, "MUSTER_TLS_KEY": pair.key}
+    Credentials.of({name: str(value) for name, value in whole.items()}).check()
+
+
+FAILED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.7:1: "
+PLAIN, TLS = Credentials(), Credentials(ca=Path("ca"))
+MUTUAL = Credentials(ca=Path("ca"), cert=Path("cert"), key=Path("key"))
+
+
+@pytest.mark.parametrize(
+    ("given", "details", "said"),
+    [
+        (TLS, "CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "has expired; it must be renewed"),
+        (TLS, "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", "compare the clocks"),
+        (
+            TLS,
+            "CERTIFICATE_VERIFY_FAILED: unable to get issuer",
+            "not of an authority in MUSTER_TLS_CA",
+        ),
+        (TLS, "Hostname Verification Check failed.", "set MUSTER_TLS_SERVER_NAME"),
+        (TLS, "WRONG_VERSION_NUMBER", "does not speak TLS on this port"),
+        (TLS, f"{FAILED}Socket closed", "set MUSTER_TLS_CERT and MUSTER_TLS_KEY"),
+        (MUTUAL, f"{FAILED}Socket closed", "look at MUSTER_TLS_CERT"),
+        (PLAIN, f"{FAILED}Socket closed", "if the coordinator speaks TLS, set MUSTER_TLS_CA"),
+        (TLS, "Socket closed", ""),
+        (TLS, f"{FAILED}Connection refused", ""),
+    ],
+)
+def test_what_grpc_says_of_tls_becomes_a_sentence(given: Credentials, details: str, said: str):
+    fault = given.fault(details)
+    assert said in fault
+    assert bool(said) == bool(fault)
+
+
+def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token_file=Path("x")))
+    for reason in ("TOKEN_UNKNOWN", "TOKEN_MISSING"):
+        assert may_come_again(reason, lost_at=100.0, now=100.0 + TOKEN_PATIENCE - 1)
+        assert not may_come_again(reason, lost_at=100.0, now=100.0 + TOKEN_PATIENCE)
+    assert not may_come_again("RUN_NOT_ALLOWED", lost_at=100.0, now=100.0)
+    monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token=SECRET))
+    assert not may_come_again("TOKEN_UNKNOWN", lost_at=100.0, now=100.0)

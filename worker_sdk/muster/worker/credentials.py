@@ -1,0 +1,253 @@
+"""What this process shows the coordinator, and what it expects of it: a token, and certificates.
+
+All of it comes from the environment. The files are read again for each connection (the token's for each
+call), so that whoever renews them needs to restart nothing.
+"""
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from muster.worker.environment import EnvironmentValueError
+
+TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN"})
+"""Reasons of a refusal that another token would mend."""
+TOKEN_PATIENCE = 60.0
+"""Seconds that a process that was welcome goes on trying when its token is refused: a new one that the
+coordinator knows already may take so long to come to every node (Kubernetes updates secrets each minute)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What the environment says of security."""
+
+    token: str = field(default="", repr=False)
+    token_file: Path | None = None
+    """Wins over ``token``."""
+    ca: Path | None = None
+    """If given, TLS is spoken, and the coordinator must show a certificate of these authorities."""
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str = ""
+    """The name that the coordinator's certificate must have; empty: the endpoint's host."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str] = os.environ) -> "Credentials":
+        """From the variables ``MUSTER_TOKEN``, ``MUSTER_TOKEN_FILE`` and ``MUSTER_TLS_…``.
+
+        Raises:
+            EnvironmentValueError: one is missing that another one needs.
+        """
+
+        def path(variable: str) -> Path | None:
+            return Path(environ[variable]) if environ.get(variable) else None
+
+        ca, cert, key = path("MUSTER_TLS_CA"), path("MUSTER_TLS_CERT"), path("MUSTER_TLS_KEY")
+        if (cert is None) != (key is None):
+            raise EnvironmentValueError(
+                "a client certificate needs its key: set both MUSTER_TLS_CERT and MUSTER_TLS_KEY."
+            )
+        if cert is not None and ca is None:
+            raise EnvironmentValueError(
+                "MUSTER_TLS_CERT is set, and MUSTER_TLS_CA is not: set it to the file of the authority that "
+                "signed the coordinator's certificate."
+            )
+        return cls(
+            token=environ.get("MUSTER_TOKEN", ""),
+            token_file=path("MUSTER_TOKEN_FILE"),
+            ca=ca,
+            cert=cert,
+            key=key,
+            server_name=environ.get("MUSTER_TLS_SERVER_NAME", ""),
+        )
+
+    def check(self) -> None:
+        """See that every file can be used, before anyone waits for a connection.
+
+        Raises:
+            EnvironmentValueError: one cannot.
+        """
+        self.authorization()
+        self._tls()
+
+    def authorization(self) -> str:
+        """The value of the ``authorization`` header; empty if there is no token.
+
+        Raises:
+            EnvironmentValueError: the token's file cannot be read, or what it holds cannot be a token.
+        """
+        token, where = self.token, "MUSTER_TOKEN"
+        if self.token_file is not None:
+            where = f"MUSTER_TOKEN_FILE = {self.token_file}"
+            token = _read(self.token_file, "MUSTER_TOKEN_FILE").decode("utf-8", "replace").strip()
+        elif not token:
+            return ""
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise EnvironmentValueError(f"{where}: a token is one line of ASCII without spaces.")
+        return f"Bearer {token}"
+
+    def open_channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
+        """A channel that shows them.
+
+        Raises:
+            EnvironmentValueError: a file cannot be used.
+        """
+        tls = self._tls()
+        if tls is None:
+            channel = grpc.insecure_channel(endpoint, options=options)
+        else:
+            name = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+            channel = grpc.secure_channel(endpoint, tls, options=[*options, *name])
+        if self.token or self.token_file:
+            channel = grpc.intercept_channel(channel, _Bearer(self))
+        return channel
+
+    def _tls(self) -> grpc.ChannelCredentials | None:
+        if self.ca is None:
+            return None
+        ca = _read(self.ca, "MUSTER_TLS_CA")
+        # What gRPC would say of a file that it cannot use does not name it.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(cadata=ca.decode())
+        except (OSError, ValueError) as error:
+            raise EnvironmentValueError(
+                f"MUSTER_TLS_CA = {self.ca}: it holds no certificates in PEM ({error})."
+            ) from error
+        if self.cert is None or self.key is None:
+            return grpc.ssl_channel_credentials(ca)
+        cert, key = _read(self.cert, "MUSTER_TLS_CERT"), _read(self.key, "MUSTER_TLS_KEY")
+        try:
+            # Without a password, OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(self.cert, self.key, password=lambda: b"")
+        except OSError as error:
+            raise EnvironmentValueError(
+                f"MUSTER_TLS_KEY = {self.key}: it is not the key of the certificate in {self.cert}, or one "
+                f"of them is not in PEM ({error})."
+            ) from error
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def fault(self, details: str) -> str:
+        """What is wrong with TLS and what to do, from the details of a call that reached nobody.
+
+        gRPC does not say more than it does: a coordinator that turns a client away in the handshake has only
+        closed the connection.
+
+        Returns:
+            A sentence; empty if it does not look like TLS.
+        """
+        for sign, sentence in _FAULTS:
+            if sign in details:
+                return sentence
+        if "failed to connect" not in details or not any(sign in details for sign in _CLOSED):
+            return ""
+        if self.ca is None:
+            return "the connection was closed at once: if the coordinator speaks TLS, set MUSTER_TLS_CA"
+        if self.cert is None:
+            return (
+                "the connection was closed in the TLS handshake: the coordinator may ask for a client "
+                "certificate; set MUSTER_TLS_CERT and MUSTER_TLS_KEY"
+            )
+        return (
+            "the connection was closed in the TLS handshake: the client certificate may have expired, or be "
+            "of another authority than the coordinator's --tls-client-ca; look at MUSTER_TLS_CERT"
+        )
+
+
+_FAULTS = (
+    (
+        "certificate has expired",
+        "the coordinator's certificate has expired; it must be renewed (--tls-cert of muster serve)",
+    ),
+    (
+        "certificate is not yet valid",
+        "the coordinator's certificate is not valid yet; compare the clocks of both machines",
+    ),
+    (
+        "Hostname Verification Check failed",
+        "the coordinator's certificate is for another name than the endpoint's; connect by a name that is in "
+        "it, or set MUSTER_TLS_SERVER_NAME to one",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the coordinator's certificate is not of an authority in MUSTER_TLS_CA; set it to the file of the "
+        "authority that signed it",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "the coordinator does not speak TLS on this port; unset MUSTER_TLS_CA, or start it with --tls-cert",
+    ),
+)
+_CLOSED = ("Socket closed", "Connection reset")
+
+
+def may_come_again(reason: str, lost_at: float, now: float) -> bool:
+    """Whether to try again after a refusal, since the token may be replaced meanwhile.
+
+    Args:
+        reason: of the refusal.
+        lost_at: when the coordinator was last heard, on a monotonic clock.
+        now: on the same.
+    """
+    waits = reason in TOKEN_REFUSED and now - lost_at < TOKEN_PATIENCE
+    return waits and Credentials.of().token_file is not None
+
+
+def _read(path: Path, variable: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EnvironmentValueError(
+            f"{variable} = {path}: it cannot be read ({error.strerror or error})."
+        ) from error
+
+
+class _Details(NamedTuple):
+    """What gRPC asks of a ``ClientCallDetails``."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: Any
+    compression: Any
+
+
+class _Bearer(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Puts the token into the metadata of each call; gRPC's own way wants TLS."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:  # noqa: ANN401
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_stream_stream(
+        self,
+        continuation: Any,  # noqa: ANN401
+        client_call_details: Any,  # noqa: ANN401
+        request_iterator: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        return continuation(self._with_token(client_call_details), request_iterator)
+
+    def _with_token(self, details: grpc.ClientCallDetails) -> "_Details":
+        return _Details(
+            details.method,
+            details.timeout,
+            [*(details.metadata or ()), ("authorization", self._credentials.authorization())],
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )

@@ -251,3 +251,52 @@ def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path
         for process in processes.values():
             process.kill()
             process.communicate()
+
+
+# ---------------------------------------------------------------------- beside each other
+
+BESIDE = """
+import sys, time
+from pathlib import Path
+from muster.worker import AsyncCallsQueue, AsyncRequest, AsyncSaveError
+
+rank, gate = int(sys.argv[1]), Path(sys.argv[2])
+
+def write():
+    while rank == 1 and not gate.exists():
+        time.sleep(0.01)
+    if rank == 1:
+        raise OSError("disk full")
+
+queue = AsyncCallsQueue(timeout=30)
+queue.schedule_async_request(AsyncRequest(write, (), [lambda: print("finalized aside")]))
+while rank == 0 and not queue._state.calls[0].write._request is None:
+    time.sleep(0.01)
+time.sleep(0.2)  # Rank 0 votes for what it wrote aside, rank 1 has not written yet.
+AsyncRequest(None, (), [lambda: print("finalized at once")]).execute_sync()
+gate.touch()
+try:
+    queue.close()
+except AsyncSaveError:
+    print("failed aside")
+"""
+
+
+def test_a_save_at_once_is_not_taken_for_one_under_way(coordinator: Coordinator, tmp_path: Path):
+    environ = os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", BESIDE]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "gate")],
+            env=environ | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert said == ["finalized at once\nfailed aside\n"] * 2

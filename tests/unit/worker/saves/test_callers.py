@@ -2,15 +2,17 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller
+from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
 from muster.worker.saves.child import wait_readable
 from tests.support.judge import no_child_left
 
@@ -147,3 +149,90 @@ def test_what_cannot_be_pickled_is_refused_and_its_buffers_go_back(persistent: P
         persistent.start(AsyncRequest(lambda: None, (torch.ones(4),), []))
     assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
     assert len(persistent._buffers._free) >= 1
+
+
+def test_a_write_that_has_ended_kills_nobody_else():
+    """Its handle's number is another file's by now."""
+    write = ForkCaller().start(AsyncRequest(time.sleep, (0,), []))
+    handle = write._handle
+    assert handle is not None
+    assert write.wait(DEADLINE).failure is None
+    bystander = ForkCaller().start(AsyncRequest(time.sleep, (0.2,), []))
+    assert bystander._handle is not None
+    if bystander._handle != handle:
+        os.dup2(bystander._handle, handle)
+    write.abort("too late")
+    assert bystander.wait(DEADLINE).failure is None
+
+
+def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    with no_child_left(), monkeypatch.context() as patched, pytest.raises(OSError, match="Too many"):
+        patched.setattr(os, "pidfd_open", refuse)
+        ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatch: pytest.MonkeyPatch):
+    """A terminal sends it to the child too, which has the parent's handler still."""
+    fork = os.fork
+    program = os.getpid()
+
+    def fork_and_interrupt() -> int:
+        pid = fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_and_interrupt)
+    try:
+        failure = ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure
+    finally:
+        if os.getpid() != program:
+            os._exit(3)
+    assert failure == "the writing process was killed by SIGINT"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_closed_stdout_fails_nothing(monkeypatch: pytest.MonkeyPatch):
+    with Path(os.devnull).open("w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stdout", closed)
+    assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+
+
+def leave_a_child_behind() -> None:
+    """It holds the worker's pipe."""
+    if os.fork() == 0:
+        time.sleep(3)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not here",)
+
+
+def test_a_workers_end_is_known_though_a_child_of_its_own_goes_on(persistent: PersistentCaller):
+    write = persistent.start(AsyncRequest(leave_a_child_behind, (), []))
+    ending = write.wait(DEADLINE)
+    assert "SIGKILL" in (ending.failure or "")
+    assert ending.seconds < 2.5
+
+
+def test_a_worker_says_what_it_cannot_read(persistent: PersistentCaller):
+    write = persistent.start(AsyncRequest(partial(print, Unreadable()), (), []))
+    assert "invalid literal for int()" in (write.wait(DEADLINE).failure or "")
+
+
+def test_a_worker_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(callers, "ENDING_TIMEOUT", 0.2)
+    caller = PersistentCaller()
+    write = caller.start(AsyncRequest(time.sleep, (0,), []))
+    assert write.wait(DEADLINE).failure is None
+    os.kill(write.pid, signal.SIGSTOP)
+    caller.close()

@@ -213,3 +213,59 @@ def test_nothing_is_saved_after_closing(tmp_path: Path):
     with pytest.raises(MusterError, match="closed"):
         made.save(1, state(1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_with_a_file_missing_is_not_committed(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keep = module._keep_results
+
+    def keep_results(folder: Path, *arguments: Any) -> None:
+        keep(folder, *arguments)
+        os.truncate(folder / "__0_0.distcp", 10)
+
+    monkeypatch.setattr(module, "_keep_results", keep_results)
+    made.save(1, state(1))
+    with pytest.raises(AsyncSaveError, match="has 10 bytes"):
+        made.finalize(blocking=True)
+    assert made.latest() is None
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.MonkeyPatch, error: BaseException):
+    def fail(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.FileSystemWriter, "prepare_local_plan", fail)
+        with pytest.raises(type(error)):
+            made.save(1, state(1))
+    assert made._queue.next_idx == 1
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+
+
+def test_the_child_asks_for_no_gpu(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    """There torch's writer, left to itself, would ask for the current stream."""
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+
+
+def test_steps_are_whole_numbers(made: Checkpointer):
+    with pytest.raises(TypeError):
+        made.save(1.0, state(1))  # type: ignore[arg-type]
+    made.save(torch.tensor(1), state(1))  # type: ignore[arg-type]
+    assert made.finalize(blocking=True) == [1]
+    assert loaded(made) == (1, 1)
+
+
+def test_ranks_that_torch_does_not_know_of_are_refused(tmp_path: Path):
+    """Each would write the same file."""
+    made = Checkpointer(tmp_path, barrier=FakeBarrier(world_size=2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="init_process_group"):
+        made.save(1, state(1))
+    made.close()

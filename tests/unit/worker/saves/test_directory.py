@@ -184,3 +184,60 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda *_: False)  # The tests may run as root, who may all.
     with pytest.raises(PermissionError, match="cannot be written by this user"):
         CheckpointDirectory(tmp_path)
+
+
+def committed(folder: CheckpointDirectory, step: int) -> Path:
+    unfinished = folder.unfinished(step, Life(0, 0))
+    unfinished.mkdir()
+    (unfinished / "__0_0.distcp").touch()
+    path = folder.path(step)
+    folder.commit(unfinished, Committed(step, 1, "job", "save", step, path))
+    return path
+
+
+def test_a_look_that_retention_overtakes_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reader, writer = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
+    committed(writer, 1)
+    marked = reader._marked
+
+    def late(path: Path) -> Committed:
+        if not writer.path(2).exists():
+            committed(writer, 2)
+            writer.sweep(1)
+        return marked(path)
+
+    monkeypatch.setattr(reader, "_marked", late)
+    latest = reader.latest()
+    assert latest is not None
+    assert latest.step == 2
+
+
+def test_what_is_swept_cannot_be_committed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An earlier life's rank 0 commits while a new one cleans up."""
+    old, new = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
+    unfinished = old.unfinished(1, Life(0, 0))
+    unfinished.mkdir()
+    (unfinished / "__0_0.distcp").touch()
+    unlink = os.unlink
+    refused: list[OSError] = []
+
+    def commit_first(*arguments: Any, **options: Any) -> None:
+        if not refused:
+            try:
+                old.commit(unfinished, Committed(1, 1, "job", "save", 1, old.path(1)))
+            except OSError as error:
+                refused.append(error)
+        unlink(*arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", commit_first)
+    new.sweep(None)
+    assert refused
+    assert new.latest() is None
+
+
+@pytest.mark.parametrize("name", [".step-0000000001.0-0", ".removed-step-0000000001"])
+def test_what_is_not_committed_yet_or_no_more_is_refused(tmp_path: Path, name: str):
+    folder = CheckpointDirectory(tmp_path)
+    committed(folder, 1).rename(tmp_path / name)
+    with pytest.raises(UncommittedError, match="not committed, or is being removed"):
+        folder.read(tmp_path / name)

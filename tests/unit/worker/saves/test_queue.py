@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -331,3 +332,41 @@ def test_the_with_block_finalizes_at_its_end(barrier: FakeBarrier, tmp_path: Pat
         queue.schedule_async_request(AsyncRequest((tmp_path / "written").touch, (), []))
     assert (tmp_path / "written").exists()
     assert not any(thread.name == "muster-saves" for thread in threading.enumerate())
+
+
+# ---------------------------------------------------------------------- in step, and nothing kept
+
+
+def test_an_interrupt_before_the_write_counts(queue: AsyncCallsQueue):
+    def preload() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.schedule_async_request(AsyncRequest(nothing, (1, 2), [], preload_fn=preload))
+    assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
+
+
+def test_a_child_that_somebody_else_reaped_fails_the_save_and_leaves_nothing(queue: AsyncCallsQueue):
+    called: list[int] = []
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=lambda: called.append(1))
+        with pytest.raises(AsyncSaveError, match="No child processes"):
+            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert called == [1]
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_what_finalize_functions_hold_is_let_go(queue: AsyncCallsQueue):
+    class State:
+        pass
+
+    state = State()
+    held = weakref.ref(state)
+    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda state=state: None]))
+    del state
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+    until(lambda: held() is None)

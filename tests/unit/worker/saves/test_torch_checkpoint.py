@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from muster.worker.errors import AsyncSaveError, MusterError
-from muster.worker.saves import TorchAsyncCheckpoint
+from muster.worker.saves import TorchAsyncCheckpoint, staging
 from tests.support.judge import FakeBarrier, no_child_left
 
 
@@ -57,3 +57,23 @@ def test_nothing_is_copied_after_closing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delattr(checkpoint, "_buffers")
     with pytest.raises(MusterError, match="closed"):
         checkpoint.async_save({"weight": torch.ones(3)}, tmp_path / "w.pt")
+
+
+def test_a_copy_that_fails_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "available_memory", lambda: 10)
+        with pytest.raises(MemoryError):
+            checkpoint.async_save({"weight": torch.ones(1000)}, tmp_path / "0.pt")
+    assert checkpoint.async_save({"weight": torch.ones(1000)}, tmp_path / "1.pt") == 1
+    with pytest.raises(AsyncSaveError, match="MemoryError"):
+        checkpoint.close()
+
+
+def test_terminating_closes_although_a_save_failed():
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.async_save({"weight": torch.ones(3)}, "/no/such/folder")
+    with pytest.raises(AsyncSaveError):
+        checkpoint.finalize_async_save(blocking=True, terminate=True)
+    with pytest.raises(MusterError, match="closed"):
+        checkpoint.async_save({}, "late.pt")

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
+import weakref
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
 from typing import Protocol
@@ -18,6 +18,9 @@ from muster.worker.saves import child
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, synchronize, unshared
+
+ENDING_TIMEOUT = 10.0
+"""Seconds that an idle worker has to end before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +86,29 @@ class ForkCaller:
         preloaded = time.monotonic()
         ours, theirs = os.pipe()
         parent = os.getpid()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()  # Else the child would write it once more.
+        child.flush()  # Else the child would write it once more.
+        pid = 0
+        # A handler of the parent's must not run in the child, where it would raise into the training program.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, child.ENDING)
         try:
             pid = _fork()
-        except OSError:
-            os.close(ours)
+            if pid == 0:
+                os.close(ours)
+                child.run(request.write, theirs, parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             os.close(theirs)
+            # The request holds the host's buffers, which must not be used again while the child reads them:
+            # pinned memory is not copied on write.
+            return ForkedWrite(pid, ours, preloaded - began, time.monotonic() - preloaded, request)
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            for end in (ours, theirs):
+                with contextlib.suppress(OSError):
+                    os.close(end)
             raise
-        if pid == 0:
-            os.close(ours)
-            child.run(request.write, theirs, parent)
-        os.close(theirs)
-        # The request holds the host's buffers, which must not be used again while the child reads them:
-        # pinned memory is not copied on write.
-        return ForkedWrite(pid, ours, preloaded - began, time.monotonic() - preloaded, request)
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -129,24 +139,35 @@ class ForkedWrite:
         self._report = report
         self._started = time.monotonic()
         self._request: AsyncRequest | None = request
-        self._handle = os.pidfd_open(pid)
+        self._handle: int | None = os.pidfd_open(pid)
         self._reason: str | None = None
+        self._ending = threading.Lock()
+        """Its handle is closed once, and not used afterwards: the number is soon another file's."""
 
     def wait(self, timeout: float) -> Ending:
         """Wait for the child's end, and read what it reports."""
         left = max(0.0, self._started + timeout - time.monotonic())
-        if not child.wait_readable(self._handle, left):
-            self.abort(_too_long(self.pid, timeout))
-        _, status = os.waitpid(self.pid, 0)
-        seconds = time.monotonic() - self._started
-        said = self._said()
-        os.close(self._report)
-        os.close(self._handle)
-        self._request = None
+        assert self._handle is not None
+        try:
+            if not child.wait_readable(self._handle, left):
+                self.abort(_too_long(self.pid, timeout))
+            _, status = os.waitpid(self.pid, 0)
+            seconds = time.monotonic() - self._started
+            said = self._said()
+        finally:
+            self._let_go()
         failure = ending_text(os.waitstatus_to_exitcode(status))
         if failure is not None:
             failure = self._reason or (f"{failure}: {said}" if said else failure)
         return Ending(failure, seconds)
+
+    def _let_go(self) -> None:
+        with self._ending:
+            if self._handle is not None:
+                os.close(self._handle)
+            self._handle = None
+        os.close(self._report)
+        self._request = None
 
     def _said(self) -> str:
         # A process that the child started may hold the pipe's other end: do not wait for it to be closed.
@@ -158,10 +179,9 @@ class ForkedWrite:
     def abort(self, reason: str) -> None:
         """SIGKILL the child."""
         self._reason = reason
-        try:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        except OSError:
-            return  # It has ended.
+        with self._ending, contextlib.suppress(OSError):  # It may have ended.
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------- spawn
@@ -220,6 +240,9 @@ class _Worker:
         theirs.close()
         assert self.process.pid is not None
         self.pid = self.process.pid
+        handle = os.pidfd_open(self.pid)
+        self._handle = handle
+        weakref.finalize(self, os.close, handle)
         self.reason: str | None = None
         """Why it was killed."""
         self._reaping = threading.Lock()
@@ -234,10 +257,16 @@ class _Worker:
             self.process.join()
             return self.process.exitcode or 0
 
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for its answer, or its end. Returns whether there is one of them."""
+        return bool(wait([self.pipe, self._handle], timeout))
+
     def end(self) -> None:
         # Not by closing the pipe: a process that was forked meanwhile may hold it open.
         with contextlib.suppress(OSError):
             self.pipe.send(None)
+        if not wait([self._handle], ENDING_TIMEOUT):
+            self.process.kill()
         self.exit_status()
         self.pipe.close()
 
@@ -257,9 +286,12 @@ class SpawnedWrite:
         """Wait for the worker's answer, or its end."""
         left = max(0.0, self._started + timeout - time.monotonic())
         worker = self._worker
-        if not worker.pipe.poll(left):
+        if not worker.wait(left):
             self.abort(_too_long(self.pid, timeout))
+            worker.wait(None)
         try:
+            if not worker.pipe.poll():
+                raise EOFError  # A process that the worker started may hold the pipe's other end.
             failure: str | None = worker.pipe.recv()
         except (EOFError, ConnectionError):
             status = worker.exit_status()
@@ -286,12 +318,11 @@ def _work(pipe: Connection, parent: int) -> None:
     while True:
         try:
             request = pipe.recv()
-        except EOFError:
-            return
-        if request is None:
-            return
-        try:
+            if request is None:
+                return
             request.write()
             pipe.send(None)
+        except EOFError:
+            return
         except BaseException as error:
             pipe.send(failure_text(error))

@@ -4,6 +4,7 @@ Planning, serialisation and resharding are torch's (``torch.distributed.checkpoi
 in the training process; each rank's part is written in its child; when all have written, rank 0 commits.
 """
 
+import operator
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.errors import AsyncSaveError
+from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings
 from muster.worker.saves.request import PREFIX, AsyncRequest
-from muster.worker.saves.staging import HostBuffers, check_memory, survives_fork, tensors_of
+from muster.worker.saves.staging import Held, HostBuffers, check_memory, survives_fork, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,16 @@ class Checkpointer:
             state_dict: what :func:`torch.distributed.checkpoint.save` takes.
 
         Raises:
-            ValueError: the step is negative, committed already, or under way.
+            TypeError: the step is not a whole number.
+            ValueError: the step is negative, committed already, or under way; or torch's process group is not
+                of the barrier's ranks.
             MemoryError: there is not enough free memory for the copy.
             MusterError: it is closed.
+            Exception: what the plan raised, or the fork. The save counts and has failed, for all ranks.
         """
         self._queue.check_open()
+        self._check_group()
+        step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.
         if step < 0:
             raise ValueError(f"step = {step}: it must not be negative.")
         path = self._directory.path(step)
@@ -111,76 +117,125 @@ class Checkpointer:
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         life = Life(self._barrier.generation, self._queue.next_idx)
         unfinished = self._directory.unfinished(step, life)
-        release, failed = None, None
+        self._steps[life.number] = step
+        # Without copying ahead, for which torch would ask for a stream of the GPU, in the child.
+        writer = FileSystemWriter(
+            unfinished, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0
+        )
+        planner = DefaultSavePlanner()
+        held: Held | None = None
+        local: SavePlan | None = None
+        plan: _Plan | None = None
+        failed: Exception | None = None
         try:
-            tensors = tensors_of(state_dict)
-            if self._copy or not all(survives_fork(tensor) for tensor in tensors):
-                held = self._buffers.stage(state_dict)
-                state_dict, release = held.state, held.release
-            else:
-                # Training may change all of it before the child has ended, and so have all of it copied.
-                check_memory(tensors)
-        except Exception as error:
-            failed = error
-        if not _all_ranks(failed is None):
-            # All ranks leave out the plan, which they make together, and count the save as failed.
-            why = failure_text(failed) if failed is not None else "another rank could not copy its state"
-            self._steps[life.number] = step
-            self._queue.schedule_failure(why, release)
+            try:
+                held = self._stage(state_dict)
+                state_dict = held.state if held is not None else state_dict
+                local = self._local_plan(writer, planner, state_dict)
+            except Exception as error:
+                failed = error
+            # Only together can they plan: if one cannot, all count the save as failed.
+            together = _all_ranks(failed is None)
             if failed is not None:
                 raise failed
+            if together and local is not None:
+                plan = self._make_plan(writer, planner, local)
+        except BaseException as error:
+            self._give_up(held, failure_text(error))
+            raise
+        if plan is None:
+            self._give_up(held, "another rank could not copy or plan its state")
             return
-        writer = FileSystemWriter(unfinished, single_file_per_rank=True, sync_files=True)
-        planner = DefaultSavePlanner()
-        plan = self._make_plan(writer, planner, state_dict)
+        release = held.release if held is not None else None
+        final, metadata = plan.final, plan.metadata
 
         def write() -> None:
             # Nobody reads these checksums (torch neither), and they take as long as all the rest.
             torch.serialization.set_crc32_options(False)
-            unfinished.mkdir(exist_ok=True)
-            results = writer.write_data(plan.final, planner).wait()
+            results = writer.write_data(final, planner).wait()
             _keep_results(unfinished, self._barrier.rank, results)
 
         def commit(decision: Decision) -> None:
             if self._leads:
-                self._commit(step, unfinished, writer, plan, decision)
+                self._commit(step, unfinished, writer, metadata, decision)
 
         def clean() -> None:
             if self._leads:
                 self._directory.sweep(self._keep_last, life)
 
-        self._steps[life.number] = step
         self._queue.schedule_async_request(
             AsyncRequest(write, (), []), on_written=release, commit=commit, on_decided=clean
         )
 
-    def _make_plan(
+    def _check_group(self) -> None:
+        """The plan is made by torch's process group, and the decision by the barrier's ranks."""
+        ours = (self._barrier.rank, self._barrier.world_size)
+        group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if ours != group:
+            raise ValueError(
+                f"torch's process group has this process as rank {group[0]} of {group[1]}, the barrier as "
+                f"rank {ours[0]} of {ours[1]}. Call torch.distributed.init_process_group for all ranks first."
+            )
+
+    def _stage(self, state_dict: dict[str, Any]) -> Held | None:
+        """The state in buffers of its own; None if it is shared with the child."""
+        tensors = tensors_of(state_dict)
+        if self._copy or not all(survives_fork(tensor) for tensor in tensors):
+            return self._buffers.stage(state_dict)
+        # Training may change all of it before the child has ended, and so have all of it copied.
+        check_memory(tensors)
+        return None
+
+    def _give_up(self, held: Held | None, why: str) -> None:
+        """Count a save that is not begun: the other ranks count it too."""
+        if held is not None:
+            held.release()
+        self._queue.schedule_failure(why)
+
+    def _local_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
-    ) -> _Plan:
-        """Torch's plan for the state; that of the last save, if nothing has changed on any rank."""
+    ) -> SavePlan:
         planner.set_up_planner(state_dict, writer.storage_meta(), self._leads)
         writer.set_up_storage_writer(self._leads)
-        local = writer.prepare_local_plan(planner.create_local_plan())
-        last = self._plan
-        if last is not None and _all_ranks(last.local == local):
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def _make_plan(self, writer: FileSystemWriter, planner: DefaultSavePlanner, local: SavePlan) -> _Plan:
+        """Torch's plan for the state; that of the last save, if nothing has changed on any rank."""
+        last, self._plan = self._plan, None
+        same = last is not None and last.local == local
+        if _all_ranks(same) and last is not None:
             planner.finish_plan(last.final)
+            self._plan = last
             return last
         metadata = None
         plans = _gather(local)
-        shares: list[SavePlan] | None = None
+        shares: list[SavePlan | MusterError] | None = None
         if plans is not None:
-            shares, metadata = planner.create_global_plan(plans)
-            shares = writer.prepare_global_plan(shares)
-        final = planner.finish_plan(_scatter(shares))
-        self._plan = _Plan(local, final, metadata)
+            try:
+                planned, metadata = planner.create_global_plan(plans)
+                shares = list(writer.prepare_global_plan(planned))
+            except Exception as error:
+                # The others wait for it.
+                shares = [MusterError(f"rank 0 could not plan the save: {error!r}")] * len(plans)
+        share = _scatter(shares)
+        if isinstance(share, MusterError):
+            raise share
+        self._plan = _Plan(local, planner.finish_plan(share), metadata)
         return self._plan
 
     def _commit(
-        self, step: int, unfinished: Path, writer: FileSystemWriter, plan: _Plan, decision: Decision
+        self,
+        step: int,
+        unfinished: Path,
+        writer: FileSystemWriter,
+        metadata: Metadata | None,
+        decision: Decision,
     ) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and give the save its name."""
-        assert plan.metadata is not None
-        writer.finish(plan.metadata, _take_results(unfinished, self._barrier.world_size))
+        assert metadata is not None
+        results = _take_results(unfinished, self._barrier.world_size)
+        _check_files(unfinished, results)
+        writer.finish(metadata, results)
         made = Committed(
             step,
             self._barrier.world_size,
@@ -246,7 +301,8 @@ class Checkpointer:
             FileNotFoundError: there is no committed checkpoint.
         """
         if path is None:
-            committed = self.latest()
+            # Rank 0's look is everyone's: another's may be older, and half of each would be loaded.
+            committed = _from_rank_0(self.latest)
             if committed is None:
                 raise FileNotFoundError(
                     f"{self._directory.folder} holds no committed checkpoint. Save one first, or name a path."
@@ -279,14 +335,31 @@ def _gather(plan: SavePlan) -> list[SavePlan] | None:
     return plans
 
 
-def _scatter(plans: list[SavePlan] | None) -> SavePlan:
-    """This rank's plan, from rank 0."""
+def _from_rank_0(look: Callable[[], Committed | None]) -> Committed | None:
+    """What rank 0 finds."""
+    if not dist.is_initialized():
+        return look()
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            found = [look()]
+        except OSError as error:
+            found = [error]
+    dist.broadcast_object_list(found)
+    if isinstance(found[0], OSError):
+        raise found[0]
+    committed: Committed | None = found[0]
+    return committed
+
+
+def _scatter(plans: list[SavePlan | MusterError] | None) -> SavePlan | MusterError:
+    """This rank's plan, from rank 0; or why there is none."""
     if not dist.is_initialized():
         assert plans is not None
         return plans[0]
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, plans)
-    share: SavePlan = mine[0]
+    share: SavePlan | MusterError = mine[0]
     return share
 
 
@@ -311,3 +384,15 @@ def _take_results(folder: Path, world_size: int) -> list[list[WriteResult]]:
         found.append(pickle.loads(path.read_bytes()))
         path.unlink()
     return found
+
+
+def _check_files(folder: Path, results: list[list[WriteResult]]) -> None:
+    """On rank 0: what the children wrote is there, whoever else is at work in the folder."""
+    ends: dict[str, int] = {}
+    for result in (result for part in results for result in part):
+        stored = result.storage_data
+        ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
+    for name, end in ends.items():
+        size = (folder / name).stat().st_size
+        if size < end:
+            raise OSError(f"{folder / name} has {size} bytes, and {end} were written. Is the folder shared?")

@@ -5,6 +5,7 @@ CUDA or gRPC, closes the parent's sockets, takes the signals' default actions, r
 (which would run the finalizers of the parent's objects) and ends without any cleaning up.
 """
 
+import contextlib
 import gc
 import os
 import select
@@ -21,6 +22,8 @@ import torch
 
 from muster.worker.saves.failure import failure_text
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end a child; they are blocked when it begins."""
 FAILED = 1
 """The exit status of a child whose function raised."""
 
@@ -37,7 +40,7 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
     try:
         _settle_down(report, parent)
         write()
-        _flush()
+        flush()
         status = 0
     except BaseException as error:
         os.write(report, failure_text(error).encode("utf-8", "backslashreplace"))
@@ -47,8 +50,9 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
 
 def _settle_down(report: int, parent: int) -> None:
     gc.disable()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     # As in any child of multiprocessing: a manager's proxy opens a connection of its own, instead of using
     # the parent's, whose number would soon be another file's.
     util._run_after_forkers()  # type: ignore[attr-defined]
@@ -97,7 +101,9 @@ def wait_readable(handle: int, timeout: float | None = None) -> bool:
     return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Write out what was printed; a stream that cannot take it is no reason to fail a save."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()

@@ -15,6 +15,8 @@ from typing import NamedTuple
 logger = logging.getLogger(__name__)
 
 MARKER = "committed.json"
+LEFT = (".step-", ".removed-")
+"""How the names begin of what is no checkpoint yet, or no more."""
 WIDTH = 10
 """Digits of a step, so that names sort as steps do."""
 
@@ -103,17 +105,28 @@ class CheckpointDirectory:
 
     def all(self) -> list[Committed]:
         """The committed checkpoints, oldest step first."""
+        while True:
+            found, vanished = self._look()
+            if not vanished:
+                return found
+            # Retention removes a checkpoint when there is a newer one, which this look may have missed.
+
+    def _look(self) -> tuple[list[Committed], bool]:
+        """The committed checkpoints, oldest step first; whether one vanished at the look."""
         found = []
+        vanished = False
         for path in self.folder.glob("step-*"):
             try:
                 found.append(self._marked(path))
             except (FileNotFoundError, NotADirectoryError):
-                continue  # Not ours, or removed meanwhile.
+                vanished = vanished or not os.path.lexists(path)  # Else it is not ours.
             except (OSError, ValueError, TypeError) as error:
                 logger.warning("%s is passed over: its marker cannot be read: %s", path, error)
-        return sorted(found, key=lambda made: made.step)
+        return sorted(found, key=lambda made: made.step), vanished
 
     def _marked(self, path: Path) -> Committed:
+        if path.name.startswith(LEFT):
+            raise ValueError("it was not committed, or is being removed")
         made = Committed(**json.loads((path / MARKER).read_text()), path=path)
         for one in fields(Committed):
             value = getattr(made, one.name)

@@ -170,7 +170,7 @@ class AsyncCallsQueue:
         request = async_request.freeze()._replace(call_idx=self.next_idx)
         try:
             write = self._caller.start(request) if request.async_fn is not None else None
-        except Exception as error:
+        except BaseException as error:
             # The other ranks count this save, too: they must learn of it, and stay in step.
             self._add(request, None, failure_text(error), on_written)
             raise
@@ -360,6 +360,7 @@ class AsyncCallsQueue:
                     call.on_decided()
                 except Exception:
                     logger.exception("save %d is over; cleaning up failed", call.request.call_idx)
+            del call  # Its finalize functions may hold a state, and the next save may be far.
 
     def _decide(self, call: _Call) -> None:
         try:
@@ -390,11 +391,15 @@ class AsyncCallsQueue:
                 failure, seconds = ending.failure, ending.seconds
                 how = "failed" if failure is not None else "is done; the other ranks' are waited for"
                 logger.info("save %d: this rank's write, %.3f s, %s", call.request.call_idx, seconds, how)
-            if call.on_written is not None:
-                call.on_written()
         except Exception as error:
             # Not knowing how it ended is a failure too; not to vote would have the others wait for us.
             logger.exception("save %d: its write cannot be judged", call.request.call_idx)
+            failure = failure_text(error)
+        try:
+            if call.on_written is not None:
+                call.on_written()
+        except Exception as error:
+            logger.exception("save %d: what follows its write failed", call.request.call_idx)
             failure = failure or failure_text(error)
         return failure, seconds
 

@@ -85,13 +85,14 @@ class AsyncRequest(NamedTuple):
         """Write now, in this process, and finalize if every rank has written.
 
         Args:
-            barrier: decides; default: one of group ``save``, taken from the environment.
+            barrier: decides; default: one of group ``save/sync``, taken from the environment. A queue's group
+                would not do: its saves are decided when their children end, at no point of the program.
 
         Raises:
             AsyncSaveError: a rank failed to write; nobody has finalized.
         """
         self.check()
-        barrier = barrier or GrpcBarrier(barrier_prefix=PREFIX)
+        barrier = barrier or GrpcBarrier(barrier_prefix=f"{PREFIX}/sync")
         failure = None
         try:
             self.preloaded().write()

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import HostBuffers
@@ -49,10 +50,17 @@ class TorchAsyncCheckpoint:
             The save's number.
 
         Raises:
+            MemoryError: there is not enough free memory for the copy.
             MusterError: it was closed.
+            Exception: what copying raised, or the fork. The save counts and has failed, for all ranks.
         """
         self._queue.check_open()
-        held = self._buffers.stage(state_dict)
+        try:
+            held = self._buffers.stage(state_dict)
+        except BaseException as error:
+            # The other ranks count this save, too.
+            self._queue.schedule_failure(failure_text(error))
+            raise
         request = AsyncRequest(torch.save, (held.state, *args), [], kwargs)
         return self._queue.schedule_async_request(request, on_written=held.release)
 
@@ -69,9 +77,11 @@ class TorchAsyncCheckpoint:
         Raises:
             AsyncSaveError: a save was not committed, on any rank.
         """
-        self._queue.maybe_finalize_async_calls(blocking, no_dist=no_dist)
-        if terminate:
-            self._queue.close()
+        try:
+            self._queue.maybe_finalize_async_calls(blocking, no_dist=no_dist)
+        finally:
+            if terminate:
+                self._queue.close()
 
     def close(self) -> None:
         """Finalize every save that was scheduled, and let go of the writers.

@@ -115,6 +115,8 @@ class AsyncSaveError(MusterError):
         super().__init__(message)
         self.call_idx = call_idx
         self.decision = decision
+        self.finalized: tuple[int, ...] = ()
+        """What the same call had finalized before: numbers of saves; of a ``Checkpointer``, steps."""
 
     @property
     def failures(self) -> tuple[Failure, ...]:

@@ -157,9 +157,26 @@ def test_bad_steps_are_refused(made: Checkpointer):
     made.save(1, state(1))
     with pytest.raises(ValueError, match=r"being saved already|committed already"):
         made.save(1, state(1))
-    made.finalize(blocking=True)
+    # Another rank may have seen it otherwise: it counts, and has failed for all.
+    with pytest.raises(AsyncSaveError, match="step 1 was not committed") as caught:
+        made.finalize(blocking=True)
+    assert caught.value.finalized == (1,)
     with pytest.raises(ValueError, match="committed already"):
         made.save(1, state(1))
+    with pytest.raises(AsyncSaveError) as caught:
+        made.finalize(blocking=True)
+    assert caught.value.finalized == ()
+    made.save(2, state(2))
+    assert made.finalize(blocking=True) == [2]
+
+
+def test_a_damaged_checkpoint_is_an_error_that_can_be_handled(made: Checkpointer, tmp_path: Path):
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    (data,) = tmp_path.glob("step-*/*.distcp")
+    data.unlink()
+    with pytest.raises(RuntimeError, match=r"step-0000000001 cannot be loaded"):
+        made.load(state(0))
 
 
 @pytest.mark.parametrize("keep", [0, -1])

@@ -42,5 +42,5 @@ def test_a_long_text_is_cut_to_what_a_vote_takes(text: str):
 
 def test_a_commit_that_failed_does_not_say_that_nothing_was_written():
     decision = Decision("save/commit", 1, Outcome.ABORTED, "rank 0 failed")
-    assert "not committed, on any rank: rank 0 failed" in str(save_error(3, decision))
-    assert "save 3 was written by every rank, but" in str(save_error(3, decision, written=True))
+    assert "not committed, on any rank: rank 0 failed" in str(save_error("save 3", 3, decision))
+    assert "save 3 was written by every rank, but" in str(save_error("save 3", 3, decision, written=True))

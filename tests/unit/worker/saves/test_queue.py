@@ -15,6 +15,7 @@ import pytest
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
+from muster.worker.saves import queue as module
 from tests.support.judge import FakeBarrier, no_child_left
 
 DEADLINE = 30.0
@@ -132,7 +133,7 @@ def test_a_failed_save_is_finalized_nowhere_and_later_ones_are(queue: AsyncCalls
         queue.schedule_async_request(AsyncRequest(write, (), [lambda n=number: done.append(n)]))
     with pytest.raises(AsyncSaveError, match=r"save 1 was not committed, on any rank.*SIGKILL") as caught:
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
-    assert (caught.value.call_idx, done) == (1, [0])
+    assert (caught.value.call_idx, caught.value.finalized, done) == (1, (0,), [0])
     assert [one.rank for one in caught.value.failures] == [0]
     assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [2]
     assert done == [0, 2]
@@ -309,6 +310,19 @@ def test_cleaning_up_comes_after_the_decision_and_cannot_change_it(barrier: Fake
         queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
         until(lambda: bool(told))
     assert told == [True]
+
+
+def test_two_queues_do_not_take_each_others_decisions(barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):
+    with AsyncCallsQueue(barrier=barrier):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r'another queue.*group "save"'):
+            AsyncCallsQueue(barrier=FakeBarrier(world_size=2))  # type: ignore[arg-type]
+        AsyncCallsQueue(barrier=FakeBarrier(world_size=2, rank=1)).close()  # type: ignore[arg-type]
+        monkeypatch.setattr(module, "GrpcBarrier", lambda barrier_prefix: FakeBarrier(barrier_prefix))
+        with AsyncCallsQueue() as second, AsyncCallsQueue() as third:
+            assert [second._barrier.prefix, third._barrier.prefix] == ["save-2", "save-3"]
+        with AsyncCallsQueue() as again:
+            assert again._barrier.prefix == "save-2"
+    AsyncCallsQueue(barrier=FakeBarrier(world_size=2)).close()  # type: ignore[arg-type]
 
 
 def test_nothing_is_scheduled_after_closing(barrier: FakeBarrier):

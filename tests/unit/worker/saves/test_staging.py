@@ -1,13 +1,16 @@
 """Copies on the host, and the buffers that they are in."""
 
+import mmap
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from muster.worker.saves import AsyncRequest, ForkCaller, staging
-from muster.worker.saves.staging import HostBuffers, check_memory, survives_fork, tensors_of, unshared
+from muster.worker.saves.staging import HostBuffers, check_memory, size_of, survive_fork, tensors_of, unshared
 from tests.support.judge import state_of
 
 
@@ -47,13 +50,13 @@ def test_tensors_are_found_wherever_a_state_may_hold_them():
 
 
 def test_what_is_in_shared_memory_does_not_survive_a_fork():
-    assert survives_fork(torch.ones(3))
-    assert not survives_fork(torch.ones(3).share_memory_())
+    assert survive_fork([torch.ones(3)])
+    assert not survive_fork([torch.ones(3), torch.ones(3).share_memory_()])
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.ones(3, device="meta")], ids=str)
 def test_tensors_without_a_storage_on_the_host_are_taken_too(tensor: torch.Tensor):
-    assert survives_fork(tensor)
+    assert survive_fork([tensor])
     assert unshared({"weight": tensor})["weight"] is tensor
 
 
@@ -75,23 +78,60 @@ def test_a_copy_for_which_there_is_no_room_is_refused(free: int, fits: bool, mon
     monkeypatch.setattr(staging, "available_memory", lambda: free)
     tensors = [torch.zeros(250, dtype=torch.float64)]
     if fits:
-        check_memory(tensors)
+        check_memory(size_of(tensors))
     else:
         with pytest.raises(MemoryError, match=r"free memory.*Wait for earlier saves"):
-            check_memory(tensors)
+            check_memory(size_of(tensors))
 
 
 def test_buffers_that_are_there_need_no_free_memory(monkeypatch: pytest.MonkeyPatch):
     buffers = HostBuffers()
     buffers.stage({"weight": torch.zeros(250)}).release()
     monkeypatch.setattr(staging, "available_memory", lambda: 0)
-    buffers.stage({"weight": torch.zeros(250)})
+    buffers.stage({"weight": torch.zeros(250)}).release()
+    with pytest.raises(MemoryError):
+        buffers.stage({"weight": torch.zeros(251)})
+    held = buffers.stage({"weight": torch.zeros(250)})
     with pytest.raises(MemoryError):
         buffers.stage({"weight": torch.zeros(250)})
+    held.release()
+
+
+@pytest.mark.parametrize("kind", ["mmap", "memmap", "from_file", "torch.load"])
+def test_what_is_mapped_to_be_written_is_shared(kind: str, tmp_path: Path):
+    path = tmp_path / "mapped"
+    if kind == "mmap":
+        tensor = torch.frombuffer(mmap.mmap(-1, 4096), dtype=torch.float32)
+    elif kind == "memmap":
+        tensor = torch.from_numpy(np.memmap(path, np.float32, "w+", shape=(8,)))
+    elif kind == "from_file":
+        tensor = torch.from_file(str(path), shared=True, size=8)
+    else:
+        torch.save(torch.zeros(8), path)
+        torch.serialization.set_default_mmap_options(mmap.MAP_SHARED)
+        try:
+            tensor = torch.load(path, mmap=True)
+        finally:
+            torch.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
+    assert not survive_fork([tensor])
+    assert survive_fork([unshared(tensor)])
+    part = tensor.view(2, -1)[1]
+    assert not survive_fork([part])
+    assert survive_fork([torch.empty(0), torch.ones(3).to_sparse(), torch.empty(3, device="meta")])
 
 
 def test_the_kernel_says_how_much_memory_is_free():
     assert 0 < staging.available_memory() < 2**50
+
+
+def test_a_container_has_less_than_the_machine(tmp_path: Path):
+    of_machine = staging.available_memory(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert abs(staging.available_memory(tmp_path) - of_machine) < 2**32
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 300000\nactive_file 100000\n")
+    assert staging.available_memory(tmp_path) == 500_000
 
 
 # ---------------------------------------------------------------------- the order of the calls to CUDA

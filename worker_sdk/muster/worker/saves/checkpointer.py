@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
@@ -25,9 +26,9 @@ from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings
-from muster.worker.saves.request import PREFIX, AsyncRequest
-from muster.worker.saves.staging import Held, HostBuffers, check_memory, survives_fork, tensors_of
+from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings, default_barrier
+from muster.worker.saves.request import AsyncRequest
+from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Checkpointer:
         self._directory = CheckpointDirectory(Path(folder))
         self._keep_last = keep_last
         self._copy = copy
-        self._barrier = barrier or GrpcBarrier(barrier_prefix=PREFIX)
+        self._barrier = barrier or default_barrier()
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
         self._plan: _Plan | None = None
@@ -100,20 +101,19 @@ class Checkpointer:
             TypeError: the step is not a whole number.
             ValueError: the step is negative, committed already, or under way; or torch's process group is not
                 of the barrier's ranks.
-            MemoryError: there is not enough free memory for the copy.
+            MemoryError: there is not enough free memory for a copy.
             MusterError: it is closed.
-            Exception: what the plan raised, or the fork. The save counts and has failed, for all ranks.
+            Exception: what the plan raised, or the fork.
+
+        If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
+        failed for all ranks, which hear of it from :meth:`finalize`.
         """
         self._queue.check_open()
         self._check_group()
         step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.
         if step < 0:
             raise ValueError(f"step = {step}: it must not be negative.")
-        path = self._directory.path(step)
-        if path.exists():
-            raise ValueError(f"step {step} is committed already, as {path}. Save another step, or remove it.")
-        if step in self._steps.values():
-            raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
+        refusal = self._refusal(step)
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         life = Life(self._barrier.generation, self._queue.next_idx)
         unfinished = self._directory.unfinished(step, life)
@@ -129,6 +129,8 @@ class Checkpointer:
         failed: Exception | None = None
         try:
             try:
+                if refusal is not None:
+                    raise refusal
                 held = self._stage(state_dict)
                 state_dict = held.state if held is not None else state_dict
                 local = self._local_plan(writer, planner, state_dict)
@@ -141,10 +143,10 @@ class Checkpointer:
             if together and local is not None:
                 plan = self._make_plan(writer, planner, local)
         except BaseException as error:
-            self._give_up(held, failure_text(error))
+            self._give_up(step, held, failure_text(error))
             raise
         if plan is None:
-            self._give_up(held, "another rank could not copy or plan its state")
+            self._give_up(step, held, "another rank could not begin the save")
             return
         release = held.release if held is not None else None
         final, metadata = plan.final, plan.metadata
@@ -164,7 +166,11 @@ class Checkpointer:
                 self._directory.sweep(self._keep_last, life)
 
         self._queue.schedule_async_request(
-            AsyncRequest(write, (), []), on_written=release, commit=commit, on_decided=clean
+            AsyncRequest(write, (), []),
+            on_written=release,
+            commit=commit,
+            on_decided=clean,
+            name=f"step {step}",
         )
 
     def _check_group(self) -> None:
@@ -180,17 +186,26 @@ class Checkpointer:
     def _stage(self, state_dict: dict[str, Any]) -> Held | None:
         """The state in buffers of its own; None if it is shared with the child."""
         tensors = tensors_of(state_dict)
-        if self._copy or not all(survives_fork(tensor) for tensor in tensors):
+        if self._copy or not survive_fork(tensors):
             return self._buffers.stage(state_dict)
         # Training may change all of it before the child has ended, and so have all of it copied.
-        check_memory(tensors)
+        check_memory(size_of(tensors))
         return None
 
-    def _give_up(self, held: Held | None, why: str) -> None:
+    def _refusal(self, step: int) -> ValueError | None:
+        """Why a step cannot be saved now. Another rank may see it otherwise, and so the save counts."""
+        if step in self._steps.values():
+            return ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
+        path = self._directory.path(step)
+        if path.exists():
+            return ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
+        return None
+
+    def _give_up(self, step: int, held: Held | None, why: str) -> None:
         """Count a save that is not begun: the other ranks count it too."""
         if held is not None:
             held.release()
-        self._queue.schedule_failure(why)
+        self._queue.schedule_failure(why, name=f"step {step}")
 
     def _local_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
@@ -261,6 +276,7 @@ class Checkpointer:
         try:
             done = self._queue.maybe_finalize_async_calls(blocking, no_dist=True)
         except AsyncSaveError as error:
+            error.finalized = tuple(self._steps[number] for number in error.finalized)
             self._forget(error.call_idx)
             raise
         steps = [self._steps[number] for number in done]
@@ -299,6 +315,7 @@ class Checkpointer:
         Raises:
             UncommittedError: the path is not a committed checkpoint.
             FileNotFoundError: there is no committed checkpoint.
+            RuntimeError: it cannot be loaded into this state, or is damaged.
         """
         if path is None:
             # Rank 0's look is everyone's: another's may be older, and half of each would be loaded.
@@ -309,7 +326,11 @@ class Checkpointer:
                 )
         else:
             committed = self._directory.read(Path(path))
-        load_state(state_dict, checkpoint_id=committed.path, no_dist=not dist.is_initialized())
+        try:
+            load_state(state_dict, checkpoint_id=committed.path, no_dist=not dist.is_initialized())
+        except CheckpointException as error:
+            # Torch's is no Exception, and would pass by those who handle errors.
+            raise RuntimeError(f"{committed.path} cannot be loaded: {error}") from error
         return committed
 
 

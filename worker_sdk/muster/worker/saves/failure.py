@@ -35,10 +35,11 @@ def ending_text(status: int) -> str | None:
     return f"the writing process was killed by {name}{hint}"
 
 
-def save_error(call_idx: int, decision: Decision, *, written: bool = False) -> AsyncSaveError:
+def save_error(name: str, call_idx: int, decision: Decision, *, written: bool = False) -> AsyncSaveError:
     """The error that every rank raises for a save that was not committed.
 
     Args:
+        name: what people call the save.
         call_idx: the save's number.
         decision: what the ranks were told.
         written: whether every rank had written, and making it a checkpoint failed.
@@ -46,7 +47,7 @@ def save_error(call_idx: int, decision: Decision, *, written: bool = False) -> A
     what = "was not committed, on any rank"
     if written:
         what = "was written by every rank, but its commit failed or is not confirmed, and none finalizes it"
-    return AsyncSaveError(f"save {call_idx} {what}: {decision.message}", call_idx, decision)
+    return AsyncSaveError(f"{name} {what}: {decision.message}", call_idx, decision)
 
 
 def cut(text: str) -> str:

@@ -6,11 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import TracebackType
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.errors import MusterError, OutcomeUnknownError
+from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
 from muster.worker.saves.failure import failure_text, save_error
 from muster.worker.saves.request import PREFIX, AsyncRequest
@@ -50,6 +51,8 @@ class _Call:
     """A save that is not finalized."""
 
     request: AsyncRequest
+    name: str
+    """For people."""
     write: Write | None
     timings: SaveTimings
     on_written: Callable[[], None] | None = None
@@ -78,6 +81,45 @@ class _State:
     closing: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The barriers of a queue, which are no other's: two would take each other's decisions."""
+
+    run_id: str
+    generation: int
+    rank: int
+    prefix: str
+
+    @staticmethod
+    def of(barrier: GrpcBarrier) -> "_Group":
+        return _Group(barrier.run_id, barrier.generation, barrier.rank, barrier.prefix)
+
+    def take(self) -> None:
+        if self in _taken:
+            raise ValueError(
+                f'another queue of saves that is open decides by the barriers of group "{self.prefix}". '
+                "Close it first, or give this one a barrier of its own, such as "
+                f'barrier=GrpcBarrier(barrier_prefix="{self.prefix}-b"), on all ranks.'
+            )
+        _taken.add(self)
+
+    def give_back(self) -> None:
+        _taken.discard(self)
+
+
+_taken: set[_Group] = set()
+
+
+def default_barrier() -> GrpcBarrier:
+    """The barrier of a queue that was given none: of a group that no open queue of this process has.
+
+    Ranks that open and close their queues in the same order get the same.
+    """
+    taken = {group.prefix for group in _taken}
+    prefixes = (PREFIX if number == 1 else f"{PREFIX}-{number}" for number in count(1))
+    return GrpcBarrier(barrier_prefix=next(prefix for prefix in prefixes if prefix not in taken))
+
+
 class AsyncCallsQueue:
     """Saves aside, and finalizes a save only when every rank has written.
 
@@ -86,8 +128,8 @@ class AsyncCallsQueue:
 
     Args:
         persistent: write in a worker process that is spawned once; default: fork a child for each save.
-        barrier: decides the saves; default: one of group ``save``, taken from the environment. It must be
-            used for nothing else.
+        barrier: decides the saves; default: one of group ``save`` (of ``save-2``, and so on, for each further
+            queue that is open), taken from the environment. It must be used for nothing else.
         timeout: seconds for a write, from its start; a child that takes longer is killed, and has failed.
             The other ranks' writes are waited for as long again.
         on_saved: called with the timings of each save that was finalized.
@@ -96,6 +138,7 @@ class AsyncCallsQueue:
     Raises:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
+        ValueError: another queue that is open decides by the same group.
     """
 
     def __init__(
@@ -107,7 +150,7 @@ class AsyncCallsQueue:
         on_saved: Callable[[SaveTimings], None] | None = None,
         caller: AsyncCaller | None = None,
     ) -> None:
-        self._barrier = barrier or GrpcBarrier(barrier_prefix=PREFIX)
+        self._barrier = barrier or default_barrier()
         self._commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")
         self._agreement = self._barrier.sibling(f"{self._barrier.prefix}/agreement")
         self._caller = caller or (PersistentCaller() if persistent else ForkCaller())
@@ -117,6 +160,8 @@ class AsyncCallsQueue:
         self._state = _State()
         self.next_idx = 0
         """The number of the save that is scheduled next."""
+        self._group = _Group.of(self._barrier)
+        self._group.take()
         self._thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
         self._thread.start()
 
@@ -144,6 +189,7 @@ class AsyncCallsQueue:
         on_written: Callable[[], None] | None = None,
         commit: Callable[[Decision], None] | None = None,
         on_decided: Callable[[], None] | None = None,
+        name: str = "",
     ) -> int:
         """Start a save; the training thread waits for the copy to the host and the fork only.
 
@@ -155,6 +201,7 @@ class AsyncCallsQueue:
                 finalized when it has succeeded on every rank.
             on_decided: called, on another thread, when the ranks know how the save ended: for cleaning up,
                 which nobody should wait for.
+            name: for errors and the log; default: ``save`` and its number.
 
         Returns:
             The save's number.
@@ -172,16 +219,16 @@ class AsyncCallsQueue:
             write = self._caller.start(request) if request.async_fn is not None else None
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it, and stay in step.
-            self._add(request, None, failure_text(error), on_written)
+            self._add(request, name, None, failure_text(error), on_written)
             raise
-        return self._add(request, write, None, on_written, commit, on_decided)
+        return self._add(request, name, write, None, on_written, commit, on_decided)
 
-    def schedule_failure(self, reason: str, on_written: Callable[[], None] | None = None) -> int:
+    def schedule_failure(self, reason: str, name: str = "") -> int:
         """Take the place of a save that this rank cannot even begin: it fails, for all ranks.
 
         Args:
             reason: why; every rank reads it.
-            on_written: as :meth:`schedule_async_request`.
+            name: as :meth:`schedule_async_request`.
 
         Returns:
             The save's number.
@@ -191,7 +238,7 @@ class AsyncCallsQueue:
         """
         self.check_open()
         request = AsyncRequest(None, (), [], is_frozen=True, call_idx=self.next_idx)
-        return self._add(request, None, reason, on_written)
+        return self._add(request, name, None, reason)
 
     def check_open(self) -> None:
         """Refuse what a closed queue cannot do.
@@ -206,6 +253,7 @@ class AsyncCallsQueue:
     def _add(
         self,
         request: AsyncRequest,
+        name: str,
         write: Write | None,
         failure: str | None,
         on_written: Callable[[], None] | None = None,
@@ -216,7 +264,8 @@ class AsyncCallsQueue:
         request = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
         preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
         timings = SaveTimings(request.call_idx, preload, start)
-        call = _Call(request, write, timings, on_written, commit, on_decided, failure)
+        name = name or f"save {request.call_idx}"
+        call = _Call(request, name, write, timings, on_written, commit, on_decided, failure)
         with self._changed:
             self.next_idx += 1
             self._state.calls.append(call)
@@ -246,7 +295,11 @@ class AsyncCallsQueue:
         for _ in range(ready):
             with self._changed:
                 call = self._state.calls.popleft()
-            self._finalize(call)
+            try:
+                self._finalize(call)
+            except AsyncSaveError as error:
+                error.finalized = tuple(finalized)
+                raise
             finalized.append(call.request.call_idx)
         return finalized
 
@@ -295,6 +348,7 @@ class AsyncCallsQueue:
             self._changed.notify_all()
         self._thread.join()
         self._caller.close()
+        self._group.give_back()
 
     # ------------------------------------------------------------------ the training thread
 
@@ -323,14 +377,14 @@ class AsyncCallsQueue:
             raise call.error
         assert call.decision is not None
         if not call.decision.released:
-            raise save_error(call.request.call_idx, call.decision, written=call.written)
+            raise save_error(call.name, call.request.call_idx, call.decision, written=call.written)
         began = time.monotonic()
         call.request.execute_finalize_fns()
         timings = replace(call.timings, finalize=time.monotonic() - began)
         logger.info(
-            "save %d is finalized: preload %.3f s, start %.3f s, write %.3f s, vote %.3f s, commit %.3f s, "
+            "%s is finalized: preload %.3f s, start %.3f s, write %.3f s, vote %.3f s, commit %.3f s, "
             "finalize %.3f s",
-            timings.call_idx,
+            call.name,
             timings.preload,
             timings.start,
             timings.write,
@@ -359,7 +413,7 @@ class AsyncCallsQueue:
                 try:
                     call.on_decided()
                 except Exception:
-                    logger.exception("save %d is over; cleaning up failed", call.request.call_idx)
+                    logger.exception("%s is over; cleaning up failed", call.name)
             del call  # Its finalize functions may hold a state, and the next save may be far.
 
     def _decide(self, call: _Call) -> None:
@@ -375,12 +429,12 @@ class AsyncCallsQueue:
                 call.timings, write=seconds, vote=voted - began, commit=time.monotonic() - voted
             )
             call.decision = decision
-            logger.info("save %d is decided: %s", call.request.call_idx, decision.message)
+            logger.info("%s is decided: %s", call.name, decision.message)
         except MusterError as error:
             call.error = error
-        except Exception as error:
-            logger.exception("save %d cannot be decided", call.request.call_idx)
-            call.error = MusterError(f"save {call.request.call_idx} cannot be decided: {error!r}")
+        except BaseException as error:  # Whatever it is, the saves that follow need this thread.
+            logger.exception("%s cannot be decided", call.name)
+            call.error = MusterError(f"{call.name} cannot be decided: {error!r}")
 
     def _written(self, call: _Call) -> tuple[str | None, float]:
         """Wait for the end of a call's write: why it failed, and how long it took."""
@@ -390,16 +444,16 @@ class AsyncCallsQueue:
                 ending = call.write.wait(self._timeout)
                 failure, seconds = ending.failure, ending.seconds
                 how = "failed" if failure is not None else "is done; the other ranks' are waited for"
-                logger.info("save %d: this rank's write, %.3f s, %s", call.request.call_idx, seconds, how)
-        except Exception as error:
+                logger.info("%s: this rank's write, %.3f s, %s", call.name, seconds, how)
+        except BaseException as error:
             # Not knowing how it ended is a failure too; not to vote would have the others wait for us.
-            logger.exception("save %d: its write cannot be judged", call.request.call_idx)
+            logger.exception("%s: its write cannot be judged", call.name)
             failure = failure_text(error)
         try:
             if call.on_written is not None:
                 call.on_written()
-        except Exception as error:
-            logger.exception("save %d: what follows its write failed", call.request.call_idx)
+        except BaseException as error:
+            logger.exception("%s: what follows its write failed", call.name)
             failure = failure or failure_text(error)
         return failure, seconds
 
@@ -428,6 +482,6 @@ class AsyncCallsQueue:
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:
     try:
         commit(decision)
-    except Exception as error:
+    except BaseException as error:
         return failure_text(error)
     return None

@@ -100,5 +100,5 @@ class AsyncRequest(NamedTuple):
             failure = failure_text(error)
         decision = barrier.vote(failure)
         if not decision.released:
-            raise save_error(self.call_idx, decision)
+            raise save_error(f"save {self.call_idx}", self.call_idx, decision)
         self.execute_finalize_fns()

@@ -6,9 +6,11 @@ they go back to the pool, and the next save copies into them without allocating 
 """
 
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,27 @@ SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
 
 
+@dataclass(slots=True)
+class _Buffers:
+    """What one state is copied to; torch's stager keeps them."""
+
+    stager: DefaultStager
+    size: int = 0
+    """Bytes."""
+
+
 class Held:
     """A state on the host, and the buffers that it is in."""
 
-    def __init__(self, state: Any, stager: DefaultStager, pool: "HostBuffers") -> None:  # noqa: ANN401
+    def __init__(self, state: Any, buffers: _Buffers, pool: "HostBuffers") -> None:  # noqa: ANN401
         self.state = state
-        self._stager = stager
+        self._buffers = buffers
         self._pool = pool
 
     def release(self) -> None:
         """The write has ended: the buffers may be used again."""
         self.state = None
-        self._pool.give_back(self._stager)
+        self._pool.give_back(self._buffers)
 
 
 class HostBuffers:
@@ -42,7 +53,7 @@ class HostBuffers:
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
-        self._free: list[DefaultStager] = []
+        self._free: list[_Buffers] = []
         self._lock = threading.Lock()
 
     def stage(self, state: Any) -> Held:  # noqa: ANN401
@@ -57,21 +68,25 @@ class HostBuffers:
         Raises:
             MemoryError: there is not enough free memory for buffers.
         """
+        size = size_of(tensors_of(state))
         with self._lock:
-            stager = self._free.pop() if self._free else None
-        if stager is None:
-            check_memory(tensors_of(state))
-            stager = self._new_stager()
-        with _side_stream():
-            copied = stager.stage({"state": state})
-        assert isinstance(copied, dict)
-        synchronize()
-        return Held(copied["state"], stager, self)
+            buffers = self._free.pop() if self._free else _Buffers(self._new_stager())
+        try:
+            check_memory(size - buffers.size)
+            with _side_stream():
+                copied = buffers.stager.stage({"state": state})
+            assert isinstance(copied, dict)
+            synchronize()
+        except BaseException:
+            self.give_back(buffers)
+            raise
+        buffers.size = max(buffers.size, size)
+        return Held(copied["state"], buffers, self)
 
-    def give_back(self, stager: DefaultStager) -> None:
+    def give_back(self, buffers: _Buffers) -> None:
         """Take buffers back that nobody reads any more."""
         with self._lock:
-            self._free.append(stager)
+            self._free.append(buffers)
 
     def _new_stager(self) -> DefaultStager:
         cuda = torch.cuda.is_available()
@@ -117,58 +132,96 @@ def tensors_of(state: object) -> list[torch.Tensor]:
     return [state.to_local() if hasattr(state, "to_local") else state]
 
 
-def survives_fork(tensor: torch.Tensor) -> bool:
-    """Whether a forked child sees a tensor as it was at the fork, whatever the parent does to it."""
-    return not (tensor.is_cuda or _is_shared(tensor) or tensor.is_pinned())
+class SharedMemory:
+    """The memory that this process shares with others now, which no fork copies on write.
+
+    Tensors get there by ``share_memory_``, from workers of a data loader, or over a file that is mapped
+    to be written.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, permissions = line.split(" ", 2)[:2]
+            if permissions.endswith("s"):
+                start, end = addresses.split("-")
+                self._starts.append(int(start, 16))
+                self._ends.append(int(end, 16))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in it."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
+            return False  # Only a plain tensor of the host has an address.
+        address = tensor.data_ptr()
+        place = bisect_right(self._starts, address) - 1
+        return place >= 0 and address < self._ends[place]
 
 
-def _is_shared(tensor: torch.Tensor) -> bool:
-    """Whether it is in the host's shared memory."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return False  # Only a plain tensor of the host has a storage that can be asked.
-    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+def survive_fork(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a forked child sees tensors as they were at the fork, whatever the parent does to them."""
+    shared = SharedMemory()
+    return not any(tensor.is_cuda or tensor.is_pinned() or shared.holds(tensor) for tensor in tensors)
 
 
-def unshared(value: Any) -> Any:  # noqa: ANN401
+def unshared(value: Any, shared: SharedMemory | None = None) -> Any:  # noqa: ANN401
     """The same value, with copies of those tensors that are in shared memory: no fork copies them."""
+    shared = shared or SharedMemory()
     if isinstance(value, torch.Tensor):
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-        return value.detach().clone() if plain and _is_shared(value) else value
-    if not any(_is_shared(tensor) for tensor in tensors_of(value)):
+        return value.detach().clone() if plain and shared.holds(value) else value
+    if not any(shared.holds(tensor) for tensor in tensors_of(value)):
         return value
     if isinstance(value, dict):
         copied = copy(value)
-        copied.update({key: unshared(item) for key, item in value.items()})
+        copied.update({key: unshared(item, shared) for key, item in value.items()})
         return copied
     if isinstance(value, list):
-        return [unshared(item) for item in value]
+        return [unshared(item, shared) for item in value]
     if isinstance(value, tuple):
-        items = [unshared(item) for item in value]
+        items = [unshared(item, shared) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 
-def check_memory(tensors: Iterable[torch.Tensor]) -> None:
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors; what shares a storage counts once for each."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def check_memory(wanted: int) -> None:
     """Refuse a copy that the machine has no room for, before it is begun.
 
     Args:
-        tensors: what is to be copied.
+        wanted: bytes that it takes.
 
     Raises:
-        MemoryError: they would take more than :data:`SPARE_MEMORY` of the available memory.
+        MemoryError: that is more than :data:`SPARE_MEMORY` of the available memory.
     """
-    wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     free = available_memory()
     if wanted > free * SPARE_MEMORY:
         raise MemoryError(
-            f"the state has {wanted / 2**30:.1f} GiB and this machine {free / 2**30:.1f} GiB of free memory: "
-            "a copy would have the process killed. Wait for earlier saves to end, or shard the state further."
+            f"a copy of the state takes {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are "
+            "free: it would have the process killed. Wait for earlier saves to end, or shard the state "
+            "further."
         )
 
 
-def available_memory() -> int:
-    """Bytes that can be had without swapping, as the kernel estimates them."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo does not say MemAvailable.")
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be had without swapping, as the kernel estimates them: of the machine and its container.
+
+    Args:
+        cgroup: where a container sees its own limits (control groups, version 2).
+    """
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit == "max":
+            return free
+        used = int((cgroup / "memory.current").read_text())
+        counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except FileNotFoundError:
+        return free
+    # Pages of files are given up before anything is killed.
+    return min(free, int(limit) - used + int(counts["inactive_file"]) + int(counts["active_file"]))

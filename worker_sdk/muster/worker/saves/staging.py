@@ -201,9 +201,9 @@ def check_memory(wanted: int) -> None:
     free = available_memory()
     if wanted > free * SPARE_MEMORY:
         raise MemoryError(
-            f"a copy of the state takes {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are "
-            "free: it would have the process killed. Wait for earlier saves to end, or shard the state "
-            "further."
+            f"a copy of the state takes {wanted / 2**30:.1f} GiB, and there are {free / 2**30:.1f} GiB of "
+            "free memory: it would have the process killed. Wait for earlier saves to end, or shard the "
+            "state further."
         )
 
 

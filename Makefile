@@ -46,8 +46,9 @@ stubs: ## Generate the stubs of the protos again.
 check-stubs: venv ## The committed stubs are those of the protos, and load on the oldest libraries.
 	dev/check-stubs.sh
 
+# Two at a time: most tests wait for processes. A module's tests stay together, for they share what is dear.
 unit: venv tools ## All tests.
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadscope
 
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards

@@ -5,7 +5,8 @@ messages are answered, and at the end a line of JSON: by method, how many messag
 answered; and what should not have been answered. The messages follow from the seed; the order in which they
 come, since many are on their way at once, does not.
 
-A message counts when the coordinator has dealt with it: it answered the call, or a later message of the stream.
+A message counts when the coordinator has dealt with it: when it answered the call, or a later message of
+the stream.
 """
 
 import asyncio
@@ -19,9 +20,11 @@ from typing import Any
 
 import grpc
 import uvloop
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import ServiceDescriptor
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from muster.service.core.coordinator import MOST_GENERATION
 from muster.service.rpc.server import SERVICES
@@ -48,8 +51,16 @@ TOO_LARGE = 3 << 20
 """Bytes of a message that gRPC itself refuses, at the bounds that the test sets."""
 OWN = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 """Codes that a call may end with since the fuzzer gave it up."""
-FAULTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
+FAULTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
 ENDED_UNDER_A_WRITE = "Internal error from Core"
+SESSION = "/muster.v1.SessionService/Connect"
+ALL_SERVICES: tuple[ServiceDescriptor, ...] = (
+    *SERVICES,
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+)
+"""Those of Muster, and those that stand beside them."""
+ALL_METHODS = {f"/{service.full_name}/{m.name}": m for service in ALL_SERVICES for m in service.methods}
 ConnectRequest = session_pb2.ConnectRequest
 
 
@@ -65,12 +76,10 @@ class Fuzzer:
     def __init__(self, endpoint: str, seed: int, count: int) -> None:
         self._seed = seed
         self._count = count
-        self._methods = {f"/{service.full_name}/{m.name}": m for service in SERVICES for m in service.methods}
-        self._calls = [name for name, method in self._methods.items() if not method.client_streaming]
-        self._streams = [name for name, method in self._methods.items() if method.client_streaming]
+        self._calls = [name for name in ALL_METHODS if name != SESSION]
         kinds = {
-            method.input_type: MESSAGES_ON_STREAMS if method.client_streaming else MESSAGES_OF_A_KIND
-            for method in self._methods.values()
+            method.input_type: MESSAGES_ON_STREAMS if name == SESSION else MESSAGES_OF_A_KIND
+            for name, method in ALL_METHODS.items()
         }
         self._source = Source(kinds, seed)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -93,7 +102,7 @@ class Fuzzer:
             channel = self._channels[number % CHANNELS]
             era = str(number // ERA)
             if chance.random() < STREAMS:
-                await self._session(channel, chance.choice(self._streams), chance, era)
+                await self._session(channel, chance, era)
             else:
                 # In turn, so that each gets as much.
                 await self._call(channel, self._calls[number % len(self._calls)], chance, era)
@@ -108,13 +117,17 @@ class Fuzzer:
     # ------------------------------------------------------------------ calls
 
     async def _call(self, channel: grpc.aio.Channel, method: str, chance: random.Random, era: str) -> None:
-        kind = self._methods[method]
+        kind = ALL_METHODS[method]
         data = self._source.data(kind.input_type, chance, era)
         if chance.random() < 0.0005:
             data = bytes(TOO_LARGE)
         waits = kind.server_streaming or f"{kind.containing_service.name}.{kind.name}" in WAITING
         hurried = chance.random() < GIVEN_UP
         patience = 0.005 * chance.random() if hurried else PATIENCE * chance.random() if waits else STUCK
+        if kind.client_streaming:
+            call = channel.stream_stream(method)(iter([data]), timeout=patience)
+            await self._listen(call, method, data)
+            return
         if kind.server_streaming:
             await self._listen(channel.unary_stream(method)(data, timeout=patience), method, data)
             return
@@ -134,20 +147,24 @@ class Fuzzer:
 
     async def _ended(self, call: Any, method: str, data: bytes, *, given_up: bool) -> None:
         """Look at how a call ended, whose answer is of no interest."""
-        code = await call.code()
+        code, details = await call.code(), await call.details()
         reason = reason_of(await call.trailing_metadata())
+        if details == ENDED_UNDER_A_WRITE:
+            # The client's word for it. What the coordinator meant is in its metrics.
+            self._counted(method, "ended under a write")
+            return
         answer = f"{code.name} {reason}".strip()
         self._counted(method, answer)
         if code in FAULTS or not (
             code is grpc.StatusCode.OK or reason or (code in OWN and given_up) or len(data) >= TOO_LARGE
         ):
-            self.wrong[f"{method}: {answer}: {await call.details()}: for {data[:60]!r}"] += 1
+            self.wrong[f"{method}: {answer}: {details}: for {data[:60]!r}"] += 1
 
     # ------------------------------------------------------------------ sessions
 
-    async def _session(self, channel: grpc.aio.Channel, method: str, chance: random.Random, era: str) -> None:
+    async def _session(self, channel: grpc.aio.Channel, chance: random.Random, era: str) -> None:
         """One stream, from its first message to an end of some kind."""
-        kind = self._methods[method].input_type
+        method, kind = SESSION, ALL_METHODS[SESSION].input_type
         call = channel.stream_stream(method)()
         script = Script(self._source, kind, chance, era)
         heard: list[bytes] = []
@@ -191,7 +208,6 @@ class Fuzzer:
         code = await call.code()
         reason = reason_of(await call.trailing_metadata())
         if await call.details() == ENDED_UNDER_A_WRITE:
-            # The client's word for it. What the coordinator meant is in its metrics.
             self._counted(method, "ended under a write", max(1, dealt_with))
             return
         self._counted(method, f"ended: {code.name} {reason}".strip(), max(1, dealt_with))

@@ -4,7 +4,8 @@
 
 ``muster serve`` on SQLite as a process of its own, which forgets runs soon. Jobs come and go on it the way
 jobs do, well and badly; one job stays all the time. Ends with 1 if something still grows in the last third,
-if the log holds an error, or if a call was answered as it must not be.
+if the log holds an error, or if a call was answered as it must not be. Runs are kept for a minute, so that less
+than some ten minutes show a beginning, which grows.
 """
 
 import argparse
@@ -49,6 +50,8 @@ KEEP_IDLE = 60
 SESSION_TTL = 3.0
 STUCK = 60.0
 """Seconds after which a scenario that has not ended is a failure."""
+Joining = grpc.aio.UnaryStreamCall[Any, Any]
+Stream = grpc.aio.StreamStreamCall[Any, Any]
 FAULTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
 RESIDENTS = 8
 """Ranks of the job that stays."""
@@ -81,7 +84,7 @@ SLACK = {
     "sessions": (0.25, 5.0),
     "series": (0.15, 100.0),
 }
-"""How much larger the mean of the last third may be than that of the third before: a part of it, and a sum."""
+"""How much larger the mean of the last third may be than that of the one before: a part of it, and a sum."""
 
 
 def growth(samples: list[Sample]) -> Iterator[tuple[str, float, float, bool]]:
@@ -98,7 +101,7 @@ def growth(samples: list[Sample]) -> Iterator[tuple[str, float, float, bool]]:
 class Rank:
     """One session over the wire protocol."""
 
-    def __init__(self, call: Any, number: int) -> None:
+    def __init__(self, call: Stream, number: int) -> None:
         self._call = call
         self.number = number
         self.sequence = 0
@@ -119,12 +122,12 @@ class Rank:
         self.sequence = (await self.hear("group_joined")).group_joined.positions[0].sequence
 
     async def arrive(
-        self, timeout: float = 30.0, prefix: str = "checkpoint", failure: str | None = None
+        self, patience: float = 30.0, prefix: str = "checkpoint", failure: str | None = None
     ) -> int:
         """Arrive, and wait for the outcome."""
         arrival = session_pb2.Arrival(rank=self.number, payload=bytes(64), failure=failure)
         arrive = session_pb2.Arrive(
-            prefix=prefix, sequence=self.sequence, timeout_ms=int(timeout * 1000), arrivals=[arrival]
+            prefix=prefix, sequence=self.sequence, timeout_ms=int(patience * 1000), arrivals=[arrival]
         )
         await self._call.write(session_pb2.ConnectRequest(arrive=arrive))
         decision = (await self.hear("decision")).decision
@@ -206,18 +209,20 @@ class Churn:
 
     @contextlib.asynccontextmanager
     async def _job(
-        self, run_id: str, present: int, world_size: int, **more: Any
+        self, run_id: str, present: int, world_size: int, generation: int = 0
     ) -> AsyncIterator[list[Rank]]:
         """Ranks on one connection; those that do not leave are gone with it."""
         async with self._channel() as channel:
             stub = session_pb2_grpc.SessionServiceStub(channel)
             ranks = [Rank(stub.Connect(), number) for number in range(present)]
-            await asyncio.gather(*(rank.enter(run_id, world_size, **more) for rank in ranks))
+            await asyncio.gather(*(rank.enter(run_id, world_size, generation=generation) for rank in ranks))
             yield ranks
 
-    async def _close(self, run_id: str, **more: Any) -> None:
+    async def _close(self, run_id: str, *, abort_barriers: bool = False) -> None:
         async with self._channel() as channel:
-            request = rendezvous_pb2.CloseRequest(run_id=run_id, by="soak", reason="done", **more)
+            request = rendezvous_pb2.CloseRequest(
+                run_id=run_id, by="soak", reason="done", abort_barriers=abort_barriers
+            )
             await rendezvous_pb2_grpc.RendezvousServiceStub(channel).Close(request)
 
     async def one(self, scenario: Callable[[], Awaitable[None]]) -> None:
@@ -236,13 +241,14 @@ class Churn:
 
     async def refused(self, call: Awaitable[Any]) -> grpc.StatusCode:
         """The code with which a call is refused."""
+        code = grpc.StatusCode.OK
         try:
             await call
         except grpc.aio.AioRpcError as error:
-            self.answers[error.code().name] += 1
-            assert error.code() not in FAULTS, error
-            return error.code()
-        return grpc.StatusCode.OK
+            code = error.code()
+            self.answers[code.name] += 1
+        assert code not in FAULTS, code
+        return code
 
     async def calm(self) -> None:
         """Ranks meet some times, and leave; some runs are closed."""
@@ -327,7 +333,7 @@ class Churn:
         async with self._channel() as channel:
             stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
 
-            def join(node: int, attempt: int) -> Any:
+            def join(node: int, attempt: int) -> Joining:
                 return stub.Join(
                     rendezvous_pb2.JoinRequest(
                         run_id=run_id,
@@ -342,7 +348,7 @@ class Churn:
                     )
                 )
 
-            async def admitted(call: Any) -> int:
+            async def admitted(call: Joining) -> int:
                 while True:
                     answer = await call.read()
                     assert answer is not grpc.aio.EOF
@@ -497,13 +503,18 @@ async def sample(
         rss_mib=process.memory_info().rss / 2**20,
         files=process.num_fds(),
         threads=process.num_threads(),
-        database_mib=sum(one.stat().st_size for one in folder.glob("muster.db*")) / 2**20,
+        database_mib=_size(folder) / 2**20,
         runs=total("muster_runs"),
         sessions=total("muster_sessions"),
         series=len(lines),
         cpu_percent=process.cpu_percent(),
         errors=faults,
     )
+
+
+def _size(folder: Path) -> int:
+    """The bytes of the database with its log."""
+    return sum(one.stat().st_size for one in folder.glob("muster.db*"))
 
 
 def show(one: Sample) -> None:

@@ -5,7 +5,7 @@ BIN := .venv/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test lint types stubs check-stubs dashboards unit bench bench-venv format clean
+.PHONY: help venv tools demo test lint types stubs check-stubs dashboards unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ bench: bench-venv ## Measure beside the peers (about forty minutes), and write d
 	$(BIN)/python -m benchmarks.barrier
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.saves
+
+soak: venv ## Churn a coordinator for half an hour; fails if what it uses does not level off.
+	$(BIN)/python -m benchmarks.soak
 
 format: venv ## Format the code and the protos.
 	$(BIN)/ruff format $(SOURCES)

@@ -191,7 +191,11 @@ def test_health_is_open_and_reflection_is_not(connection: grpc.Channel):
     from grpc_health.v1 import health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-    health_pb2_grpc.HealthStub(connection).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    health = health_pb2_grpc.HealthStub(connection)
+    health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=5)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
     stub = reflection_pb2_grpc.ServerReflectionStub(connection)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     with pytest.raises(grpc.RpcError) as caught:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from muster.service.core.refusal import Refusal
-from muster.service.rpc import errors
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.security import access
 from muster.service.security.access import Access
@@ -157,12 +155,8 @@ class _Guarded:
 
     def reflection(self, behavior: Any) -> Any:
         async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                async with self._admitted(context):
-                    async for response in behavior(requests, context):
-                        yield response
-            except Refusal as refusal:
-                # No outer interceptor takes this service on.
-                await context.abort_with_status(errors.grpc_status(refusal))
+            async with self._admitted(context):
+                async for response in behavior(requests, context):
+                    yield response
 
         return call

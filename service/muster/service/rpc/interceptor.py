@@ -1,5 +1,6 @@
 """Around every call: refusals become statuses, and calls are counted."""
 
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
@@ -48,9 +49,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_stream:
             stream = self._stream(handler.unary_stream, parse, method)
             return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serializer)
-        if handler.stream_stream and parse is None:
-            bidi = self._bidi(handler.stream_stream, method)
-            return grpc.stream_stream_rpc_method_handler(bidi, response_serializer=serializer)
+        if handler.stream_stream:
+            bidi = self._bidi if parse is None else self._dialogue
+            behavior = bidi(handler.stream_stream, parse, method)
+            return grpc.stream_stream_rpc_method_handler(behavior, response_serializer=serializer)
         return handler
 
     def _unary(self, behavior: Any, parse: Parse | None, method: str) -> Any:
@@ -60,6 +62,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
+                except NotImplementedError:
+                    # A method of a library's service that the library does not have: health's List.
+                    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not there.")
 
         return call
 
@@ -67,14 +72,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(data: Any, context: Any) -> AsyncIterator[Any]:
             with _Timed(self._observer, "server_stream", method, context):
                 try:
-                    async for response in behavior(parsed(parse, data, method), context):
+                    responses = behavior(parsed(parse, data, method), context)
+                    if inspect.isawaitable(responses):
+                        await responses  # It writes its responses itself, as the health service does.
+                        return
+                    async for response in responses:
                         yield response
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
 
         return call
 
-    def _bidi(self, behavior: Any, method: str) -> Any:
+    def _bidi(self, behavior: Any, _: Parse | None, method: str) -> Any:
         async def call(requests: Any, context: Any) -> None:
             with _Timed(self._observer, "bidi_stream", method, context):
                 try:
@@ -83,6 +92,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     await context.abort_with_status(errors.grpc_status(refusal))
 
         return call
+
+    def _dialogue(self, behavior: Any, parse: Parse | None, method: str) -> Any:
+        """A stream of requests that are read as an iterator, such as reflection's."""
+
+        async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
+            with _Timed(self._observer, "bidi_stream", method, context):
+                try:
+                    async for response in behavior(_each_parsed(parse, requests, method), context):
+                        yield response
+                except Refusal as refusal:
+                    await context.abort_with_status(errors.grpc_status(refusal))
+
+        return call
+
+
+async def _each_parsed(parse: Parse | None, requests: Any, method: str) -> AsyncIterator[Any]:
+    async for data in requests:
+        yield parsed(parse, data, method)
 
 
 def parsed(parse: Parse | None, data: Any, method: str) -> Any:

@@ -105,6 +105,7 @@ def configure(log_format: LogFormat) -> None:
         threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
     # It logs a traceback for every malformed request, which is a matter between it and its client.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_a_fault)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -116,6 +117,14 @@ def configure(log_format: LogFormat) -> None:
         logger_factory=lambda *_: writer,
         cache_logger_on_first_use=True,
     )
+
+
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """Whether gRPC's line is more than that a client gave its call up just as it was answered.
+
+    That is logged as an error with a traceback, of a call that everyone has forgotten.
+    """
+    return not str(record.msg).startswith("ExecuteBatchError raised in core")
 
 
 def _printable(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -42,6 +42,10 @@ class Context:
     def set_code(self, code: Any) -> None:
         self._code = code
 
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self.details = code.value[0], details
+        raise Aborted
+
     async def abort_with_status(self, status: grpc.Status) -> None:
         self._code, self.details = status.code.value[0], status.details
         raise Aborted
@@ -201,6 +205,47 @@ async def test_a_request_that_cannot_be_parsed_is_a_refusal_and_no_fault():
             await (answer if kind == "unary_unary" else anext(answer))
         assert context.details.startswith(f"9 bytes that are not a request of {METHOD}")
         assert observer.calls[-1][-1] == "InvalidArgument"
+
+
+async def echo_each(requests: Any, context: Any) -> Any:
+    async for request in requests:
+        yield request
+
+
+async def test_what_is_said_on_a_stream_is_parsed_one_by_one_and_refused_too():
+    async def say(*said: bytes) -> Any:
+        for data in said:
+            yield data
+
+    make = grpc.stream_stream_rpc_method_handler(echo_each, Duration.FromString)
+    observer, context = Observer(), Context()
+    handler = await intercepted(make, observer)
+    assert handler.request_deserializer is None
+    answers = handler.stream_stream(say(Duration(seconds=7).SerializeToString(), b"\xff" * 9), context)
+    assert await anext(answers) == Duration(seconds=7)
+    with pytest.raises(Aborted):
+        await anext(answers)
+    assert context.details.startswith(f"9 bytes that are not a request of {METHOD}")
+    assert observer.calls[-1] == ("handled", "bidi_stream", METHOD, "InvalidArgument")
+
+
+async def test_a_handler_may_write_its_responses_itself():
+    """As the health service's Watch does: it returns nothing to iterate over."""
+    written = []
+
+    async def behavior(request: Any, context: Any) -> None:
+        written.append(request)
+
+    result, observer = await call(behavior, "server_stream")
+    assert (result, written) == ([], ["request"])
+    assert observer.calls[1][3] == "OK"
+    assert await code_of(raising(REFUSAL), "server_stream") == "NotFound"
+
+
+async def test_a_method_that_a_library_declares_and_does_not_have_is_not_there():
+    context = Context()
+    assert await code_of(raising(NotImplementedError()), context=context) == "Unimplemented"
+    assert context.details == f"{METHOD} is not there."
 
 
 def test_code_names_are_those_of_go_grpc_middleware():

@@ -201,7 +201,10 @@ logs.configure("json")
 log = structlog.get_logger()
 log.info("event", reason="two\\nlines")
 warnings.warn("an old\\nargument", DeprecationWarning, stacklevel=1)
-logging.getLogger("grpc._cython.cygrpc").error("a call\\nwent wrong")
+grpc = logging.getLogger("grpc._cython.cygrpc")
+grpc.error("a call\\nwent wrong")
+# Of a client that went away as it was answered: no line.
+grpc.error("ExecuteBatchError raised in core by servicer method [%s]", "/muster.v1.RunService/Get")
 try:
     raise KeyError("caught")
 except KeyError:

@@ -1,0 +1,602 @@
+"""Churns a real coordinator for half an hour, and says whether what it uses levels off.
+
+    python -m benchmarks.soak --minutes 30
+
+``muster serve`` on SQLite as a process of its own, which forgets runs soon. Jobs come and go on it the way
+jobs do, well and badly; one job stays all the time. Ends with 1 if something still grows in the last third,
+if the log holds an error, or if a call was answered as it must not be. Runs are kept for a minute, so that less
+than some ten minutes show a beginning, which grows.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import grpc
+import psutil
+import uvloop
+
+from muster.v1 import (
+    barrier_pb2,
+    barrier_pb2_grpc,
+    common_pb2,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    rendezvous_pb2,
+    rendezvous_pb2_grpc,
+    run_pb2,
+    run_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    store_pb2,
+    store_pb2_grpc,
+)
+from tests.support.coordinator import Coordinator
+
+KEEP_CLOSED = 30
+KEEP_IDLE = 60
+SESSION_TTL = 3.0
+STUCK = 60.0
+"""Seconds after which a scenario that has not ended is a failure."""
+Joining = grpc.aio.UnaryStreamCall[Any, Any]
+Stream = grpc.aio.StreamStreamCall[Any, Any]
+FAULTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
+RESIDENTS = 8
+"""Ranks of the job that stays."""
+GENERATION_SECONDS = 120.0
+"""How often that job restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the coordinator uses at one time."""
+
+    minutes: float
+    rss_mib: float
+    files: int
+    threads: int
+    database_mib: float
+    runs: float
+    sessions: float
+    series: int
+    cpu_percent: float
+    errors: int
+
+
+SLACK = {
+    "rss_mib": (0.05, 3.0),
+    "files": (0.15, 5.0),
+    "threads": (0.0, 2.0),
+    "database_mib": (0.10, 0.5),
+    "runs": (0.15, 5.0),
+    "sessions": (0.25, 5.0),
+    "series": (0.15, 100.0),
+}
+"""How much larger the mean of the last third may be than that of the one before: a part of it, and a sum."""
+
+
+def growth(samples: list[Sample]) -> Iterator[tuple[str, float, float, bool]]:
+    """For each figure, its means in the middle and in the last third, and whether it levelled off."""
+    third = len(samples) // 3
+    for name, (part, most) in SLACK.items():
+        middle, last = (
+            statistics.fmean(getattr(sample, name) for sample in some)
+            for some in (samples[third : 2 * third], samples[2 * third :])
+        )
+        yield name, middle, last, last <= middle * (1 + part) + most
+
+
+class Rank:
+    """One session over the wire protocol."""
+
+    def __init__(self, call: Stream, number: int) -> None:
+        self._call = call
+        self.number = number
+        self.sequence = 0
+
+    async def enter(
+        self, run_id: str, world_size: int, prefix: str = "checkpoint", generation: int = 0, life: str = ""
+    ) -> None:
+        """Say hello and join a group."""
+        incarnation = f"{life or random.randbytes(6).hex()}-{self.number}"
+        process = session_pb2.Process(rank=self.number, incarnation=incarnation, host="soak", pid=1)
+        hello = session_pb2.Hello(
+            run_id=run_id, generation=generation, processes=[process], protocol_version=1
+        )
+        await self._call.write(session_pb2.ConnectRequest(hello=hello))
+        await self.hear("welcome")
+        join = session_pb2.JoinGroup(prefix=prefix, world_size=world_size)
+        await self._call.write(session_pb2.ConnectRequest(join_group=join))
+        self.sequence = (await self.hear("group_joined")).group_joined.positions[0].sequence
+
+    async def arrive(
+        self, patience: float = 30.0, prefix: str = "checkpoint", failure: str | None = None
+    ) -> int:
+        """Arrive, and wait for the outcome."""
+        arrival = session_pb2.Arrival(rank=self.number, payload=bytes(64), failure=failure)
+        arrive = session_pb2.Arrive(
+            prefix=prefix, sequence=self.sequence, timeout_ms=int(patience * 1000), arrivals=[arrival]
+        )
+        await self._call.write(session_pb2.ConnectRequest(arrive=arrive))
+        decision = (await self.hear("decision")).decision
+        assert decision.sequence == self.sequence
+        self.sequence += 1
+        return int(decision.outcome)
+
+    async def hear(self, kind: str) -> session_pb2.ConnectResponse:
+        """Wait for a message of this kind."""
+        while True:
+            response = await self._call.read()
+            if response is grpc.aio.EOF:
+                raise grpc.aio.AioRpcError(
+                    await self._call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), "the session ended"
+                )
+            if response.WhichOneof("message") == kind:
+                return response
+
+    async def leave(self) -> None:
+        """Say goodbye."""
+        await self._call.write(session_pb2.ConnectRequest(goodbye=session_pb2.Goodbye(reason="done")))
+        await self._call.done_writing()
+        while await self._call.read() is not grpc.aio.EOF:
+            pass
+
+    def vanish(self) -> None:
+        """Break the stream, without a goodbye."""
+        self._call.cancel()
+
+
+class Churn:
+    """What comes and goes.
+
+    Args:
+        endpoint: of the coordinator.
+        page: the URL of its HTTP port.
+        chance: decides what comes.
+        begin: the time of the start, of the monotonic clock.
+        web: for the HTTP port.
+    """
+
+    def __init__(
+        self, endpoint: str, page: str, chance: random.Random, begin: float, web: aiohttp.ClientSession
+    ) -> None:
+        self._endpoint = endpoint
+        self._page = page
+        self._chance = chance
+        self._begin = begin
+        self._web = web
+        self._numbers = 0
+        self.done: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.scenarios: list[tuple[Callable[[], Awaitable[None]], int]] = [
+            (self.calm, 6),
+            (self.timed_out, 2),
+            (self.voted, 2),
+            (self.vanished, 3),
+            (self.killed, 1),
+            (self.long_polls, 2),
+            (self.rounds, 4),
+            (self.keys, 4),
+            (self.sessions, 4),
+            (self.watched, 2),
+            (self.looked_at, 4),
+            (self.wrong, 4),
+            (self.evicted, 2),
+        ]
+
+    def _name(self) -> str:
+        self._numbers += 1
+        return f"job-{self._numbers:06}"
+
+    @contextlib.asynccontextmanager
+    async def _channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(self._endpoint, options=options) as channel:
+            yield channel
+
+    @contextlib.asynccontextmanager
+    async def _job(
+        self, run_id: str, present: int, world_size: int, generation: int = 0
+    ) -> AsyncIterator[list[Rank]]:
+        """Ranks on one connection; those that do not leave are gone with it."""
+        async with self._channel() as channel:
+            stub = session_pb2_grpc.SessionServiceStub(channel)
+            ranks = [Rank(stub.Connect(), number) for number in range(present)]
+            await asyncio.gather(*(rank.enter(run_id, world_size, generation=generation) for rank in ranks))
+            yield ranks
+
+    async def _close(self, run_id: str, *, abort_barriers: bool = False) -> None:
+        async with self._channel() as channel:
+            request = rendezvous_pb2.CloseRequest(
+                run_id=run_id, by="soak", reason="done", abort_barriers=abort_barriers
+            )
+            await rendezvous_pb2_grpc.RendezvousServiceStub(channel).Close(request)
+
+    async def one(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """Play one scenario; how it ends is counted."""
+        name = getattr(scenario, "__name__", "")
+        try:
+            async with asyncio.timeout(STUCK):
+                await scenario()
+            self.done[name] += 1
+        except grpc.aio.AioRpcError as error:
+            self.answers[error.code().name] += 1
+            if error.code() in FAULTS or name != "wrong":
+                self.failures.append(f"{name}: {error.code().name}: {error.details()}")
+        except (AssertionError, TimeoutError, aiohttp.ClientError, OSError) as error:
+            self.failures.append(f"{name}: {error!r}")
+
+    async def refused(self, call: Awaitable[Any]) -> grpc.StatusCode:
+        """The code with which a call is refused."""
+        code = grpc.StatusCode.OK
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
+            self.answers[code.name] += 1
+        assert code not in FAULTS, code
+        return code
+
+    async def calm(self) -> None:
+        """Ranks meet some times, and leave; some runs are closed."""
+        run_id, size = self._name(), self._chance.randint(2, 8)
+        async with self._job(run_id, size, size) as ranks:
+            for _ in range(self._chance.randint(1, 8)):
+                outcomes = await asyncio.gather(*(rank.arrive() for rank in ranks))
+                assert set(outcomes) == {common_pb2.OUTCOME_RELEASED}
+                await asyncio.sleep(self._chance.random())
+            await asyncio.gather(*(rank.leave() for rank in ranks))
+        if self._chance.random() < 0.5:
+            await self._close(run_id)
+
+    async def timed_out(self) -> None:
+        """One rank does not come."""
+        run_id, size = self._name(), self._chance.randint(2, 6)
+        async with self._job(run_id, size - 1, size) as ranks:
+            for _ in range(2):
+                outcomes = await asyncio.gather(*(rank.arrive(0.5) for rank in ranks))
+                assert set(outcomes) == {common_pb2.OUTCOME_TIMED_OUT}
+            await asyncio.gather(*(rank.leave() for rank in ranks))
+
+    async def voted(self) -> None:
+        """One rank fails."""
+        run_id, size = self._name(), self._chance.randint(2, 6)
+        async with self._job(run_id, size, size) as ranks:
+            votes = [None] * (size - 1) + ["the disk is full: " + "x" * self._chance.randint(0, 2_000)]
+            outcomes = await asyncio.gather(
+                *(rank.arrive(failure=why) for rank, why in zip(ranks, votes, strict=True))
+            )
+            assert set(outcomes) == {common_pb2.OUTCOME_ABORTED}
+            await asyncio.gather(*(rank.leave() for rank in ranks))
+
+    async def vanished(self) -> None:
+        """One rank's stream breaks while the others wait; sometimes it comes back in time."""
+        run_id, size = self._name(), self._chance.randint(2, 6)
+        async with self._job(run_id, size, size) as ranks, self._channel() as channel:
+            waiting = [asyncio.create_task(rank.arrive()) for rank in ranks[:-1]]
+            ranks[-1].vanish()
+            if self._chance.random() < 0.5:
+                again = Rank(session_pb2_grpc.SessionServiceStub(channel).Connect(), size - 1)
+                await again.enter(run_id, size)
+                waiting.append(asyncio.create_task(again.arrive()))
+            outcomes = set(await asyncio.gather(*waiting))
+            assert outcomes <= {common_pb2.OUTCOME_RELEASED, common_pb2.OUTCOME_MEMBER_LOST}
+            assert len(outcomes) == 1
+
+    async def killed(self) -> None:
+        """A process with four ranks is killed while they wait for a fifth. Costly, so not often."""
+        if self._chance.random() < 0.7:
+            return
+        arguments = [sys.executable, "-m", "tests.support.crowd", self._endpoint, "0", "4", "5", "1"]
+        process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.DEVNULL)
+        try:
+            await asyncio.sleep(2)
+        finally:
+            process.kill()
+            await process.wait()
+
+    async def long_polls(self) -> None:
+        """Arrivals without a session; one caller gives up, and asks again."""
+        run_id = self._name()
+        async with self._channel() as channel:
+            stub = barrier_pb2_grpc.BarrierServiceStub(channel)
+
+            def arrive(rank: int) -> barrier_pb2.ArriveRequest:
+                return barrier_pb2.ArriveRequest(
+                    run_id=run_id, prefix="poll", rank=rank, world_size=3, sequence=0, timeout_ms=20_000
+                )
+
+            assert (
+                await self.refused(stub.Arrive(arrive(0), timeout=0.5)) is grpc.StatusCode.DEADLINE_EXCEEDED
+            )
+            answers = await asyncio.gather(*(stub.Arrive(arrive(rank)) for rank in range(3)))
+            assert {one.decision.outcome for one in answers} == {common_pb2.OUTCOME_RELEASED}
+            abort = barrier_pb2.AbortRequest(run_id=run_id, prefix="poll", reason="nothing is open")
+            assert await self.refused(stub.Abort(abort)) is grpc.StatusCode.FAILED_PRECONDITION
+
+    async def rounds(self) -> None:
+        """Nodes come together, one leaves, another comes, and the run is closed or left."""
+        run_id = self._name()
+        async with self._channel() as channel:
+            stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+
+            def join(node: int, attempt: int) -> Joining:
+                return stub.Join(
+                    rendezvous_pb2.JoinRequest(
+                        run_id=run_id,
+                        node=rendezvous_pb2.Node(incarnation=f"node-{node}", address=f"10.0.0.{node}", pid=1),
+                        attempt=attempt,
+                        min_nodes=2,
+                        max_nodes=3,
+                        join_timeout_ms=20_000,
+                        last_call_timeout_ms=300,
+                        keep_alive_timeout_ms=2_000,
+                        protocol_version=1,
+                    )
+                )
+
+            async def admitted(call: Joining) -> int:
+                while True:
+                    answer = await call.read()
+                    assert answer is not grpc.aio.EOF
+                    if answer.HasField("round_complete"):
+                        return int(answer.round_complete.round)
+
+            calls = [join(node, 1) for node in range(3)]
+            assert len(set(await asyncio.gather(*map(admitted, calls)))) == 1
+            leave = rendezvous_pb2.LeaveRequest(run_id=run_id, incarnation="node-2", reason="soak")
+            assert (await stub.Leave(leave)).had_place
+            calls[0].cancel()
+            calls = [join(node, attempt) for node, attempt in ((0, 2), (1, 2), (7, 1))]
+            assert len(set(await asyncio.gather(*map(admitted, calls)))) == 1
+            await stub.Get(rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id))
+            if self._chance.random() < 0.5:
+                await self._close(run_id, abort_barriers=True)
+            for call in calls:
+                call.cancel()
+
+    async def keys(self) -> None:
+        """A store is written to, waited on, and partly emptied."""
+        run_id = self._name()
+        async with self._channel() as channel:
+            stub = store_pb2_grpc.StoreServiceStub(channel)
+            waiting = asyncio.ensure_future(
+                stub.Wait(store_pb2.WaitRequest(run_id=run_id, keys=["k/9"], timeout_ms=20_000))
+            )
+            for number in range(10):
+                value = bytes(self._chance.randint(0, 4_096))
+                entry = store_pb2.KeyValue(key=f"k/{number}", value=value)
+                operation = store_pb2.OperationId(client=f"{run_id}-c", number=number + 1)
+                request = store_pb2.SetRequest(run_id=run_id, entries=[entry], operation=operation)
+                await stub.Set(request)
+            await waiting
+            for _ in range(5):
+                await stub.Add(store_pb2.AddRequest(run_id=run_id, key="n", amount=-3))
+            await stub.Append(store_pb2.AppendRequest(run_id=run_id, key="a", value=b"more"))
+            await stub.CompareSet(store_pb2.CompareSetRequest(run_id=run_id, key="c", desired=b"1"))
+            absent = store_pb2.StoreServiceGetRequest(run_id=run_id, keys=["absent"], timeout_ms=200)
+            assert await self.refused(stub.Get(absent)) is grpc.StatusCode.DEADLINE_EXCEEDED
+            await stub.Delete(store_pb2.DeleteRequest(run_id=run_id, key="k/1"))
+            await stub.DeletePrefix(store_pb2.DeletePrefixRequest(run_id=run_id, prefix="k/"))
+            assert (await stub.NumKeys(store_pb2.NumKeysRequest(run_id=run_id))).count == 3
+
+    async def sessions(self) -> None:
+        """Sessions over and over, in one of ten runs that come back."""
+        run_id = f"again-{self._chance.randrange(10)}"
+        async with self._channel() as channel:
+            stub = session_pb2_grpc.SessionServiceStub(channel)
+            for number in range(8):
+                rank = Rank(stub.Connect(), number)
+                await rank.enter(run_id, 8, prefix=f"p{number}")
+                if number % 2:
+                    await rank.leave()
+                else:
+                    rank.vanish()
+
+    async def watched(self) -> None:
+        """Someone watches for a while, and goes."""
+        async with self._channel() as channel:
+            call = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._chance.uniform(0.5, 4)):
+                    while await call.read() is not grpc.aio.EOF:
+                        pass
+            call.cancel()
+
+    async def looked_at(self) -> None:
+        """People and Prometheus look."""
+        async with self._channel() as channel:
+            runs = run_pb2_grpc.RunServiceStub(channel)
+            found = (await runs.List(run_pb2.RunServiceListRequest())).runs
+            run_id = self._chance.choice(found).run_id if found else "none"
+            await self.refused(runs.Members(run_pb2.MembersRequest(run_id=run_id)))
+            barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+            await self.refused(
+                barriers.List(barrier_pb2.BarrierServiceListRequest(run_id=run_id, history=20))
+            )
+            status = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            await status.Status(coordinator_pb2.StatusRequest())
+        for path in ("/", "/status.json", f"/runs/{run_id}", "/metrics", "/readyz", "/nothing"):
+            async with self._web.get(self._page + path) as response:
+                await response.read()
+                assert response.status in (200, 404), (path, response.status)
+
+    async def wrong(self) -> None:
+        """Bytes that are no request, and requests that cannot be."""
+        async with self._channel() as channel:
+            data = random.randbytes(self._chance.randint(1, 200))
+            await self.refused(channel.unary_unary("/muster.v1.StoreService/Set")(b"\xff" + data))
+            runs = run_pb2_grpc.RunServiceStub(channel)
+            await self.refused(runs.Get(run_pb2.RunServiceGetRequest(run_id=f"no-{self._name()}")))
+            call = channel.stream_stream("/muster.v1.SessionService/Connect")()
+            await call.write(b"\xff" + data)
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            self.answers[(await call.code()).name] += 1
+            await Rank(session_pb2_grpc.SessionServiceStub(channel).Connect(), -1).enter("wrong", 1)
+
+    async def evicted(self) -> None:
+        """A rank is sent away while another waits for it."""
+        run_id = self._name()
+        async with self._job(run_id, 2, 3) as ranks, self._channel() as channel:
+            waiting = asyncio.create_task(ranks[0].arrive())
+            await asyncio.sleep(0.2)
+            request = run_pb2.EvictRequest(run_id=run_id, rank=1, reason="soak")
+            assert (await run_pb2_grpc.RunServiceStub(channel).Evict(request)).members
+            assert await waiting == common_pb2.OUTCOME_MEMBER_LOST
+            assert await self.refused(ranks[1].hear("decision")) is grpc.StatusCode.PERMISSION_DENIED
+
+    async def resident(self) -> None:
+        """A job that stays: a barrier each second, a rank that comes anew, a restart now and then."""
+        while True:
+            generation = int((time.monotonic() - self._begin) / GENERATION_SECONDS)
+            async with self._job("resident", RESIDENTS, RESIDENTS, generation=generation) as ranks:
+                until = time.monotonic() + GENERATION_SECONDS
+                while time.monotonic() < until:
+                    await asyncio.gather(*(rank.arrive() for rank in ranks))
+                    await asyncio.sleep(1)
+            self.done["resident"] += 1
+
+    async def run(self, rate: float, seconds: float) -> None:
+        """Begin so many scenarios in a second."""
+        acts, weights = zip(*self.scenarios, strict=True)
+        staying = asyncio.create_task(self.resident())
+        async with asyncio.TaskGroup() as group:
+            number = 0
+            while (due := number / rate) < seconds:
+                await asyncio.sleep(max(0.0, self._begin + due - time.monotonic()))
+                assert not staying.done(), staying.exception()
+                group.create_task(self.one(self._chance.choices(acts, weights)[0]))
+                number += 1
+        staying.cancel()
+        await asyncio.gather(staying, return_exceptions=True)
+
+
+async def sample(
+    coordinator: Coordinator, process: psutil.Process, folder: Path, begin: float, web: aiohttp.ClientSession
+) -> Sample:
+    """Look at the coordinator once."""
+    async with web.get(f"http://127.0.0.1:{coordinator.http_port}/metrics") as response:
+        lines = [line for line in (await response.text()).splitlines() if not line.startswith("#")]
+
+    def total(name: str) -> float:
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+    faults = sum(
+        line["level"] in ("error", "critical") or "Traceback" in str(line) for line in coordinator.log()
+    )
+    return Sample(
+        minutes=(time.monotonic() - begin) / 60,
+        rss_mib=process.memory_info().rss / 2**20,
+        files=process.num_fds(),
+        threads=process.num_threads(),
+        database_mib=_size(folder) / 2**20,
+        runs=total("muster_runs"),
+        sessions=total("muster_sessions"),
+        series=len(lines),
+        cpu_percent=process.cpu_percent(),
+        errors=faults,
+    )
+
+
+def _size(folder: Path) -> int:
+    """The bytes of the database with its log."""
+    return sum(one.stat().st_size for one in folder.glob("muster.db*"))
+
+
+def show(one: Sample) -> None:
+    """Print a line of the table."""
+    figures = (getattr(one, field.name) for field in fields(one))
+    print(" ".join(f"{figure:>12,.1f}" for figure in figures), flush=True)
+
+
+async def soak(folder: Path, minutes: float, rate: float, interval: float, seed: int) -> list[str]:
+    """Churn, and look at the coordinator on the way.
+
+    Args:
+        folder: for the database and the log.
+        minutes: how long.
+        rate: scenarios that begin in a second.
+        interval: seconds between two looks.
+        seed: of what comes.
+
+    Returns:
+        What is wrong.
+    """
+    keep = (f"--keep-closed-runs={KEEP_CLOSED}", f"--keep-idle-runs={KEEP_IDLE}")
+    samples: list[Sample] = []
+    with Coordinator(folder, session_ttl=SESSION_TTL, extra=keep) as coordinator:
+        process, myself = psutil.Process(coordinator.pid), psutil.Process()
+        async with aiohttp.ClientSession() as web:
+            begin = time.monotonic()
+            page = f"http://127.0.0.1:{coordinator.http_port}"
+            churn = Churn(coordinator.endpoint, page, random.Random(seed), begin, web)
+
+            async def look() -> None:
+                process.cpu_percent()
+                while True:
+                    await asyncio.sleep(interval)
+                    samples.append(await sample(coordinator, process, folder, begin, web))
+                    show(samples[-1])
+
+            print(" ".join(f"{field.name:>12}" for field in fields(Sample)), flush=True)
+            looking = asyncio.create_task(look())
+            try:
+                await churn.run(rate, minutes * 60)
+                assert not looking.done(), looking.exception()
+            finally:
+                looking.cancel()
+            used = sum(process.cpu_times()[:2]), sum(myself.cpu_times()[:2])
+            elapsed = time.monotonic() - begin
+        wrong = [f"failed: {text}" for text in churn.failures]
+        faults = [line for line in coordinator.log() if line["level"] in ("error", "critical")]
+        wrong += [f"logged: {line}" for line in faults]
+        if coordinator.stop():
+            wrong.append("the coordinator did not end well")
+    print(f"\nevery five minutes, of {elapsed / 60:.0f}:")
+    print(" ".join(f"{field.name:>12}" for field in fields(Sample)))
+    step = max(1, round(300 / interval))
+    for one in samples[step - 1 :: step] or samples[-1:]:
+        show(one)
+    print(f"\n{'':>14} {'middle third':>14} {'last third':>14}")
+    for name, middle, last, level in growth(samples):
+        print(f"{name:>14} {middle:>14,.1f} {last:>14,.1f}  {'levelled off' if level else 'STILL GROWS'}")
+        if not level:
+            wrong.append(f"{name} still grows: {middle:,.1f} in the middle third, {last:,.1f} in the last")
+    print(f"\nscenarios: {dict(churn.done)}; statuses: {dict(churn.answers)}")
+    print(f"CPU: coordinator {used[0] / elapsed:.1%}, clients {used[1] / elapsed:.1%} of a core")
+    return wrong
+
+
+def main() -> None:
+    """Read the arguments, and soak in a folder that is removed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--rate", type=float, default=4.0, help="scenarios that begin in a second")
+    parser.add_argument("--interval", type=float, default=15.0, help="seconds between two looks")
+    parser.add_argument("--seed", type=int, default=1)
+    told = parser.parse_args()
+    with TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        wrong = runner.run(soak(Path(folder), told.minutes, told.rate, told.interval, told.seed))
+    counted = Counter(wrong)
+    for text, count in counted.most_common():
+        print(f"{count} x {text}")
+    print("wrong" if wrong else "all levelled off, nothing was logged, nothing failed")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

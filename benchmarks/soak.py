@@ -300,11 +300,22 @@ class Churn:
         """A process with four ranks is killed while they wait for a fifth. Costly, so not often."""
         if self._chance.random() < 0.7:
             return
-        arguments = [sys.executable, "-m", "tests.support.crowd", self._endpoint, "0", "4", "5", "1"]
+        arguments = [
+            sys.executable,
+            "-m",
+            "tests.support.crowd",
+            self._endpoint,
+            "0",
+            "4",
+            "5",
+            "1",
+            self._name(),
+        ]
         process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.DEVNULL)
         try:
             await asyncio.sleep(2)
         finally:
+            # Their barrier waits for ever, so that only a kill ends them.
             process.kill()
             await process.wait()
 

@@ -4,8 +4,13 @@
 
 ``muster serve`` on SQLite as a process of its own, which forgets runs soon. Jobs come and go on it the way
 jobs do, well and badly; one job stays all the time. Ends with 1 if something still grows in the last third,
+<<<<<<< HEAD
 if the log holds an error, or if a call was answered as it must not be. Runs are kept for a minute, so that
 less than some ten minutes show a beginning, which grows.
+=======
+if the log holds an error, or if a call was answered as it must not be. Runs are kept for a minute, so less
+than some ten minutes shows a beginning, which grows.
+>>>>>>> fuzz
 """
 
 import argparse
@@ -300,11 +305,22 @@ class Churn:
         """A process with four ranks is killed while they wait for a fifth. Costly, so not often."""
         if self._chance.random() < 0.7:
             return
-        arguments = [sys.executable, "-m", "tests.support.crowd", self._endpoint, "0", "4", "5", "1"]
+        arguments = [
+            sys.executable,
+            "-m",
+            "tests.support.crowd",
+            self._endpoint,
+            "0",
+            "4",
+            "5",
+            "1",
+            self._name(),
+        ]
         process = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.DEVNULL)
         try:
             await asyncio.sleep(2)
         finally:
+            # Their barrier waits for ever, so that only a kill ends them.
             process.kill()
             await process.wait()
 

@@ -52,7 +52,7 @@ OF_LIBRARIES = re.compile(
 )
 """Events that stand for an exception that nobody expected, or for lines that nobody can look at."""
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -26,13 +26,14 @@ async def rank(
     barriers: int,
     connecting: asyncio.Semaphore,
     heard: dict[int, set[str]],
+    run_id: str,
 ) -> None:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
         async with connecting:
             call = session_pb2_grpc.SessionServiceStub(channel).Connect()
             process = session_pb2.Process(rank=number, incarnation=f"i{number}", host="crowd", pid=1)
-            hello = session_pb2.Hello(run_id="crowd", processes=[process], protocol_version=1)
+            hello = session_pb2.Hello(run_id=run_id, processes=[process], protocol_version=1)
             await call.write(session_pb2.ConnectRequest(hello=hello))
             await _next(call, "welcome")
             join = session_pb2.JoinGroup(prefix="all", world_size=world_size)
@@ -63,16 +64,18 @@ async def _next(call: Any, kind: str) -> session_pb2.ConnectResponse:
             return response
 
 
-async def crowd(endpoint: str, first: int, count: int, world_size: int, barriers: int) -> None:
+async def crowd(
+    endpoint: str, first: int, count: int, world_size: int, barriers: int, run_id: str = "crowd"
+) -> None:
     connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
     heard: dict[int, set[str]] = defaultdict(set)
     async with asyncio.TaskGroup() as ranks:
         for number in range(first, first + count):
-            ranks.create_task(rank(endpoint, number, world_size, barriers, connecting, heard))
+            ranks.create_task(rank(endpoint, number, world_size, barriers, connecting, heard, run_id))
     print(json.dumps({sequence: sorted(outcomes) for sequence, outcomes in heard.items()}))
 
 
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    uvloop.run(crowd(sys.argv[1], *(int(argument) for argument in sys.argv[2:])))
+    uvloop.run(crowd(sys.argv[1], *(int(argument) for argument in sys.argv[2:6]), *sys.argv[6:]))

@@ -100,11 +100,17 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
+    # A signal that comes just before the wait would not end it, without a file that it makes readable.
+    woken, wake = os.pipe2(os.O_NONBLOCK)
+    woke_before = signal.set_wakeup_fd(wake)
     try:
         tty.setcbreak(stdin)
-        yield lambda seconds: _quit_pressed(stdin, seconds)
+        yield lambda seconds: _quit_pressed(stdin, woken, seconds)
     finally:
         termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        signal.set_wakeup_fd(woke_before)
+        os.close(woken)
+        os.close(wake)
 
 
 def _sleep(seconds: float) -> bool:
@@ -112,11 +118,14 @@ def _sleep(seconds: float) -> bool:
     return False
 
 
-def _quit_pressed(stdin: int, seconds: float) -> bool:
-    """Wait so long for a key that quits; so does the end of input."""
+def _quit_pressed(stdin: int, woken: int, seconds: float) -> bool:
+    """Wait so long for a key that quits; so does the end of input. A signal's handler may raise meanwhile."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        if select.select([stdin], [], [], left)[0]:
+        readable = select.select([stdin, woken], [], [], left)[0]
+        if woken in readable:
+            os.read(woken, 1024)
+        if stdin in readable:
             keys = os.read(stdin, 1024)
             if not keys or any(key in QUIT for key in keys):
                 return True

@@ -4,13 +4,8 @@
 
 ``muster serve`` on SQLite as a process of its own, which forgets runs soon. Jobs come and go on it the way
 jobs do, well and badly; one job stays all the time. Ends with 1 if something still grows in the last third,
-<<<<<<< HEAD
 if the log holds an error, or if a call was answered as it must not be. Runs are kept for a minute, so that
 less than some ten minutes show a beginning, which grows.
-=======
-if the log holds an error, or if a call was answered as it must not be. Runs are kept for a minute, so less
-than some ten minutes shows a beginning, which grows.
->>>>>>> fuzz
 """
 
 import argparse

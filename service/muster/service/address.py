@@ -1,5 +1,6 @@
 """``HOST:PORT``, as every flag takes it."""
 
+import ipaddress
 from dataclasses import dataclass
 
 
@@ -22,6 +23,14 @@ class Address:
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError(f'"{text}" is not HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:7550')
         return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

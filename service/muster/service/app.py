@@ -1,7 +1,6 @@
 """The life of one coordinator: open the state, serve, drain, close."""
 
 import asyncio
-import ipaddress
 import resource
 import signal
 from dataclasses import dataclass, field
@@ -221,7 +220,7 @@ def _warn_if_open(config: Config) -> None:
         ),
     )
     for (flag, address, use), (has_tls, tls_flags), (has_callers, caller_flags) in ports:
-        if _is_loopback(address.host):
+        if address.is_loopback:
             continue
         where = f"{flag} {address} is reachable from other machines, and"
         if not has_tls:
@@ -236,10 +235,3 @@ def _warn_if_open(config: Config) -> None:
                 reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give "
                 f"{caller_flags}, or keep it in a trusted network.",
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -58,3 +58,18 @@ def test_any_text_is_an_address_or_a_value_error(text: str):
         return
     assert address.host
     assert 0 <= address.port <= 65535
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("node-1", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, loopback: bool):
+    assert Address(host, 1).is_loopback is loopback

@@ -1,7 +1,6 @@
 """What ``muster doctor`` looks at: each check is one line, with the next step if it is not well."""
 
 import enum
-import ipaddress
 import socket
 import ssl
 import time
@@ -115,7 +114,7 @@ def reach(address: Address, timeout: float) -> Iterator[Check]:
 
 def plaintext(address: Address) -> Check:
     """Without TLS whoever is on the way can read and change everything."""
-    if _is_loopback(address.host):
+    if address.is_loopback:
         return Check("tls", Result.OK, "not used, and the connection stays on this machine")
     return Check(
         "tls",
@@ -263,10 +262,3 @@ def _short(seconds: float) -> str:
 
 def _since(begin: float) -> str:
     return _short(time.monotonic() - begin)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,24 @@ def test_bad_steps_are_refused(made: Checkpointer):
     assert caught.value.finalized == ()
     made.save(2, state(2))
     assert made.finalize(blocking=True) == [2]
+
+
+def test_the_copy_is_part_of_the_stall(tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):
+    heard: list[SaveTimings] = []
+    waited: list[float] = []
+    made = Checkpointer(tmp_path, copy=True, barrier=barrier, on_saved=heard.append)  # type: ignore[arg-type]
+    stage = made._buffers.stage
+
+    def slow(whole: Any) -> Any:
+        began = time.monotonic()
+        held = stage(whole)
+        waited.append(time.monotonic() - began)
+        return held
+
+    monkeypatch.setattr(made._buffers, "stage", slow)
+    made.save(1, state(1))
+    made.close()
+    assert heard[0].preload >= waited[0] > 0
 
 
 def test_a_damaged_checkpoint_is_an_error_that_can_be_handled(made: Checkpointer, tmp_path: Path):

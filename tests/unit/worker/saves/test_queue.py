@@ -124,6 +124,14 @@ def test_timings_come_for_each_save_that_was_finalized(barrier: FakeBarrier):
     assert heard[0].stall == heard[0].preload + heard[0].start + heard[0].finalize
 
 
+def test_what_the_training_thread_waited_for_before_is_in_the_stall(barrier: FakeBarrier):
+    heard: list[SaveTimings] = []
+    with AsyncCallsQueue(barrier=barrier, on_saved=heard.append) as queue:  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(nothing, (), []), prepared=7)
+    assert heard[0].preload >= 7
+    assert heard[0].stall >= 7
+
+
 # ---------------------------------------------------------------------- failures
 
 

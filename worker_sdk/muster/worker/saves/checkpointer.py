@@ -6,6 +6,7 @@ in the training process; each rank's part is written in its child; when all have
 
 import operator
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,9 @@ class Checkpointer:
     def save(self, step: int, state_dict: dict[str, Any]) -> None:
         """Begin to save the state as it is now; all ranks must call it. Training goes on meanwhile.
 
+        If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
+        failed for all ranks, which hear of it from :meth:`finalize`.
+
         Args:
             step: the step's number, from 0.
             state_dict: what :func:`torch.distributed.checkpoint.save` takes.
@@ -104,11 +108,9 @@ class Checkpointer:
             MemoryError: there is not enough free memory for a copy.
             MusterError: it is closed.
             Exception: what the plan raised, or the fork.
-
-        If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
-        failed for all ranks, which hear of it from :meth:`finalize`.
         """
         self._queue.check_open()
+        began = time.monotonic()
         self._check_group()
         step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.
         if step < 0:
@@ -171,6 +173,7 @@ class Checkpointer:
             commit=commit,
             on_decided=clean,
             name=f"step {step}",
+            prepared=time.monotonic() - began,
         )
 
     def _check_group(self) -> None:

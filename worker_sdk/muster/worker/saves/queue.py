@@ -28,7 +28,7 @@ class SaveTimings:
 
     call_idx: int
     preload: float
-    """Bringing tensors to the host; the training thread waits."""
+    """Planning, and bringing tensors to the host; the training thread waits."""
     start: float
     """The fork, or handing over to the worker; the training thread waits."""
     write: float = 0.0
@@ -190,6 +190,7 @@ class AsyncCallsQueue:
         commit: Callable[[Decision], None] | None = None,
         on_decided: Callable[[], None] | None = None,
         name: str = "",
+        prepared: float = 0.0,
     ) -> int:
         """Start a save; the training thread waits for the copy to the host and the fork only.
 
@@ -202,6 +203,7 @@ class AsyncCallsQueue:
             on_decided: called, on another thread, when the ranks know how the save ended: for cleaning up,
                 which nobody should wait for.
             name: for errors and the log; default: ``save`` and its number.
+            prepared: seconds that the training thread has waited for this save already: for a plan, a copy.
 
         Returns:
             The save's number.
@@ -221,7 +223,7 @@ class AsyncCallsQueue:
             # The other ranks count this save, too: they must learn of it, and stay in step.
             self._add(request, name, None, failure_text(error), on_written)
             raise
-        return self._add(request, name, write, None, on_written, commit, on_decided)
+        return self._add(request, name, write, None, on_written, commit, on_decided, prepared)
 
     def schedule_failure(self, reason: str, name: str = "") -> int:
         """Take the place of a save that this rank cannot even begin: it fails, for all ranks.
@@ -259,11 +261,12 @@ class AsyncCallsQueue:
         on_written: Callable[[], None] | None = None,
         commit: Callable[[Decision], None] | None = None,
         on_decided: Callable[[], None] | None = None,
+        prepared: float = 0.0,
     ) -> int:
         # What is written must not be kept until the end: it may be large.
         request = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
         preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
-        timings = SaveTimings(request.call_idx, preload, start)
+        timings = SaveTimings(request.call_idx, prepared + preload, start)
         name = name or f"save {request.call_idx}"
         call = _Call(request, name, write, timings, on_written, commit, on_decided, failure)
         with self._changed:

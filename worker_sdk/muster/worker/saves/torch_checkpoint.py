@@ -1,5 +1,6 @@
 """``torch.save``, asynchronous."""
 
+import time
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class TorchAsyncCheckpoint:
             Exception: what copying raised, or the fork. The save counts and has failed, for all ranks.
         """
         self._queue.check_open()
+        began = time.monotonic()
         try:
             held = self._buffers.stage(state_dict)
         except BaseException as error:
@@ -62,7 +64,9 @@ class TorchAsyncCheckpoint:
             self._queue.schedule_failure(failure_text(error))
             raise
         request = AsyncRequest(torch.save, (held.state, *args), [], kwargs)
-        return self._queue.schedule_async_request(request, on_written=held.release)
+        return self._queue.schedule_async_request(
+            request, on_written=held.release, prepared=time.monotonic() - began
+        )
 
     def finalize_async_save(
         self, blocking: bool = False, no_dist: bool = True, terminate: bool = False

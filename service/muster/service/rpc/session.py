@@ -7,12 +7,12 @@ from typing import Any
 import grpc
 
 from muster.service.core.effects import Refused
-from muster.service.core.events import Disconnected, Goodbye, Hello
+from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
-from muster.service.rpc.guard import ADMISSION
+from muster.service.rpc.guard import ADMISSION, Admission
 
 
 class Session:
@@ -116,9 +116,7 @@ class Session:
                     Reason.HELLO_REQUIRED,
                     "the session was closed before it said anything. Open another, and say Hello first.",
                 )
-            event = codec.parse_session_message(self.id, data)
-            if type(event) is Hello:
-                admission.check_run(event.run_id)
+            event = self._admitted(data, admission)
             driver.submit(event)
             # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
             # stream, is the end of its session.
@@ -126,7 +124,7 @@ class Session:
                 data = await read()
                 if data is grpc.aio.EOF:
                     return
-                event = codec.parse_session_message(self.id, data)
+                event = self._admitted(data, admission)
                 driver.submit(event)
             self.end()
         except TimeoutError:
@@ -139,6 +137,13 @@ class Session:
             )
         except Refusal as refusal:
             self.end(refusal)
+
+    def _admitted(self, data: bytes, admission: Admission) -> Event:
+        """A message, whose run the peer may touch. A Hello may come after others that were refused."""
+        event = codec.parse_session_message(self.id, data)
+        if type(event) is Hello:
+            admission.check_run(event.run_id)
+        return event
 
 
 class SessionServicer:

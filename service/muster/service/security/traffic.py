@@ -51,6 +51,10 @@ class TokenBucket:
         self._left -= 1
         return max(0.0, -self._left / self._rate)
 
+    def give_back(self) -> None:
+        """Give up a place that was taken, since who waited for it has gone."""
+        self._left += 1
+
 
 class Traffic:
     """Counts the open streams of each peer, and paces messages and calls.
@@ -112,7 +116,11 @@ class Traffic:
     async def _wait(self, bucket: TokenBucket) -> None:
         seconds = bucket.take(self._clock())
         if seconds:
-            await self._sleep(seconds)
+            try:
+                await self._sleep(seconds)
+            except asyncio.CancelledError:
+                bucket.give_back()
+                raise
 
     def _bucket_of(self, peer: str, rate: int) -> TokenBucket:
         bucket = self._buckets.get(peer)

@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from muster.service.storage.sqlite import EPOCH_KEY, check_owner, epoch_of, expl
 
 EPOCH_LEAP = 1_000
 """A restored state's epoch goes up by so many, beyond any that a coordinator may have had since the backup.
-So none is used twice, even if the state that was lost cannot be read."""
+So none is used twice, even if the state that was lost cannot be read. It is also no less than the seconds
+since 1970, so that a backup that is put back again does not give again what it gave the first time."""
 RUN_ROWS = b"run\0"
 """The keys of runs begin so."""
 
@@ -148,7 +150,7 @@ def _epoch_there(state: Path) -> int:
 
 def _raise_epoch(copy: Path, other: int) -> None:
     with closing(sqlite3.connect(copy)) as db, db:
-        epoch = max(epoch_of(db), other) + EPOCH_LEAP
+        epoch = max(max(epoch_of(db), other) + EPOCH_LEAP, int(time.time()))
         db.execute(
             "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             (EPOCH_KEY, str(epoch).encode()),

@@ -287,6 +287,19 @@ async def test_a_hello_for_a_run_that_the_caller_may_not_touch_reaches_nobody():
         ADMISSION.reset(before)
 
 
+async def test_a_hello_that_comes_late_is_checked_too():
+    grant = Grant(name="ci", role=Role.WORKER, runs=("other-*",), digest=b"")
+    before = ADMISSION.set(Admission(grant))
+    try:
+        async with stream(hello=False) as one:
+            one.context.says(session_pb2.ConnectRequest(join_group=session_pb2.JoinGroup(prefix="p")))
+            one.context.says(HELLO)
+            assert_refused(await one.ends(), Reason.RUN_NOT_ALLOWED)
+            assert not any(isinstance(event, Hello) for event in one.driver.events)
+    finally:
+        ADMISSION.reset(before)
+
+
 # ---------------------------------------------------------------------- the servicer
 
 

@@ -1,5 +1,7 @@
 """Token buckets and the bounds of peers, on a clock that the test holds."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +90,20 @@ async def test_a_message_is_handed_on_when_there_is_room():
     paced = world.traffic.paced("a", read)
     assert [await paced() for _ in range(3)] == [b"message"] * 3
     assert world.slept == [1.0, 2.0]
+
+
+async def test_who_goes_away_while_waiting_gives_the_place_back():
+    async def cancelled(_: float) -> None:
+        raise asyncio.CancelledError
+
+    limits = TrafficLimits(max_messages_per_second=1)
+    paced = Traffic(limits, lambda: 0.0, cancelled)
+    await paced.pace("a")
+    for _ in range(1000):
+        with pytest.raises(asyncio.CancelledError):
+            await paced.pace("flood")
+    assert paced._everyone is not None
+    assert paced._everyone.take(0.0) == 1.0
 
 
 async def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -193,6 +194,29 @@ def test_a_log_that_a_killed_coordinator_left_does_not_get_into_what_is_restored
     assert rows(state) == ROWS
 
 
+def test_a_backup_that_is_put_back_again_gives_no_epoch_again(
+    engine: SqliteEngine, state: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine.close()
+    backup(state, file, force=False)
+    given = []
+    for now in (1e9, 1e9 + 600):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        # The volume is lost with all that is on it.
+        for one in state.parent.glob(state.name + "*"):
+            one.unlink()
+        restore(file, state, force=False)
+        given.append({epoch(state) for _ in range(3)})
+    assert not given[0] & given[1]
+
+
+@pytest.fixture
+def _long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is wrong: epochs go up all the same."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+
+
+@pytest.mark.usefixtures("_long_ago")
 def test_no_epoch_is_used_twice(engine: SqliteEngine, state: Path, file: Path):
     backup(state, file, force=False)
     engine.close()

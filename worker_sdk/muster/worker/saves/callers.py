@@ -115,9 +115,8 @@ class ForkCaller:
 
 
 def _unshared(request: AsyncRequest) -> AsyncRequest:
-    return request._replace(
-        async_fn_args=unshared(request.async_fn_args), async_fn_kwargs=unshared(request.async_fn_kwargs)
-    )
+    args, kwargs = unshared((request.async_fn_args, request.async_fn_kwargs))
+    return request._replace(async_fn_args=args, async_fn_kwargs=kwargs)
 
 
 def _fork() -> int:

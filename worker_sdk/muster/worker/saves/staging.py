@@ -166,11 +166,14 @@ def survive_fork(tensors: Iterable[torch.Tensor]) -> bool:
 
 def unshared(value: Any, shared: SharedMemory | None = None) -> Any:  # noqa: ANN401
     """The same value, with copies of those tensors that are in shared memory: no fork copies them."""
+    tensors = tensors_of(value)
+    if not tensors:
+        return value  # Without a look at the memory, which is a part of every save's stall.
     shared = shared or SharedMemory()
     if isinstance(value, torch.Tensor):
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
         return value.detach().clone() if plain and shared.holds(value) else value
-    if not any(shared.holds(tensor) for tensor in tensors_of(value)):
+    if not any(shared.holds(tensor) for tensor in tensors):
         return value
     if isinstance(value, dict):
         copied = copy(value)

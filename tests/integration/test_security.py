@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import resource
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
 import muster.worker
@@ -21,6 +23,7 @@ from muster.service.cli.main import app
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security.access import RULES
 from muster.service.security.tokens import Role
+from muster.service.web.connections import MAX_CONNECTIONS
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
@@ -37,6 +40,7 @@ from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError, channel
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.decision import Decision
 from tests.integration.test_bad_input import reason_of
+from tests.support.authority import Authority
 from tests.support.command import job, until
 from tests.support.coordinator import Coordinator
 from tests.support.proxy import Proxy
@@ -188,7 +192,6 @@ def test_lists_and_watches_show_the_runs_that_one_may_see(connection: grpc.Chann
 
 
 def test_health_is_open_and_reflection_is_not(connection: grpc.Channel):
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
     health = health_pb2_grpc.HealthStub(connection)
@@ -499,6 +502,65 @@ def test_connections_that_say_nothing_or_little_are_let_go_and_disturb_nobody(tm
                 crowd.kill()
                 crowd.communicate()
         assert "Traceback" not in coordinator.log_path.read_text()
+
+
+def test_connections_that_begin_no_tls_are_bounded_on_the_http_port(
+    tmp_path: Path,
+):
+    """Each holds an open file of the coordinator, and gRPC needs those."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    with Coordinator(
+        tmp_path,
+        state="memory:",
+        extra=(f"--tls-cert={pair.cert}", f"--tls-key={pair.key}", "--http-tls"),
+        https=ssl.create_default_context(cafile=authority.ca),
+    ) as coordinator:
+        files = Path(f"/proc/{coordinator.pid}/fd")
+        before = len(list(files.iterdir()))
+        crowd = support("half_open", coordinator.http_port, 3_000, "silent")
+        try:
+            assert crowd.stdout is not None
+            assert crowd.stdout.readline() == "open\n", crowd.communicate()
+            held = len(list(files.iterdir())) - before
+            assert 0 < held <= MAX_CONNECTIONS
+            out, err = crowd.communicate(timeout=50)
+            assert (crowd.returncode, out, err) == (0, "all were closed\n", "")
+        finally:
+            crowd.kill()
+            crowd.communicate()
+        until(lambda: coordinator.get("/readyz")[0] == 200)
+        assert "Traceback" not in coordinator.log_path.read_text()
+
+
+def test_health_checks_are_bounded_without_a_token_and_hold_no_drain_up(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text(tokens())
+    with (
+        Coordinator(
+            tmp_path,
+            state="memory:",
+            extra=(
+                f"--tokens-file={tmp_path / 'tokens.toml'}",
+                "--max-sessions-per-peer=2",
+                "--drain-grace=60",
+            ),
+        ) as coordinator,
+        grpc.insecure_channel(coordinator.endpoint) as connection,
+    ):
+        health = health_pb2_grpc.HealthStub(connection)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            next(health.Watch(health_pb2.HealthCheckRequest()))
+        assert "max_sessions_per_peer is 2" in caught.value.details()
+        # It would wait for 60 s, were one of them left; the test's coordinator gets 30.
+        assert coordinator.stop() == 0
+        for watch in watches:
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.RpcError) as caught:
+                next(watch)
+            assert reason_of(caught.value) == "COORDINATOR_DRAINING"
 
 
 # ---------------------------------------------------------------------- what they may say

@@ -87,7 +87,7 @@ async def serve(config: Config) -> None:
             metrics.expect(kind, method)
         if gate.tls is not None:
             metrics.show_certificate_expiry(gate.tls)
-        rpc = await build_server(
+        rpc = build_server(
             driver,
             session_ttl=config.session_ttl,
             limits=config.limits,

@@ -4,7 +4,7 @@ Only there when something of that was asked for, so that it costs nothing otherw
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -68,11 +68,13 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         """See ``grpc.aio.ServerInterceptor``."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method in access.OPEN_METHODS:
-            return handler
+        if handler is None:
+            return None
+        is_open = method in access.OPEN_METHODS
         call = _Guarded(
-            self._guard,
+            None if is_open else self._guard,
             self._traffic,
+            not is_open,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
@@ -97,6 +99,8 @@ class _Guarded:
 
     guard: Access | None
     traffic: Traffic
+    counts_for_all: bool
+    """Not the calls that need no token: who has none must not take from the rate of those who have."""
     method: str
     metadata: Metadata
     parse: Parse | None
@@ -104,13 +108,20 @@ class _Guarded:
     @asynccontextmanager
     async def _admitted(self, context: Any) -> AsyncIterator[Admission]:
         peer = address_of(context.peer())
-        await self.traffic.pace(peer)
+        await self.traffic.pace_peer(peer)
+        async with self._granted() as grant:
+            if self.counts_for_all:
+                await self.traffic.pace_all()
+            yield Admission(grant, self.traffic, peer)
+
+    @asynccontextmanager
+    async def _granted(self) -> AsyncIterator[Grant | None]:
         if self.guard is None:
-            yield Admission(None, self.traffic, peer)
+            yield None
             return
         grant = self.guard.admit(self.method, self.metadata)
         async with self.guard.while_granted(grant):
-            yield Admission(grant, self.traffic, peer)
+            yield grant
 
     @property
     def _rule(self) -> access.Rule:
@@ -155,8 +166,16 @@ class _Guarded:
 
     def reflection(self, behavior: Any) -> Any:
         async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
-            async with self._admitted(context):
-                async for response in behavior(requests, context):
-                    yield response
+            with self.traffic.stream(address_of(context.peer())):
+                async with self._admitted(context) as admission:
+                    read = admission.paced(lambda: anext(requests))
+                    async for response in behavior(_each(read), context):
+                        yield response
 
         return call
+
+
+async def _each(read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+    with suppress(StopAsyncIteration):
+        while True:
+            yield await read()

@@ -1,6 +1,5 @@
 """Around every call: refusals become statuses, and calls are counted."""
 
-import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
@@ -62,9 +61,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))
-                except NotImplementedError:
-                    # A method of a library's service that the library does not have: health's List.
-                    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not there.")
 
         return call
 
@@ -72,11 +68,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(data: Any, context: Any) -> AsyncIterator[Any]:
             with _Timed(self._observer, "server_stream", method, context):
                 try:
-                    responses = behavior(parsed(parse, data, method), context)
-                    if inspect.isawaitable(responses):
-                        await responses  # It writes its responses itself, as the health service does.
-                        return
-                    async for response in responses:
+                    async for response in behavior(parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
                     await context.abort_with_status(errors.grpc_status(refusal))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from grpc_health.v1 import health as health_v1
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -13,6 +12,7 @@ from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer
 from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
+from muster.service.rpc.health import HealthServicer
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
 from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
@@ -41,6 +41,8 @@ SERVICES = (
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
 )
 
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
 
 def _kind(method: MethodDescriptor) -> str:
     if method.client_streaming:
@@ -65,7 +67,7 @@ class RpcServer:
     """The assembled server and those of its parts that the drain needs."""
 
     server: grpc.aio.Server
-    health: health_v1.aio.HealthServicer
+    health: HealthServicer
     sessions: SessionServicer
     barriers: BarrierServicer
     rendezvous: RendezvousServicer
@@ -77,7 +79,7 @@ class RpcServer:
         Args:
             grace: seconds that calls in flight get.
         """
-        await self.health.enter_graceful_shutdown()
+        self.health.drain()
         self.sessions.drain()
         self.barriers.drain()
         self.rendezvous.drain()
@@ -123,7 +125,7 @@ def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tu
     ]
 
 
-async def build_server(
+def build_server(
     driver: Driver,
     *,
     session_ttl: float,
@@ -154,10 +156,8 @@ async def build_server(
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorServicer(driver), server)
-    checks = health_v1.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = [service.full_name for service in SERVICES]
-    for name in ("", *names):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection([*names, health_v1.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    checks = HealthServicer(names)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection([*names, HEALTH.full_name, reflection.SERVICE_NAME], server)
     return RpcServer(server, checks, sessions, barriers, rendezvous, stores)

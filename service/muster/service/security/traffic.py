@@ -104,12 +104,17 @@ class Traffic:
             if not self._streams[peer]:
                 del self._streams[peer]
 
-    async def pace(self, peer: str) -> None:
-        """Wait until a message of the peer may be taken."""
+    async def pace_peer(self, peer: str) -> None:
+        """Wait until the peer's own rate has room for a message."""
         rate = self._limits.max_messages_per_second_per_peer
         if rate:
             await self._wait(self._bucket_of(peer, rate))
-        # Only then, so that a peer beyond its own rate takes nothing from that of all.
+
+    async def pace_all(self) -> None:
+        """Wait until the rate of all has room for a message.
+
+        Ask for it last, so that who is refused, or beyond its own rate, takes nothing from the others.
+        """
         if self._everyone is not None:
             await self._wait(self._everyone)
 
@@ -133,7 +138,7 @@ class Traffic:
         return bucket
 
     def paced(self, peer: str, read: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """A stream's ``read`` that hands each message on when the peer's rate has room for it.
+        """A stream's ``read`` that hands messages on when the rates of its peer and of all have room.
 
         Meanwhile nothing is read, so HTTP/2's flow control stops the sender.
         """
@@ -142,7 +147,8 @@ class Traffic:
 
         async def paced_read() -> T:
             message = await read()
-            await self.pace(peer)
+            await self.pace_peer(peer)
+            await self.pace_all()
             return message
 
         return paced_read

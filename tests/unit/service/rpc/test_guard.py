@@ -164,23 +164,70 @@ async def test_open_streams_of_a_peer_are_counted():
     assert world.seen
 
 
-async def test_health_needs_no_token_and_what_is_not_there_is_left_to_grpc():
-    world, handler = World(), object()
-    assert await world.handler("/grpc.health.v1.Health/Check", handler, ()) is handler
-    assert await world.handler("/nothing", None, ()) is None
+async def test_what_is_not_there_is_left_to_grpc():
+    assert await World().handler("/nothing", None, ()) is None
 
 
-async def test_reflection_needs_a_token():
-    world = World(Role.VIEWER)
+async def test_health_needs_no_token_and_is_bounded_all_the_same():
+    world = World(max_sessions_per_peer=1, max_messages_per_second_per_peer=1)
+
+    async def check(request: Any, context: Any) -> str:
+        return "serving"
+
+    async def watch(request: Any, context: Any) -> Any:
+        yield "serving"
+
+    made = grpc.unary_unary_rpc_method_handler(check)
+    handler = await world.handler("/grpc.health.v1.Health/Check", made, ())
+    assert [await handler.unary_unary(b"", Context()) for _ in range(2)] == ["serving"] * 2
+    assert world.slept == [1.0]
+    made = grpc.unary_stream_rpc_method_handler(watch)
+    handler = await world.handler("/grpc.health.v1.Health/Watch", made, ())
+    opened = handler.unary_stream(b"", Context())
+    assert await anext(opened) == "serving"
+    with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
+        await anext(handler.unary_stream(b"", Context()))
+    await opened.aclose()
+    assert await anext(handler.unary_stream(b"", Context())) == "serving"
+
+
+async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
+    world = World(max_messages_per_second=1)
+
+    async def check(request: Any, context: Any) -> None: ...
+
+    made = grpc.unary_unary_rpc_method_handler(check)
+    health = await world.handler("/grpc.health.v1.Health/Check", made, ())
+    for _ in range(100):
+        with pytest.raises(Refusal):
+            await world.get(get("a-1"), ())
+        await health.unary_unary(b"", Context())
+    await world.get(get("a-1"))
+    assert world.slept == []
+    await world.get(get("a-1"))
+    assert world.slept == [1.0]
+
+
+async def test_reflection_needs_a_token_and_is_bounded():
+    world = World(Role.VIEWER, max_sessions_per_peer=1, max_messages_per_second_per_peer=1)
+
+    async def asked() -> Any:
+        for request in ("one", "two"):
+            yield request
 
     async def behavior(requests: Any, context: Any) -> Any:
-        yield b"services"
+        with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
+            await anext(handler.stream_stream(asked(), Context()))
+        async for request in requests:
+            yield request
 
     made = grpc.stream_stream_rpc_method_handler(behavior, bytes)
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     handler = await world.handler(method, made)
-    assert [one async for one in handler.stream_stream(None, Context())] == [b"services"]
+    assert [one async for one in handler.stream_stream(asked(), Context())] == ["one", "two"]
+    # The call, and each of its requests.
+    assert world.slept == [1.0, 2.0]
     handler = await world.handler(method, made, ())
     with pytest.raises(Refusal) as caught:
-        await anext(handler.stream_stream(None, Context()))
+        await anext(handler.stream_stream(asked(), Context()))
     assert caught.value.reason is Reason.TOKEN_MISSING

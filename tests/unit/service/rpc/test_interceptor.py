@@ -229,25 +229,6 @@ async def test_what_is_said_on_a_stream_is_parsed_one_by_one_and_refused_too():
     assert observer.calls[-1] == ("handled", "bidi_stream", METHOD, "InvalidArgument")
 
 
-async def test_a_handler_may_write_its_responses_itself():
-    """As the health service's Watch does: it returns nothing to iterate over."""
-    written = []
-
-    async def behavior(request: Any, context: Any) -> None:
-        written.append(request)
-
-    result, observer = await call(behavior, "server_stream")
-    assert (result, written) == ([], ["request"])
-    assert observer.calls[1][3] == "OK"
-    assert await code_of(raising(REFUSAL), "server_stream") == "NotFound"
-
-
-async def test_a_method_that_a_library_declares_and_does_not_have_is_not_there():
-    context = Context()
-    assert await code_of(raising(NotImplementedError()), context=context) == "Unimplemented"
-    assert context.details == f"{METHOD} is not there."
-
-
 def test_code_names_are_those_of_go_grpc_middleware():
     assert set(CODE_NAMES) == set(grpc.StatusCode)
     assert sorted(CODE_NAMES.values()) == [

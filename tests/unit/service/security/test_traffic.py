@@ -52,6 +52,10 @@ class World:
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(round(seconds, 6))
 
+    async def pace(self, peer: str) -> None:
+        await self.traffic.pace_peer(peer)
+        await self.traffic.pace_all()
+
 
 async def test_without_bounds_nothing_is_counted_or_wrapped():
     world = World()
@@ -60,7 +64,7 @@ async def test_without_bounds_nothing_is_counted_or_wrapped():
         return b""
 
     assert world.traffic.paced("a", read) is read
-    await world.traffic.pace("a")
+    await world.pace("a")
     assert world.slept == []
     assert not world.traffic._buckets
 
@@ -68,16 +72,16 @@ async def test_without_bounds_nothing_is_counted_or_wrapped():
 async def test_each_peer_has_a_rate_of_its_own():
     world = World(max_messages_per_second_per_peer=2)
     for _ in range(4):
-        await world.traffic.pace("a")
+        await world.pace("a")
     assert world.slept == [0.5, 1.0]
-    await world.traffic.pace("b")
+    await world.pace("b")
     assert world.slept == [0.5, 1.0]
 
 
 async def test_all_peers_share_one_rate():
     world = World(max_messages_per_second=2)
     for peer in "abc":
-        await world.traffic.pace(peer)
+        await world.pace(peer)
     assert world.slept == [0.5]
 
 
@@ -98,10 +102,10 @@ async def test_who_goes_away_while_waiting_gives_the_place_back():
 
     limits = TrafficLimits(max_messages_per_second=1)
     paced = Traffic(limits, lambda: 0.0, cancelled)
-    await paced.pace("a")
+    await paced.pace_all()
     for _ in range(1000):
         with pytest.raises(asyncio.CancelledError):
-            await paced.pace("flood")
+            await paced.pace_all()
     assert paced._everyone is not None
     assert paced._everyone.take(0.0) == 1.0
 
@@ -110,7 +114,7 @@ async def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(traffic, "MOST_PEERS", 2)
     world = World(max_messages_per_second_per_peer=1)
     for peer in "abac":
-        await world.traffic.pace(peer)
+        await world.pace(peer)
     assert list(world.traffic._buckets) == ["a", "c"]
 
 

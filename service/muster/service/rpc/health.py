@@ -1,0 +1,77 @@
+"""grpc.health.v1: whether the coordinator serves, for probes and clients."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from muster.service.core import report
+from muster.service.core.refusal import limit_exceeded
+from muster.service.rpc import errors
+
+MAX_WATCHERS = 1_000
+"""Watches open at once. They need no token, so that anyone could fill the memory with them."""
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
+    """Serves ``grpc.health.v1.Health``: every service is SERVING until the drain.
+
+    The library's own holds a lock while it writes to a watcher, and never ends a Watch: one client that does
+    not read could hold a drain up.
+
+    Args:
+        services: the full names that may be asked for, beside "" for the whole server.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = ("", *services)
+        self._draining = asyncio.Event()
+        self._watchers = 0
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """Say whether a service is served."""
+        if request.service not in self._services:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f'no service "{report.shown(request.service)}" is here. Ask for one of '
+                f'{", ".join(self._services[1:])}, or with "" for the whole coordinator.',
+            )
+        return self._now
+
+    async def List(  # noqa: N802
+        self, request: health_pb2.HealthListRequest, context: Any
+    ) -> health_pb2.HealthListResponse:
+        """Say it of every service."""
+        return health_pb2.HealthListResponse(statuses=dict.fromkeys(self._services, self._now))
+
+    async def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Say it now and at the drain, and end with that."""
+        if self._watchers >= MAX_WATCHERS:
+            raise limit_exceeded("max_watchers", MAX_WATCHERS, f"{self._watchers} watch the health already")
+        self._watchers += 1
+        try:
+            if request.service in self._services:
+                yield self._now
+                await self._draining.wait()
+                yield self._now
+            else:
+                yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+                await self._draining.wait()
+        finally:
+            self._watchers -= 1
+        raise errors.DRAINING
+
+    def drain(self) -> None:
+        """Tell every watcher that nothing is served any more."""
+        self._draining.set()
+
+    @property
+    def _now(self) -> health_pb2.HealthCheckResponse:
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.NOT_SERVING if self._draining.is_set() else status.SERVING)

@@ -9,11 +9,13 @@ not on disk (rule 2), a stored decision never changes (rule 1), sequences have n
 missing are exactly those who have not arrived (rule 5).
 """
 
+import dataclasses
 import enum
 import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
@@ -46,6 +48,7 @@ from muster.service.core.events import (
     Abort,
     Arrival,
     Arrive,
+    ArriveOnce,
     Disconnected,
     Event,
     Goodbye,
@@ -531,12 +534,26 @@ class World:
         return clients
 
     def call(self, rank: int, sequence: int | None = None, prefix: str = CKPT) -> int:
-        """A unary call, as people make it with grpcurl: hello, join and arrive. Returns its session."""
-        call = self.new_session()
-        self.do(Hello(call, RUN, 0, (ProcessInfo(rank, f"unary-{rank}", "laptop", 1),), unary=True))
-        self.do(JoinGroup(call, prefix, self.world_size))
-        self.do(Arrive(call, prefix, sequence, TIMEOUT, (Arrival(rank),)))
-        return call
+        """A unary call, as people make it with grpcurl. Returns its session."""
+        event = self.arrive_once(rank, sequence=sequence, prefix=prefix)
+        self.do(event)
+        return event.session
+
+    def arrive_once(self, rank: int, **changes: Any) -> ArriveOnce:
+        """The event of a unary call."""
+        event = ArriveOnce(
+            session=self.new_session(),
+            run_id=RUN,
+            generation=0,
+            process=ProcessInfo(rank, f"unary-{rank}", "laptop", 1),
+            prefix=CKPT,
+            world_size=self.world_size,
+            participants=(),
+            sequence=None,
+            timeout=TIMEOUT,
+            arrival=Arrival(rank),
+        )
+        return dataclasses.replace(event, **changes)
 
     def hang_up(self, call: int) -> None:
         """The unary call ends."""
@@ -570,15 +587,11 @@ class World:
                 ranks = {info.rank: info.incarnation for info in event.processes}
                 self._speaking[event.session] = event.run_id, ranks
             case Arrive() if accepted:
-                run, ranks = self._speaking[event.session]
-                group = run, event.prefix
-                on_disk = len(self.disk.decided.get(group, ()))
-                undecided = on_disk + sum((d.run_id, d.prefix) == group for d in earlier)
-                old = any(isinstance(a, Decision) and a.sequence < undecided for a in answers)
-                if event.sequence == undecided or (event.sequence is None and not old):
-                    present = self._present.setdefault(group, {})
-                    for arrival in event.arrivals:
-                        present.setdefault(arrival.rank, ranks[arrival.rank])
+                self._count(event, event.arrivals, earlier, answers)
+            case ArriveOnce() if accepted:
+                self._speaking[event.session] = event.run_id, {event.process.rank: event.process.incarnation}
+                self._replace(event, (event.process.rank,))
+                self._count(event, (event.arrival,), earlier, answers)
         for decision in decided:
             present = self._present.pop((decision.run_id, decision.prefix), {})
             missing = [one.rank for one in decision.missing]
@@ -592,11 +605,33 @@ class World:
                 assert decision.arrived == len(present), "the arrivals are not counted right"
             assert decision.outcome is not Outcome.RELEASED or not missing
         if isinstance(event, JoinGroup) and accepted:
-            run, ranks = self._speaking[event.session]
-            present = self._present.get((run, event.prefix), {})
-            for rank in event.ranks or ranks:
-                if present.get(rank) != ranks[rank]:
-                    present.pop(rank, None)
+            self._replace(event, event.ranks)
+
+    def _count(
+        self,
+        event: Arrive | ArriveOnce,
+        arrivals: Iterable[Arrival],
+        earlier: list[Decision],
+        answers: list[Message],
+    ) -> None:
+        """Who arrives at the barrier that is not decided yet is present."""
+        run, ranks = self._speaking[event.session]
+        group = run, event.prefix
+        on_disk = len(self.disk.decided.get(group, ()))
+        undecided = on_disk + sum((d.run_id, d.prefix) == group for d in earlier)
+        old = any(isinstance(a, Decision) and a.sequence < undecided for a in answers)
+        if event.sequence == undecided or (event.sequence is None and not old):
+            present = self._present.setdefault(group, {})
+            for arrival in arrivals:
+                present.setdefault(arrival.rank, ranks[arrival.rank])
+
+    def _replace(self, event: JoinGroup | ArriveOnce, joined: tuple[int, ...]) -> None:
+        """A newer incarnation takes the place of who was present for its rank."""
+        run, ranks = self._speaking[event.session]
+        present = self._present.get((run, event.prefix), {})
+        for rank in joined or ranks:
+            if present.get(rank) != ranks[rank]:
+                present.pop(rank, None)
 
     def assert_nobody_waits_in_vain(self) -> None:
         """Whoever waits with an open stream is counted by the barrier that is open."""

@@ -32,6 +32,7 @@ from muster.service.core.effects import (
 from muster.service.core.events import (
     Abort,
     Arrive,
+    ArriveOnce,
     CloseRun,
     Disconnected,
     Event,
@@ -127,6 +128,8 @@ class Coordinator:
                 self._hello(event, now, effects)
             case JoinGroup():
                 self._join(event, now, effects)
+            case ArriveOnce():
+                self._arrive_once(event, now, effects)
             case Goodbye():
                 self._goodbye(event, now, effects)
             case Disconnected():
@@ -239,29 +242,33 @@ class Coordinator:
 
     def _hello(self, event: Hello, now: Instant, effects: Effects) -> None:
         try:
-            self._check_hello(event)
-            run = self._run_for(event.run_id, event.generation, now, effects)
-            run.admit(event.generation, now, effects)
+            session = self._let_in(event, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
             return
+        ordinals = tuple(process.ordinal for process in session.processes.values())
+        effects.send(
+            event.session,
+            Welcome(self.epoch, self.session_ttl, self.limits.max_payload_bytes, ordinals),
+        )
+        if session.run.closed is not None:
+            effects.send(event.session, session.run.closed)
+
+    def _let_in(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
+        """Processes enter their run, which begins with them if nobody knew it."""
+        self._check_hello(event)
+        run = self._run_for(event.run_id, event.generation, now, effects)
+        run.admit(event.generation, now, effects)
         processes: dict[int, Process] = {}
         for info in event.processes:
             known = run.roster.find(info.rank, info.incarnation)
             if known is not None:
                 self._end_old_session(known, effects)
             ordinal = self._ordinal(info)
-            process = run.enter(info, ordinal, event.session, event.unary, now, effects)
-            processes[info.rank] = process
-        self.sessions[event.session] = Session(event.session, run, processes)
+            processes[info.rank] = run.enter(info, ordinal, event.session, unary, now, effects)
+        session = self.sessions[event.session] = Session(event.session, run, processes)
         self._used(run, now, effects)
-        ordinals = tuple(process.ordinal for process in processes.values())
-        effects.send(
-            event.session,
-            Welcome(self.epoch, self.session_ttl, self.limits.max_payload_bytes, ordinals),
-        )
-        if run.closed is not None:
-            effects.send(event.session, run.closed)
+        return session
 
     def _ordinal(self, info: ProcessInfo) -> int:
         """What an earlier Welcome gave to the process; a new one at its first hello.
@@ -421,15 +428,27 @@ class Coordinator:
             positions = session.run.join(processes, event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
-            self._end_call(event.session, now, effects)
             return
         effects.send(event.session, GroupJoined(event.prefix, positions))
 
-    def _end_call(self, session_id: SessionId, now: Instant, effects: Effects) -> None:
-        """A unary call that was refused is over: the arrival that came with it must not count."""
-        session = self.sessions.get(session_id)
-        if session is not None and any(process.unary for process in session.processes.values()):
-            self._disconnected(Disconnected(session_id), now, effects)
+    def _arrive_once(self, event: ArriveOnce, now: Instant, effects: Effects) -> None:
+        hello = Hello(event.session, event.run_id, event.generation, (event.process,))
+        try:
+            self._check_hello(hello)
+            shape = self._check_shape(event)
+            self._check_timeout(event.timeout)
+            known = self.runs.get(event.run_id) or self._new_run(event.run_id, event.generation, now)
+            known.check_call(event, shape)
+            session = self._let_in(hello, now, effects, unary=True)
+            session.run.join(list(session.processes.values()), event.prefix, shape, now, effects)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, event.prefix))
+            self._disconnected(Disconnected(event.session), now, effects)
+            return
+        arrivals = (event.arrival,)
+        self._arrive(
+            Arrive(event.session, event.prefix, event.sequence, event.timeout, arrivals), now, effects
+        )
 
     def _arrive(self, event: Arrive, now: Instant, effects: Effects) -> None:
         try:
@@ -678,7 +697,7 @@ class Coordinator:
             if operation.id.number < 1:
                 raise _invalid("operation.number", operation.id.number, "a client's operations count from 1")
 
-    def _check_shape(self, event: JoinGroup) -> Shape:
+    def _check_shape(self, event: JoinGroup | ArriveOnce) -> Shape:
         self._check_name("prefix", event.prefix)
         world_size, participants = event.world_size, event.participants
         if len(participants) > self.limits.max_world_size:

@@ -40,8 +40,6 @@ class Hello:
     run_id: str
     generation: int
     processes: tuple[ProcessInfo, ...]
-    unary: bool = False
-    """It is a unary call: its end says nothing about the life of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,27 @@ class Arrive(NamedTuple):
     timeout: float
     """Seconds."""
     arrivals: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArriveOnce:
+    """A unary call says hello, joins a group and arrives, all at once or not at all.
+
+    The end of the call says nothing about the life of the caller.
+    """
+
+    session: SessionId
+    run_id: str
+    generation: int
+    process: ProcessInfo
+    prefix: str
+    world_size: int
+    participants: tuple[int, ...]
+    sequence: int | None
+    """None: the next one for the rank."""
+    timeout: float
+    """Seconds."""
+    arrival: Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +179,7 @@ Event: TypeAlias = (
     Hello
     | JoinGroup
     | Arrive
+    | ArriveOnce
     | Goodbye
     | Disconnected
     | Abort

@@ -8,7 +8,7 @@ The rules of design.md §3 that are kept here, each in the method named:
 - the dead are not waited for (6): ``check``
 - a vote is an abort (7), disagreement is an error for all (8): ``_count``
 - the first arrival's timeout (9): ``_open_barrier``, ``on_time``
-- subsets and payloads (10): ``check_join``, ``_check_payload``
+- subsets and payloads (10): ``check_shape``, ``check_arrival``
 - the newest incarnation speaks (11), and is told where it stands (12): ``join``
 """
 
@@ -129,12 +129,7 @@ class Group:
 
     def check_join(self, process: Process, shape: Shape) -> None:
         """Refuse a process that may not take part, before anything is changed."""
-        if process.rank not in shape:
-            raise Refusal(
-                Reason.NOT_A_PARTICIPANT,
-                f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
-                f"include rank {process.rank}. Mend the rank, the world size or the participants.",
-            )
+        self.check_shape(process, process.rank, shape)
         speaker = self.speakers.get(process.rank)
         if speaker is None or self.generation != self._roster.generation:
             return
@@ -146,6 +141,15 @@ class Group:
             )
         if speaker.process.ordinal > process.ordinal:
             raise self._superseded(process, speaker.process)
+
+    def check_shape(self, process: Process | str, rank: int, shape: Shape) -> None:
+        """Refuse a process whose rank is not in the shape that it brings."""
+        if rank not in shape:
+            raise Refusal(
+                Reason.NOT_A_PARTICIPANT,
+                f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
+                f"include rank {rank}. Mend the rank, the world size or the participants.",
+            )
 
     def join(self, process: Process, shape: Shape, now: Instant, effects: Effects) -> int:
         """Let a process that passed :meth:`check_join` take part; the newest incarnation speaks for its rank.
@@ -256,21 +260,12 @@ class Group:
             raise self._not_speaking(process, speaker)
         if sequence is None:
             sequence = self._next_of(speaker)
-        if sequence == self.next_sequence:
-            self._check_payload(process, arrival)
+        if sequence >= self.next_sequence:
+            self.check_arrival(process, sequence, arrival)
             if self.open is None:
                 self._open_barrier(speaker.shape, timeout, now)
             speaker.last = sequence
             self._count(speaker, arrival, now, effects)
-        elif sequence > self.next_sequence:
-            raise Refusal(
-                Reason.SEQUENCE_AHEAD,
-                f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
-                f"#{self.next_sequence}. Either the process did not take its sequence from the "
-                "coordinator, or the coordinator lost its state (memory: storage does not survive a "
-                "restart): start the run as a new generation.",
-                next_sequence=self.next_sequence,
-            )
         else:
             effects.send(_session(process), self._decided(speaker, sequence))
             speaker.last = max(sequence, speaker.last or 0)
@@ -541,8 +536,17 @@ class Group:
 
     # ------------------------------------------------------------------ refusing
 
-    def _check_payload(self, process: Process, arrival: Arrival) -> None:
-        """A payload that is refused opens no barrier."""
+    def check_arrival(self, process: Process | str, sequence: int | None, arrival: Arrival) -> None:
+        """Refuse an arrival ahead of the next barrier, or with a payload too large, before one opens."""
+        if sequence is not None and sequence > self.next_sequence:
+            raise Refusal(
+                Reason.SEQUENCE_AHEAD,
+                f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
+                f"#{self.next_sequence}. Either the process did not take its sequence from the "
+                "coordinator, or the coordinator lost its state (memory: storage does not survive a "
+                "restart): start the run as a new generation.",
+                next_sequence=self.next_sequence,
+            )
         size, most = len(arrival.payload), self._limits.max_payload_bytes
         if size > most:
             raise limit_exceeded(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from muster.service.core import report
 from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notice, Refused, RunRecord
-from muster.service.core.events import CloseRun, JoinRendezvous, ProcessInfo, SessionId
+from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Instant, MemberState, Shape
@@ -345,6 +345,18 @@ class Run:
             self.groups[prefix] = group
             effects.records.append(group.record)
         return tuple((process.rank, group.join(process, shape, now, effects)) for process in processes)
+
+    def check_call(self, call: ArriveOnce, shape: Shape) -> None:
+        """Refuse a unary call before a group, or this run, begins with it.
+
+        Raises:
+            Refusal: NOT_A_PARTICIPANT, SEQUENCE_AHEAD or LIMIT_EXCEEDED.
+        """
+        group = self.groups.get(call.prefix) or self._new_group(call.prefix, self.generation, 0)
+        info = call.process
+        process = report.process_name(info.rank, info.host, info.pid)
+        group.check_shape(process, info.rank, shape)
+        group.check_arrival(process, call.sequence, call.arrival)
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Take back a group from storage."""

@@ -4,14 +4,7 @@ import hashlib
 from typing import Any
 
 from muster.service.core import views
-from muster.service.core.events import (
-    Abort,
-    Arrival,
-    Arrive,
-    Hello,
-    JoinGroup,
-    ProcessInfo,
-)
+from muster.service.core.events import Abort, Arrival, ArriveOnce, ProcessInfo
 from muster.service.core.model import Decision
 from muster.service.driver import Driver
 from muster.service.rpc import codec
@@ -41,15 +34,18 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         failure = request.failure if request.HasField("failure") else None
         participants = codec.at_most("participants", request.participants)
         with self._polls.open(Decision) as call:
-            self._driver.submit(Hello(call.id, request.run_id, request.generation, (process,), unary=True))
-            self._driver.submit(JoinGroup(call.id, request.prefix, request.world_size, participants))
             self._driver.submit(
-                Arrive(
-                    call.id,
-                    request.prefix,
-                    request.sequence if request.HasField("sequence") else None,
-                    request.timeout_ms / 1000,
-                    (Arrival(request.rank, request.payload, failure),),
+                ArriveOnce(
+                    session=call.id,
+                    run_id=request.run_id,
+                    generation=request.generation,
+                    process=process,
+                    prefix=request.prefix,
+                    world_size=request.world_size,
+                    participants=participants,
+                    sequence=request.sequence if request.HasField("sequence") else None,
+                    timeout=request.timeout_ms / 1000,
+                    arrival=Arrival(request.rank, request.payload, failure),
                 )
             )
             return barrier_pb2.ArriveResponse(decision=decision_to_pb(await call.answer()))

@@ -316,10 +316,35 @@ def test_a_call_whose_join_is_refused_has_not_arrived():
     world.hang_up(one)
     world.hang_up(two)
     assert world.group().next_sequence == 1
-    again = world.new_session()
-    process = ProcessInfo(0, "unary-0", "laptop", 1)
-    world.do(Hello(again, RUN, 0, (process,), unary=True))
-    assert world.refused(JoinGroup(again, CKPT, 3)).refusal.reason is Reason.SHAPE_CHANGED
-    refused = world.refused(Arrive(again, CKPT, None, TIMEOUT, (Arrival(0),)))
-    assert refused.refusal.reason is Reason.HELLO_REQUIRED
+    again = world.arrive_once(0, world_size=3)
+    assert world.refused(again).refusal.reason is Reason.SHAPE_CHANGED
     assert world.group().open is None
+    assert again.session not in world.coordinator.sessions
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"generation": 2**40}, Reason.INVALID_ARGUMENT),
+        ({"process": INFO._replace(host="")}, Reason.INVALID_ARGUMENT),
+        ({"prefix": ""}, Reason.INVALID_ARGUMENT),
+        ({"world_size": 0}, Reason.INVALID_ARGUMENT),
+        ({"participants": (0, 9)}, Reason.INVALID_ARGUMENT),
+        ({"participants": (1,)}, Reason.NOT_A_PARTICIPANT),
+        ({"timeout": 0.0}, Reason.INVALID_ARGUMENT),
+        ({"sequence": 1}, Reason.SEQUENCE_AHEAD),
+        ({"arrival": Arrival(0, bytes(9))}, Reason.LIMIT_EXCEEDED),
+    ],
+)
+def test_a_call_that_is_refused_begins_nothing(changes, reason):
+    world = World(2, limits=Limits(max_payload_bytes=8))
+    assert world.refused(world.arrive_once(0, **changes)).refusal.reason is reason
+    assert world.last.records == []
+    assert not world.coordinator.runs
+    assert not world.coordinator.sessions
+    # Nor does it begin a group in a run that is there.
+    world.ranks(prefix="other")
+    if "generation" not in changes:
+        world.refused(world.arrive_once(0, **changes))
+        assert world.last.records == []
+        assert world.coordinator.runs[RUN].groups.keys() == {"other"}

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from muster.service.core.effects import Welcome
+from muster.service.core.effects import Refused
 from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import Outcome
@@ -213,8 +213,7 @@ def test_limits_not_luck_a_message_names_no_more_ranks_than_can_be(field, event)
 def test_limits_not_luck_a_call_that_has_ended_leaves_nobody_in_the_way():
     world = World(2, limits=Limits(max_processes_per_rank=2))
     for call in range(5):
-        session = world.new_session()
         process = ProcessInfo(0, f"call-{call}", "laptop", 1)
-        (answer,) = world.ask(Hello(session, RUN, 0, (process,), unary=True))
-        assert isinstance(answer, Welcome)
-        world.hang_up(session)
+        event = world.arrive_once(0, process=process)
+        assert not any(isinstance(answer, Refused) for answer in world.ask(event))
+        world.hang_up(event.session)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import muster.worker
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, channel
+from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, channel, outage
 from tests.support.authority import Authority, Pair
 from tests.support.command import job, until
 from tests.support.coordinator import Coordinator
@@ -135,10 +135,19 @@ def test_no_tls_where_tls_is_spoken(mutual: Coordinator, environ: pytest.MonkeyP
 
 
 def test_the_servers_authority_is_unknown(
-    mutual: Coordinator, authority: Authority, stranger: Authority, environ: pytest.MonkeyPatch
+    mutual: Coordinator,
+    authority: Authority,
+    stranger: Authority,
+    environ: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
+    environ.setattr(outage, "FIRST_REMINDER", 0.01)
     present(environ, stranger.ca, authority.issue("client", "node-0"))
-    assert_turned_away(mutual.endpoint, "certificate is not of an authority in MUSTER_TLS_CA")
+    sentence = "certificate is not of an authority in MUSTER_TLS_CA"
+    assert_turned_away(mutual.endpoint, sentence)
+    # Nor does who waits for long wait without a word.
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("trying again" in line and sentence in line for line in lines), lines
 
 
 def test_tls_where_none_is_spoken(tmp_path: Path, authority: Authority, environ: pytest.MonkeyPatch):

@@ -34,6 +34,7 @@ from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.credentials import Credentials, may_come_again
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Attendance:
         self._connected = False
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
+        self._outage = Outage(config.endpoint)
         claim("a node's place")
 
     # ------------------------------------------------------------------ what the handler does
@@ -295,6 +297,7 @@ class Attendance:
             if self._attempt != attempt:
                 return
             self._met = self._connected = self._admitted = True
+            self._outage.over()
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
@@ -337,6 +340,7 @@ class Attendance:
                 self._connected = False
                 self._lost_at = time.monotonic()
                 logger.warning("lost the coordinator at %s (%s); joining again", self.config.endpoint, why)
+            self._outage.failed(why)
             self._changed.notify_all()
 
     def _end_stream(self) -> None:

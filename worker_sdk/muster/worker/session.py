@@ -34,6 +34,7 @@ from muster.worker.credentials import Credentials, may_come_again
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
+from muster.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class Session:
         self._connected = False
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
+        self._outage = Outage(config.endpoint)
         self._fatal: MusterError | None = None
         self._max_payload_bytes: int | None = None
         self._keepalive_ms = KEEPALIVE_MS
@@ -370,6 +372,7 @@ class Session:
             return
         self._outbox = outbox
         self._connected = True
+        self._outage.over()
         for prefix, group in self._groups.items():
             outbox.put(self._join_request(prefix, group))
             if group.pending is not None:
@@ -431,6 +434,7 @@ class Session:
                     logger.warning(
                         "lost the coordinator at %s (%s); connecting again", self.config.endpoint, why
                     )
+            self._outage.failed(why)
             self._changed.notify_all()
 
     def _denied(self, error: grpc.RpcError) -> None:

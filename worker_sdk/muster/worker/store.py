@@ -19,6 +19,7 @@ from muster.worker import environment
 from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, reason_of, shared_channel
 from muster.worker.credentials import may_come_again
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
+from muster.worker.outage import Outage
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """The default of torch's stores."""
@@ -269,6 +270,7 @@ class CoordinatorStore(Store):
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
         failing_since = None
+        outage = Outage(self.endpoint)
         left, backoff = timeout, FIRST_BACKOFF
         while True:
             if timeout and isinstance(request, Waiting):
@@ -284,6 +286,7 @@ class CoordinatorStore(Store):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._unreachable(timeout, error) from None
+                outage.failed(explain(error))
             pause = min(left, backoff * random.uniform(0.5, 1.0))
             time.sleep(pause)
             left -= pause

@@ -8,20 +8,20 @@ from aiohttp.typedefs import Handler, Middleware
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.security.access import Access, check_role, check_run
-from muster.service.security.tokens import Grant, Role
-from muster.service.web.status import ASSETS
+from muster.service.security.tokens import Role
+from muster.service.web.status import ASSETS, OVERVIEWS
+from muster.service.web.viewer import GRANT
 
 PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that need neither certificate nor token: probes have none."""
-GRANT: web.RequestKey[Grant | None] = web.RequestKey("grant", Grant)
-"""What the caller may do; None: everyone may see everything."""
 
 
 def guarded(access: Access | None, *, needs_certificate: bool) -> Middleware:
     """The middleware that lets requests in.
 
-    A path that names a run (``{run}`` in its route) needs a token for that run; every other one shows all
-    runs, and needs a token for all. What the page is made of needs any token.
+    A path that names a run (``{run}`` in its route) needs a token for that run. The overviews show the runs
+    that the token is for, and what the page is made of is the same for everyone: they need any token. Every
+    other path shows all runs, and needs a token for all.
 
     Args:
         access: checks tokens; None: none are asked for.
@@ -41,7 +41,7 @@ def guarded(access: Access | None, *, needs_certificate: bool) -> Middleware:
             try:
                 grant = access.identify(_authorization(request))
                 check_role(grant, Role.VIEWER, request.path)
-                if request.path not in ASSETS:
+                if request.path not in ASSETS and request.path not in OVERVIEWS:
                     check_run(grant, request.match_info.get("run", ""))
             except Refusal as refusal:
                 unknown = refusal.reason in (Reason.TOKEN_MISSING, Reason.TOKEN_UNKNOWN)

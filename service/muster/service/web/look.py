@@ -7,6 +7,7 @@ from itertools import accumulate
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
+from muster.service.security.tokens import Grant
 
 MOST_WAITING = 100
 """Open barriers on one page, those first that have been open longest."""
@@ -23,6 +24,8 @@ class Overview:
     taken_at: float
     """Seconds since 1970."""
     epoch: int
+    only: tuple[str, ...]
+    """The patterns of the runs that are shown; empty: all are."""
     runs: tuple[views.RunView, ...]
     waiting: tuple[views.BarrierView, ...]
     decided: tuple[views.BarrierView, ...]
@@ -42,13 +45,25 @@ class RunLook:
     members: tuple[views.MemberView, ...] = ()
 
 
-def overview(coordinator: Coordinator, now: Instant) -> Overview:
-    """Look at all runs."""
-    groups = [group for run in coordinator.runs.values() for group in run.groups.values()]
+def overview(coordinator: Coordinator, now: Instant, grant: Grant | None = None) -> Overview:
+    """Look at all runs.
+
+    Args:
+        coordinator: where they are.
+        now: this moment.
+        grant: whose runs alone are shown; None: all are.
+    """
+
+    def shown(run_id: str) -> bool:
+        return grant is None or grant.allows(run_id)
+
+    runs = [run for run in coordinator.runs.values() if shown(run.run_id)]
+    groups = [group for run in runs for group in run.groups.values()]
     return Overview(
         taken_at=now.wall,
         epoch=coordinator.epoch,
-        runs=tuple(views.runs(coordinator)),
+        only=() if grant is None else grant.runs,
+        runs=tuple(view for view in views.runs(coordinator) if shown(view.run_id)),
         waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
         decided=tuple(views.last_decided(groups, MOST_DECIDED)),
     )

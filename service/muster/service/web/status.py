@@ -13,6 +13,7 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.core.refusal import Refusal
 from muster.service.web import links, look, pages, twins
+from muster.service.web.viewer import narrowed_to
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ ASSETS = {
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
 """The paths of what the page is made of, which is the same for everyone: (file, content type)."""
+OVERVIEWS = frozenset({"/", "/status.json"})
+"""The paths of the page of all runs, and of its twin; a viewer sees there what is for its token."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -91,18 +94,22 @@ def add_status(site: web.Application, state: State) -> None:
     answers = Answers()
 
     async def overview(request: web.Request) -> web.StreamResponse:
+        grant = narrowed_to(request)
+
         async def make() -> Answer:
-            taken = await state.query(look.overview)
+            taken = await state.query(lambda core, now: look.overview(core, now, grant))
             return await _rendered(lambda: pages.overview_page(taken, _root(request)), HTML)
 
-        return _response(request, await answers.get("page", make))
+        return _response(request, await answers.get(("overview", grant), make))
 
     async def overview_twin(request: web.Request) -> web.StreamResponse:
+        grant = narrowed_to(request)
+
         async def make() -> Answer:
-            taken = await state.query(look.overview)
+            taken = await state.query(lambda core, now: look.overview(core, now, grant))
             return await _rendered(lambda: twins.overview_twin(taken), JSON)
 
-        return _response(request, await answers.get("twin", make))
+        return _response(request, await answers.get(("overview twin", grant), make))
 
     async def run(request: web.Request) -> web.StreamResponse:
         run_id, root = request.match_info["run"], _root(request)

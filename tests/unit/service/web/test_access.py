@@ -11,7 +11,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from muster.service.security.access import Access
 from muster.service.security.tokens import Grant, Role, Tokens
-from muster.service.web.access import GRANT, guarded
+from muster.service.web.access import guarded
+from muster.service.web.viewer import GRANT
 
 ALL, TEAM = "s3cr3t-of-all-0123456789", "s3cr3t-of-team-0123456789"
 
@@ -64,10 +65,10 @@ async def test_probes_need_nothing_and_everything_else_a_token():
 
 async def test_a_token_is_for_its_runs_and_what_shows_all_runs_is_for_all():
     async with site(Access(lambda: TOKENS)) as client:
-        for path in ("/", "/metrics", "/runs/b"):
+        for path in ("/metrics", "/runs/b"):
             assert await ask(client, path, f"Bearer {ALL}") == (200, "*")
             assert (await ask(client, path, f"Bearer {TEAM}"))[0] == 403
-        for path in ("/runs/a-1", "/static/app.css"):
+        for path in ("/", "/runs/a-1", "/static/app.css"):
             assert await ask(client, path, f"Bearer {TEAM}") == (200, "a-*")
 
 

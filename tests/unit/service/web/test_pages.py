@@ -138,7 +138,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
         for state in MemberState
     )
     return (
-        Overview(taken_at=1e9, epoch=1, runs=(run,), waiting=waiting, decided=decided),
+        Overview(taken_at=1e9, epoch=1, only=(next(words),), runs=(run,), waiting=waiting, decided=decided),
         RunLook(taken_at=1e9, run=run, rendezvous=rendezvous, waiting=waiting, decided=decided, hosts=hosts),
     )
 

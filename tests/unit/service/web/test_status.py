@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -13,8 +14,11 @@ from yarl import URL
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
+from muster.service.security.access import Access
+from muster.service.security.tokens import Grant, Role, Tokens
 from muster.service.storage.engine import StorageError
 from muster.service.web import links, look, status
+from muster.service.web.access import guarded
 from muster.service.web.site import build_site
 from tests.support import scenes
 from tests.support.virtual_time import START, in_virtual_time
@@ -99,6 +103,30 @@ async def test_it_can_be_read_and_nothing_else(client: TestClient, path: str):
     assert (await client.head("/")).status == 200
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert (await client.request(method, path)).status == 405
+
+
+async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene):
+    scenes.Job(scene, "a-1", 2)
+    scenes.Job(scene, "b-1", 2)
+    tokens = {
+        "*": "s3cr3t-of-all-0123456789",
+        "a-*": "s3cr3t-of-a-0123456789",
+        "c-*": "s3cr3t-of-c-0123456789",
+    }
+    grants = [
+        Grant(name=runs, role=Role.VIEWER, runs=(runs,), digest=hashlib.sha256(token.encode()).digest())
+        for runs, token in tokens.items()
+    ]
+    site = build_site(CollectorRegistry(), lambda: None, scene)
+    site.middlewares.append(guarded(Access(lambda: Tokens(tuple(grants))), needs_certificate=False))
+    async with TestClient(TestServer(site)) as client:
+        for runs, seen in (("*", {"a-1", "b-1"}), ("a-*", {"a-1"}), ("c-*", set())):
+            headers = {"Authorization": f"Bearer {tokens[runs]}"}
+            page = await (await client.get("/", headers=headers)).text()
+            twin = await (await client.get("/status.json", headers=headers)).json()
+            assert {run["run_id"] for run in twin["runs"]} == seen
+            assert {run for run in ("a-1", "b-1") if run in page} == seen
+            assert (f"Only the runs that your token is for: {runs}" in page) == (runs != "*")
 
 
 async def test_nothing_comes_from_elsewhere(client: TestClient, scene: CountedScene):

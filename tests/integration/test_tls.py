@@ -3,6 +3,7 @@
 import os
 import re
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
@@ -214,7 +215,7 @@ class Mounted:
     def put(self, cert: bytes, key: bytes, ca: bytes) -> None:
         self._version += 1
         version = self._folder / f"version-{self._version}"
-        version.mkdir()
+        version.mkdir(parents=True)
         for path, data in ((self.cert, cert), (self.key, key), (self.ca, ca)):
             (version / path.name).write_bytes(data)
         fresh = self._folder / "fresh"
@@ -277,6 +278,34 @@ def test_a_certificate_is_replaced_while_sessions_are_open(
             # Whoever was there before has noticed nothing.
             running.arrive(1, [3])
             assert "RELEASED" in str(running.decision())
+
+
+def test_a_store_takes_new_certificates_when_its_connection_breaks(
+    tmp_path: Path, authority: Authority, stranger: Authority, environ: pytest.MonkeyPatch
+):
+    """Its channel lives as long as the process, which may be longer than any certificate."""
+    served, held = Mounted(tmp_path / "served"), Mounted(tmp_path / "held")
+
+    def issue(by: Authority, name: str) -> None:
+        server, client = by.issue(f"server-{name}"), by.issue(f"client-{name}", "node-0")
+        served.put(server.cert.read_bytes(), server.key.read_bytes(), by.ca.read_bytes())
+        held.put(client.cert.read_bytes(), client.key.read_bytes(), by.ca.read_bytes())
+
+    issue(authority, "old")
+    present(environ, held.ca, Pair(held.cert, held.key))
+    extra = tls(Pair(served.cert, served.key), f"--tls-client-ca={served.ca}")
+    with Coordinator(tmp_path, extra=extra) as coordinator:
+        store, another = (CoordinatorStore(coordinator.endpoint, "tls") for _ in range(2))
+        store.set("key", "old")
+        waiting = threading.Thread(target=another.wait, args=(["later"],))
+        waiting.start()
+        issue(stranger, "new")
+        coordinator.stop()
+        coordinator.start()
+        store.set("later", "new")
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert [another.get("key"), store.get("later")] == [b"old", b"new"]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, time: Time) -> Stub:
     stub = Stub(time)
-    monkeypatch.setattr(store_module.store_pb2_grpc, "StoreServiceStub", lambda _: stub)
+    monkeypatch.setattr(store_module, "StoreServiceStub", lambda _: stub)
     return stub
 
 

@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from muster.worker.credentials import Credentials
+from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import MusterError
 
 PROTOCOL_VERSION = 1
@@ -49,7 +50,8 @@ SHARED_OPTIONS = [
 ]
 
 _lock = threading.Lock()
-_channels: dict[str, grpc.Channel] = {}
+_channels: dict[str, tuple[grpc.Channel, tuple[bytes, ...]]] = {}
+"""By endpoint, each with the certificates that it was opened with."""
 _owner: int | None = None
 """The process that speaks gRPC; its forked children cannot."""
 _held = ""
@@ -79,19 +81,36 @@ def open_channel(endpoint: str, keepalive_ms: int) -> grpc.Channel:
     return Credentials.of().open_channel(endpoint, channel_options(keepalive_ms))
 
 
-def shared_channel(endpoint: str) -> grpc.Channel:
+def shared_channel(endpoint: str, *, renew: bool = False) -> grpc.Channel:
     """The process's channel for unary calls to a coordinator; it is opened at the first call.
 
+    Args:
+        endpoint: ``HOST:PORT``.
+        renew: open it anew if the certificates are others now than those that it was opened with. A channel
+            shows the same ones for as long as it lives; that it has failed is the time to look.
+
     Raises:
-        EnvironmentValueError: the token or a certificate cannot be used.
+        EnvironmentValueError: the token or a certificate cannot be used, and there is no channel yet.
         MusterError: this process was forked from one that has such channels.
     """
     claim("a store")
     with _lock:
-        channel = _channels.get(endpoint)
-        if channel is None:
+        known = _channels.get(endpoint)
+        if known is not None and not renew:
+            return known[0]
+        try:
+            credentials = Credentials.of()
+            certificates = credentials.certificates()
+            if known is not None and known[1] == certificates:
+                return known[0]
             options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
-            channel = _channels[endpoint] = Credentials.of().open_channel(endpoint, options)
+            channel = credentials.open_channel(endpoint, options)
+        except EnvironmentValueError:
+            if known is None:
+                raise
+            return known[0]  # Files that are being replaced may be unusable for a moment.
+        # The one before is not closed: other threads may have calls on it, and it ends with the last of them.
+        _channels[endpoint] = channel, certificates
         return channel
 
 

@@ -91,6 +91,19 @@ class Credentials:
             raise EnvironmentValueError(f"{where}: a token is one line of ASCII without spaces.")
         return f"Bearer {token}"
 
+    def certificates(self) -> tuple[bytes, ...]:
+        """What the files of authorities, certificate and key hold now.
+
+        Raises:
+            EnvironmentValueError: one cannot be read.
+        """
+        files = (
+            (self.ca, "MUSTER_TLS_CA"),
+            (self.cert, "MUSTER_TLS_CERT"),
+            (self.key, "MUSTER_TLS_KEY"),
+        )
+        return tuple(_read(path, variable) for path, variable in files if path is not None)
+
     def open_channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
         """A channel that shows them.
 

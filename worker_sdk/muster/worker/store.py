@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from torch.distributed import Store  # type: ignore[attr-defined]  # it is, in C++
 
 from muster.v1 import store_pb2 as pb
-from muster.v1 import store_pb2_grpc
+from muster.v1.store_pb2_grpc import StoreServiceStub
 from muster.worker import environment
 from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, reason_of, shared_channel
 from muster.worker.credentials import may_come_again
@@ -34,6 +34,8 @@ NO_ANSWER = (
 
 Waiting = pb.StoreServiceGetRequest | pb.WaitRequest
 Response = TypeVar("Response")
+Method = Callable[[StoreServiceStub], Callable[..., Response]]
+"""Picks a call of the stub, which is another one after certificates were renewed."""
 Change = TypeVar(
     "Change", pb.SetRequest, pb.AddRequest, pb.CompareSetRequest, pb.AppendRequest, pb.DeleteRequest
 )
@@ -73,7 +75,7 @@ class CoordinatorStore(Store):
         _seconds(timeout)
         # The timeout lives in the C++ half, where PrefixStore and process groups read and set it.
         self.set_timeout(timeout)
-        self._stub = store_pb2_grpc.StoreServiceStub(shared_channel(self.endpoint))
+        self._stub = StoreServiceStub(shared_channel(self.endpoint))
         self._owner = os.getpid()
         self._client = uuid.uuid4().hex
         self._number = 0
@@ -107,7 +109,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.StoreServiceGetRequest(run_id=self.run_id, keys=map(_key, keys))
-        return list(self._send(self._stub.Get, request, self._timeout()).values)
+        return list(self._send(lambda stub: stub.Get, request, self._timeout()).values)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there.
@@ -122,22 +124,22 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.WaitRequest(run_id=self.run_id, keys=map(_key, keys))
-        self._send(self._stub.Wait, request, self._timeout() if timeout is None else _seconds(timeout))
+        self._send(lambda stub: stub.Wait, request, self._timeout() if timeout is None else _seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
         request = pb.CheckRequest(run_id=self.run_id, keys=map(_key, keys))
-        return self._send(self._stub.Check, request, self._timeout()).present
+        return self._send(lambda stub: stub.Check, request, self._timeout()).present
 
     def list_keys(self) -> list[str]:
         """All keys of the run, in ascending order."""
         request = pb.ListKeysRequest(run_id=self.run_id)
-        return list(self._send(self._stub.ListKeys, request, self._timeout()).keys)
+        return list(self._send(lambda stub: stub.ListKeys, request, self._timeout()).keys)
 
     def num_keys(self) -> int:
         """How many keys the run has."""
         request = pb.NumKeysRequest(run_id=self.run_id)
-        return self._send(self._stub.NumKeys, request, self._timeout()).count
+        return self._send(lambda stub: stub.NumKeys, request, self._timeout()).count
 
     # ------------------------------------------------------------------ changing
 
@@ -163,7 +165,7 @@ class CoordinatorStore(Store):
         entries = [
             pb.KeyValue(key=_key(key), value=_bytes(value)) for key, value in zip(keys, values, strict=True)
         ]
-        self._change(self._stub.Set, pb.SetRequest(run_id=self.run_id, entries=entries))
+        self._change(lambda stub: stub.Set, pb.SetRequest(run_id=self.run_id, entries=entries))
 
     def add(self, key: str, value: int) -> int:
         """Add to a number, which is 0 while the key is not there.
@@ -177,7 +179,7 @@ class CoordinatorStore(Store):
             ValueError: the value has more than 64 bits.
         """
         request = pb.AddRequest(run_id=self.run_id, key=_key(key), amount=value)
-        return self._change(self._stub.Add, request).value
+        return self._change(lambda stub: stub.Add, request).value
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write a key if it has the expected value; an empty one also stands for a key that is not there.
@@ -195,7 +197,7 @@ class CoordinatorStore(Store):
             expected=_bytes(expected_value),
             desired=_bytes(desired_value),
         )
-        return self._change(self._stub.CompareSet, request).value
+        return self._change(lambda stub: stub.CompareSet, request).value
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add to the end of a value, which is empty while the key is not there.
@@ -205,7 +207,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused, for example since the value is too large.
         """
         request = pb.AppendRequest(run_id=self.run_id, key=_key(key), value=_bytes(value))
-        self._change(self._stub.Append, request)
+        self._change(lambda stub: stub.Append, request)
 
     def delete_key(self, key: str) -> bool:
         """Remove a key.
@@ -218,7 +220,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.DeleteRequest(run_id=self.run_id, key=_key(key))
-        return self._change(self._stub.Delete, request).existed
+        return self._change(lambda stub: stub.Delete, request).existed
 
     def delete_prefix(self, prefix: str) -> int:
         """Remove every key that begins so.
@@ -234,7 +236,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.DeletePrefixRequest(run_id=self.run_id, prefix=_key(prefix))
-        return self._send(self._stub.DeletePrefix, request, self._timeout()).count
+        return self._send(lambda stub: stub.DeletePrefix, request, self._timeout()).count
 
     # ------------------------------------------------------------------ for torch
 
@@ -257,7 +259,7 @@ class CoordinatorStore(Store):
         timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # torch's stubs leave it out
         return _seconds(timeout)
 
-    def _change(self, method: Callable[..., Response], request: Change) -> Response:
+    def _change(self, method: Method[Response], request: Change) -> Response:
         # Before the lock: in a forked child it may be held for ever, by a thread that only the parent has.
         self._check_owner()
         with self._turn:
@@ -265,7 +267,7 @@ class CoordinatorStore(Store):
             request.operation.CopyFrom(pb.OperationId(client=self._client, number=self._number))
             return self._send(method, request, self._timeout())
 
-    def _send(self, method: Callable[..., Response], request: Message, timeout: float) -> Response:
+    def _send(self, method: Method[Response], request: Message, timeout: float) -> Response:
         """Send a request, and again while no coordinator answers, until the timeout is over."""
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
@@ -276,7 +278,7 @@ class CoordinatorStore(Store):
             if timeout and isinstance(request, Waiting):
                 request.timeout_ms = max(1, round(left * 1000))
             try:
-                response = method(request, timeout=left + ANSWER_GRACE if timeout else None)
+                response = method(self._stub)(request, timeout=left + ANSWER_GRACE if timeout else None)
                 self._welcome = True
                 return response
             except grpc.RpcError as error:
@@ -287,6 +289,7 @@ class CoordinatorStore(Store):
                 if left <= 0:
                     raise self._unreachable(timeout, error) from None
                 outage.failed(explain(error))
+            self._stub = StoreServiceStub(shared_channel(self.endpoint, renew=True))
             pause = min(left, backoff * random.uniform(0.5, 1.0))
             time.sleep(pause)
             left -= pause

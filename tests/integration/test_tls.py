@@ -297,7 +297,7 @@ def test_a_store_takes_new_certificates_when_its_connection_breaks(
     with Coordinator(tmp_path, extra=extra) as coordinator:
         store, another = (CoordinatorStore(coordinator.endpoint, "tls") for _ in range(2))
         store.set("key", "old")
-        waiting = threading.Thread(target=another.wait, args=(["later"],))
+        waiting = threading.Thread(target=another.wait, args=(["later"],), daemon=True)
         waiting.start()
         issue(stranger, "new")
         coordinator.stop()

@@ -148,8 +148,8 @@ def _barriers(board: Dashboard) -> None:
         words(
             "Who is missing: by name",
             "Metrics count ranks and do not name them. These name each with host, pid and reason:\n\n"
-            "```\nmuster describe run '$run'\nmuster describe barrier '$run' PREFIX\n"
-            "muster describe member '$run' RANK\n```\n\n"
+            "```\nmuster describe run RUN\nmuster describe barrier RUN PREFIX\n"
+            "muster describe member RUN RANK\n```\n\n"
             "The rank that is always last is below, in *The straggler*.\n\n"
             f"What each alert means and what to do about it: {DOCS}#alerts",
             width=8,

@@ -126,7 +126,7 @@ class Client:
             self._barriers.Abort,
             barrier_pb2.AbortRequest(run_id=run_id, prefix=prefix, reason=reason, sequence=sequence),
             unknown="whether the barrier was aborted is unknown; see: "
-            f"muster describe barrier {run_id} {prefix}",
+            f"{report.command('describe barrier', run_id, prefix)}",
         )
 
     def rendezvous(self, run_id: str) -> rendezvous_pb2.RendezvousServiceGetResponse:
@@ -135,14 +135,16 @@ class Client:
 
     def close_run(self, request: rendezvous_pb2.CloseRequest) -> rendezvous_pb2.CloseResponse:
         """End the membership of a run, or see whom that would affect."""
-        unknown = f"whether the run was closed is unknown; see: muster describe run {request.run_id}"
+        unknown = (
+            f"whether the run was closed is unknown; see: {report.command('describe run', request.run_id)}"
+        )
         return self._call(self._rendezvous.Close, request, unknown="" if request.dry_run else unknown)
 
     def evict(self, request: run_pb2.EvictRequest) -> run_pb2.EvictResponse:
         """Send the processes of a rank away, or see whom that would affect."""
         unknown = (
             "whether the rank was evicted is unknown; see: "
-            f"muster describe member {request.run_id} {request.rank}"
+            f"{report.command('describe member', request.run_id, request.rank)}"
         )
         return self._call(self._runs.Evict, request, unknown="" if request.dry_run else unknown)
 

@@ -100,7 +100,8 @@ def describe_member(
     if not processes and not missing_from:
         fail(
             f"rank {rank} of run {run} has not said hello in this generation, and no barrier misses it; "
-            f"known are the ranks {ranks({one.rank for one in known})}\n  next: muster get members {run}",
+            f"known are the ranks {ranks({one.rank for one in known})}\n"
+            f"  next: {report.command('get members', run)}",
             Exit.FAILED,
         )
     if output is Output.JSON:

@@ -289,6 +289,8 @@ class Coordinator:
     def _register(self, run: Run, now: Instant, effects: Effects) -> None:
         """Know a run from here on, if it is a new one."""
         if run.run_id not in self.runs:
+            if len(self.runs) >= self.limits.max_runs and (finished := self._finished()) is not None:
+                self._forget(finished, effects, report.made_room(finished.run_id, self.limits.max_runs))
             self.runs[run.run_id] = run
             run.keep(now, effects)
 
@@ -405,16 +407,23 @@ class Coordinator:
             if now.monotonic < self.retention.due(run):
                 self._review_in_time(run)
             elif not run.in_use:
-                self._forget(run, effects)
+                kept = self.retention.of(run)
+                self._forget(run, effects, report.run_forgotten(run.run_id, run.closed is not None, kept))
             # Whoever uses the run has it looked at again at the end of that.
 
-    def _forget(self, run: Run, effects: Effects) -> None:
+    def _finished(self) -> Run | None:
+        """The closed run that has been out of use for longest; a new one may take its place."""
+        if not self.retention.closed:
+            return None
+        finished = (run for run in self.runs.values() if run.closed is not None and not run.in_use)
+        return min(finished, key=lambda run: run.active.monotonic, default=None)
+
+    def _forget(self, run: Run, effects: Effects, message: str) -> None:
         run.end()
         self._reviews.disarm(run)
         del self.runs[run.run_id]
         effects.records.append(ForgetRun(run.run_id))
         effects.forgotten.append(run.run_id)
-        message = report.run_forgotten(run.run_id, run.closed is not None, self.retention.of(run))
         effects.notices.append(Notice("run.forgotten", run.run_id, message))
 
     # ------------------------------------------------------------------ barriers
@@ -679,8 +688,11 @@ class Coordinator:
 
     def _check_run(self, run_id: str) -> None:
         self._check_name("run_id", run_id)
-        if run_id not in self.runs and len(self.runs) >= self.limits.max_runs:
-            raise limit_exceeded("max_runs", self.limits.max_runs, f"{len(self.runs)} runs are known already")
+        known = len(self.runs)
+        if run_id not in self.runs and known >= self.limits.max_runs and self._finished() is None:
+            raise limit_exceeded(
+                "max_runs", self.limits.max_runs, f"{known} runs are known already, none of them finished"
+            )
 
     def _check_reason(self, reason: str) -> None:
         size, most = len(reason.encode("utf-8", "replace")), self.limits.max_reason_bytes

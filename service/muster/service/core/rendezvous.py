@@ -293,7 +293,7 @@ class Rendezvous:
             if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
         ]
         for node, line, gone in late:
-            text = f"{line}{gone}\n  next: muster get rounds {self.run_id}"
+            text = f"{line}{gone}\n  next: {report.command('get rounds', self.run_id)}"
             self._refuse(node, Refusal(Reason.RENDEZVOUS_TIMED_OUT, text), effects)
             self.departed.appendleft(Departed(node.info, self.round, TIMED_OUT, now.monotonic))
             effects.notices.append(Notice("rendezvous.timed_out", self.run_id, line))

@@ -3,6 +3,7 @@
 Log, exception, CLI and RPC status all show what these functions return.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -32,6 +33,13 @@ def printable(text: str) -> str:
 def shown(name: str) -> str:
     """A name or a reason that someone sent, fit to stand in a sentence: printable and not too long."""
     return printable(name if len(name) <= MOST_NAME_SHOWN else f"{name[:MOST_NAME_SHOWN]}…")
+
+
+def command(verb: str, *names: object) -> str:
+    """A command for people to paste into a shell: the names, which someone else chose, are quoted."""
+    words = [str(name) for name in names]
+    end_of_options = ["--"] if any(word.startswith("-") for word in words) else []
+    return f"muster {verb} {shlex.join([*end_of_options, *words])}"
 
 
 def seconds(value: float) -> str:
@@ -204,7 +212,7 @@ def decision(
         return headline
     lines = [headline, f"  {roll_call(arrived, required, missing)}"]
     if suspect is not None:
-        lines.append(f"  next: muster describe member {run_id} {suspect}")
+        lines.append(f"  next: {command('describe member', run_id, suspect)}")
     return "\n".join(lines)
 
 
@@ -292,6 +300,11 @@ def run_forgotten(run_id: str, closed: bool, kept: float) -> str:
     """Why nothing is left of a run."""
     state = "closed, and " if closed else ""
     return f"run {run_id} was forgotten: {state}nobody has used it for {period(kept)}"
+
+
+def made_room(run_id: str, most: int) -> str:
+    """Why nothing is left of a finished run before its time."""
+    return f"run {run_id} was forgotten: closed, and it made room for a new one, of {most:,} at the most"
 
 
 def run_closed(run_id: str, closed: Closed) -> str:

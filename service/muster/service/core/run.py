@@ -316,7 +316,7 @@ class Run:
                 Reason.MEMBER_NOT_FOUND,
                 f"rank {rank} of run {self.run_id} has no process that could be evicted; there are "
                 f"{report.ranges(p.rank for p in self.roster if not p.state.gone) or 'none'}. "
-                f"List them with: muster get members {self.run_id}",
+                f"List them with: {report.command('get members', self.run_id)}",
             )
         return processes
 

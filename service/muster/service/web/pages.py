@@ -158,6 +158,7 @@ def _environment() -> Environment:
         run_page=links.run_page,
         run_twin=links.run_twin,
         saves=SAVES,
+        command=report.command,
         nothing="–",
         version=VERSION,
     )

@@ -1,3 +1,5 @@
+import shlex
+
 import pytest
 
 from muster.service.core import report
@@ -225,3 +227,21 @@ def test_the_missing_are_folded_by_host_and_reason():
     )
     assert (three.host, three.state, three.ranks) == ("", MissingState.NEVER_JOINED, [12])
     assert set(report.MISSING_WORDS) == set(MissingState)
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (("job1", 3), "muster describe member job1 3"),
+        (("team/a:1.2_3-4", 3), "muster describe member team/a:1.2_3-4 3"),
+        (("my job", 3), "muster describe member 'my job' 3"),
+        (("x; rm -rf / #", 3), "muster describe member 'x; rm -rf / #' 3"),
+        (("$(id)`id`", 3), "muster describe member '$(id)`id`' 3"),
+        (("it's", 3), """muster describe member 'it'"'"'s' 3"""),
+        (("-e", 3), "muster describe member -- -e 3"),
+    ],
+)
+def test_a_command_to_paste_quotes_the_names_that_others_chose(names: tuple[object, ...], line: str):
+    made = report.command("describe member", *names)
+    assert made == line
+    assert [word for word in shlex.split(made)[3:] if word != "--"] == [str(name) for name in names]

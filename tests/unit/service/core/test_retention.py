@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muster.service.core.effects import Effects, Refused, RunRecord
 from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInfo, StoreRequest, Tick
+from muster.service.core.limits import Limits
 from muster.service.core.model import Outcome
 from muster.service.core.operations import Check, OperationId, Set, Wait
 from muster.service.core.refusal import Reason
@@ -64,6 +65,44 @@ def test_a_closed_run_is_forgotten_sooner(world: World):
     close(world)
     assert forgotten_after(world) == CLOSED
     assert "closed, and nobody has used it for 24 h" in world.last.notices[0].message
+
+
+def test_a_finished_run_makes_room_for_a_new_one():
+    world = World(2, limits=Limits(max_runs=3), retention=KEEP)
+    for run in ("first", "second", "third"):
+        world.start(0, run=run).goodbye()
+        world.wait(60)
+    assert (
+        "3 runs are known already, none of them finished"
+        in world.refused(hello(world, "new")).refusal.message
+    )
+    busy = world.start(0, run="first")
+    for run in ("first", "third", "second"):
+        close(world, run)
+        world.wait(60)
+    world.do(hello(world, "new"))
+    # Not the one that is in use, and of the others the one that was closed first.
+    assert world.coordinator.runs.keys() == {"first", "second", "new"}
+    assert not [key for key in world.disk.kept if key[1] == "third"]
+    (notice,) = (notice for notice in world.last.notices if notice.event == "run.forgotten")
+    assert notice.message == (
+        "run third was forgotten: closed, and it made room for a new one, of 3 at the most"
+    )
+    busy.goodbye()
+    # One that keeps nothing of it yet, but a promise that nobody may join.
+    close(world, "later", create=True)
+    assert world.coordinator.runs.keys() == {"first", "new", "later"}
+
+
+def test_a_closed_run_that_is_kept_for_ever_makes_no_room():
+    world = World(2, limits=Limits(max_runs=1), retention=Retention(closed=0, idle=IDLE))
+    world.start(0).goodbye()
+    close(world)
+    assert world.refused(hello(world, "new")).refusal.reason is Reason.LIMIT_EXCEEDED
+
+
+def hello(world: World, run: str) -> Hello:
+    return Hello(world.new_session(), run, 0, (ProcessInfo(0, "p", "node-0", 1),))
 
 
 def test_a_closed_run_is_kept_while_someone_is_connected(world: World):

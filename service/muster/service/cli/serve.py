@@ -100,6 +100,9 @@ def serve(
     max_store_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes of all keys and values of one run.")
     ] = DEFAULTS.max_store_bytes,
+    max_total_store_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of all keys and values of all runs.")
+    ] = DEFAULTS.max_total_store_bytes,
     max_store_value_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes of one value.")
     ] = DEFAULTS.max_store_value_bytes,
@@ -203,6 +206,7 @@ def serve(
                 max_unheard_decisions=max_unheard_decisions,
                 max_store_keys=max_store_keys,
                 max_store_bytes=max_store_bytes,
+                max_total_store_bytes=max_total_store_bytes,
                 max_store_value_bytes=max_store_value_bytes,
                 max_store_key_bytes=max_store_key_bytes,
                 max_store_clients=max_store_clients,

@@ -56,7 +56,7 @@ from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous
 from muster.service.core.retention import FOR_EVER, MOST_AT_ONCE, NOTE_INTERVAL, PAUSE, Retention
 from muster.service.core.run import Run
-from muster.service.core.store import Store, Waiter
+from muster.service.core.store import Store, Total, Waiter
 from muster.service.core.timers import Timers
 
 MOST_GENERATION = 2**31 - 1
@@ -104,6 +104,7 @@ class Coordinator:
         self._waiting: dict[SessionId, Store] = {}
         """Calls that wait for keys, and where."""
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
+        self._stored = Total()
         self._reviews: Timers[Run] = Timers()
         """When to see whether a run is to be forgotten."""
         self._next_review = -math.inf
@@ -295,7 +296,7 @@ class Coordinator:
             run.keep(now, effects)
 
     def _new_run(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
-        return Run(run_id, self.limits, self._timers, generation, now, closed)
+        return Run(run_id, self.limits, self._timers, generation, now, self._stored, closed)
 
     def _end_old_session(self, process: Process, effects: Effects) -> None:
         """A process connected again before its old stream was seen to break."""

@@ -12,7 +12,7 @@ from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
-from muster.service.core.store import Store, Waiter
+from muster.service.core.store import Store, Total, Waiter
 from muster.service.core.timers import Timers
 
 
@@ -25,6 +25,7 @@ class Run:
         timers: where its groups, processes, rendezvous and store ask to be woken.
         generation: the generation that speaks.
         active: when it was last used.
+        stored: what the stores of all runs hold.
         closed: how it was closed, if it was.
     """
 
@@ -35,6 +36,7 @@ class Run:
         timers: Timers[Group | Process | Rendezvous | Waiter],
         generation: int,
         active: Instant,
+        stored: Total,
         closed: Closed | None = None,
     ) -> None:
         self.run_id = run_id
@@ -48,7 +50,7 @@ class Run:
         self.closed = closed
         self.evictions: dict[int, EvictionRecord] = {}
         """By rank; those of an older generation count no more."""
-        self.store = Store(run_id, limits, timers)
+        self.store = Store(run_id, limits, timers, stored)
         self._limits = limits
         self._timers = timers
 
@@ -74,6 +76,7 @@ class Run:
 
     def end(self) -> None:
         """The run is forgotten: nothing of it is woken any more."""
+        self.store.end()
         self._timers.disarm(self.rendezvous)
         for group in self.groups.values():
             self._timers.disarm(group)

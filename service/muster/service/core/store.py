@@ -74,6 +74,14 @@ class Waiter:
     """Which of its keys it watches: one that is not there."""
 
 
+@dataclass(slots=True)
+class Total:
+    """What the stores of all runs hold."""
+
+    bytes: int = 0
+    """Of all keys, values, and answers that are kept."""
+
+
 class Store:
     """The keys of one run.
 
@@ -81,9 +89,10 @@ class Store:
         run_id: the run.
         limits: the coordinator's bounds.
         timers: where its waiters ask to be woken.
+        total: of all stores of the coordinator.
     """
 
-    def __init__(self, run_id: str, limits: Limits, timers: Alarms[Waiter]) -> None:
+    def __init__(self, run_id: str, limits: Limits, timers: Alarms[Waiter], total: Total) -> None:
         self.run_id = run_id
         self.values: dict[str, bytes] = {}
         self.bytes = 0
@@ -91,6 +100,7 @@ class Store:
         self.waiters: dict[SessionId, Waiter] = {}
         self._limits = limits
         self._timers = timers
+        self._total = total
         self._watchers: dict[str, dict[SessionId, Waiter]] = {}
         """By key. Each waiter stands at one key only, so that a write costs what it wakes and no more."""
         self._last: dict[str, StoreOperationRecord] = {}
@@ -138,7 +148,7 @@ class Store:
         if answer is not None:
             return answer
         writes, answer = self._plan(change)
-        self._check_room(writes)
+        self._check_room(writes, answer)
         for key, value in writes.items():
             if value is None:
                 self._remove(key)
@@ -202,14 +212,22 @@ class Store:
     def _put(self, key: str, value: bytes) -> None:
         self._remove(key)
         self.values[key] = value
-        self.bytes += _size(key, value)
+        self._grow(_size(key, value))
 
     def _remove(self, key: str) -> None:
         value = self.values.pop(key, None)
         if value is not None:
-            self.bytes -= _size(key, value)
+            self._grow(-_size(key, value))
 
-    def _check_room(self, writes: Mapping[str, bytes | None]) -> None:
+    def _grow(self, more: int) -> None:
+        self.bytes += more
+        self._total.bytes += more
+
+    def end(self) -> None:
+        """The run is forgotten: its bytes are free."""
+        self._total.bytes -= self.bytes + self._last_bytes
+
+    def _check_room(self, writes: Mapping[str, bytes | None], answer: Changed) -> None:
         limits = self._limits
         more_keys, more_bytes = 0, 0
         for key, value in writes.items():
@@ -236,6 +254,14 @@ class Store:
                 "max_store_bytes",
                 limits.max_store_bytes,
                 f"run {self.run_id} has {self.bytes:,} bytes, and {more_bytes:,} would be added",
+            )
+        more_bytes += len(answer.value) if isinstance(answer, Value) else 0
+        if more_bytes > 0 and self._total.bytes + more_bytes > limits.max_total_store_bytes:
+            raise limit_exceeded(
+                "max_total_store_bytes",
+                limits.max_total_store_bytes,
+                f"all runs have {self._total.bytes:,} bytes, and {more_bytes:,} would be added to run "
+                f"{self.run_id}",
             )
 
     def _check_key(self, key: str) -> None:
@@ -280,12 +306,14 @@ class Store:
     def _keep(self, record: StoreOperationRecord) -> None:
         self._drop(record.client)
         self._last[record.client] = record
-        self._last_bytes += _answer_size(record)
+        self._last_bytes += (size := _answer_size(record))
+        self._total.bytes += size
 
     def _drop(self, client: str) -> None:
         record = self._last.pop(client, None)
         if record is not None:
-            self._last_bytes -= _answer_size(record)
+            self._last_bytes -= (size := _answer_size(record))
+            self._total.bytes -= size
 
     # ------------------------------------------------------------------ waiting
 

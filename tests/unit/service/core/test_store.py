@@ -31,6 +31,7 @@ from muster.service.core.operations import (
     Wait,
 )
 from muster.service.core.refusal import Reason
+from muster.service.core.retention import NOTE_INTERVAL, Retention
 from tests.support.core_world import RUN, Crash, World
 
 
@@ -371,6 +372,36 @@ def test_limits_not_luck_too_many_keys():
     assert stores.ask(Get(("a",), 1.0)) == Values((b"",))
     stores.ask(Delete("a"))
     assert stores.ask(Add("c", 1)) == Number(1)
+
+
+def test_limits_not_luck_all_runs_together_hold_so_many_bytes():
+    stores = Stores(max_total_store_bytes=10)
+    for run in "ab":
+        assert stores.ask(Set((("k", b"1234"),)), run) == Done()
+    assert_limited(stores.refused(Set((("l", b""),)), "c"), "max_total_store_bytes", 10)
+    assert stores.world.coordinator.runs.keys() == {"a", "b"}
+    # What is there may change, shrink and go.
+    assert stores.ask(Set((("k", b"abcd"),)), "a") == Done()
+    assert_limited(stores.refused(Append("k", b"0"), "b"), "max_total_store_bytes", 10)
+    assert stores.ask(Delete("k"), "a") == Flag(True)
+    assert stores.ask(Set((("k", b"12"),)), "c") == Done()
+    # So do the answers that are kept for the clients: without this one there would be room.
+    assert_limited(
+        stores.refused(CompareSet("k", b"12", b"345", OperationId("me", 1)), "c"), "max_total_store_bytes", 10
+    )
+    assert stores.ask(CompareSet("k", b"12", b"", OperationId("me", 1)), "c") == Value(b"")
+
+
+def test_a_run_that_is_forgotten_leaves_its_room():
+    world = World(limits=Limits(max_total_store_bytes=10), retention=Retention(idle=60))
+    for number in range(3):
+        change = Set((("k", b"1234567"),), OperationId("me", 1))
+        answers = world.ask(StoreRequest(world.new_session(), f"run-{number}", change))
+        assert answers == [Done()]
+        if number == 1:
+            world.crash()
+        world.wait(3 * NOTE_INTERVAL)
+        assert not world.coordinator.runs
 
 
 def test_limits_not_luck_too_many_bytes():

@@ -21,13 +21,16 @@ from tests.support.authority import Authority
 
 @asynccontextmanager
 async def port(
-    max_connections: int, silence: float = 60, context: ssl.SSLContext | None = None
+    max_connections: int,
+    silence: float = 60,
+    context: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[int]:
     runner = web.AppRunner(web.Application(), access_log=None, keepalive_timeout=silence)
     await runner.setup()
-    site = BoundedSite(runner, "127.0.0.1", 0, context, max_connections)
+    site = BoundedSite(runner, host, 0, context, max_connections)
     await site.start()
-    assert site.name == f"{'https' if context else 'http'}://127.0.0.1:0"
+    assert site.name == f"{'https' if context else 'http'}://{host}:0"
     try:
         yield runner.addresses[0][1]
     finally:
@@ -35,32 +38,55 @@ async def port(
 
 
 async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """The head of an answer; what came of it, if the connection ended before."""
     reader, writer = connection
-    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    return await reader.readline()
+    writer.write(b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
 
 
-async def test_who_comes_beyond_the_bound_is_let_go_and_who_comes_later_is_not():
+async def connect(
+    number: int, address: str = "127.0.0.1", context: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", number, local_addr=(address, 0), ssl=context)
+
+
+async def close(*connections: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    for _, writer in connections:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def assert_let_go(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    with suppress(ConnectionError):
+        assert await asyncio.wait_for(connection[0].read(), 30) == b""
+
+
+async def test_who_came_first_makes_room_when_there_are_as_many_as_may_be():
     async with port(2) as number:
-        held = [await asyncio.open_connection("127.0.0.1", number) for _ in range(2)]
+        held = [await connect(number) for _ in range(2)]
         for one in held:
             assert b"404" in await ask(one)
-        beyond = await asyncio.open_connection("127.0.0.1", number)
-        with suppress(ConnectionError):
-            assert await ask(beyond) == b""
-        held[0][1].close()
-        await held[0][1].wait_closed()
-        answered = b""
-        while b"404" not in answered:
-            later = await asyncio.open_connection("127.0.0.1", number)
-            try:
-                answered = await ask(later)
-            except ConnectionError:
-                continue
-            finally:
-                later[1].close()
-        beyond[1].close()
-        held[1][1].close()
+        newest = await connect(number)
+        assert b"404" in await ask(newest)
+        await assert_let_go(held[0])
+        assert b"404" in await ask(held[1])
+        await close(*held, newest)
+
+
+async def test_the_address_that_has_most_makes_room_for_the_others():
+    async with port(3) as number:
+        probe = await connect(number)
+        assert b"404" in await ask(probe)
+        crowd = [await connect(number, "127.0.0.2") for _ in range(20)]
+        for one in crowd[:-2]:
+            await assert_let_go(one)
+        for one in (probe, *crowd[-2:]):
+            assert b"404" in await ask(one)
+        await close(probe, *crowd)
 
 
 async def test_a_request_that_is_never_whole_is_given_up():
@@ -83,18 +109,11 @@ def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 async def test_a_connection_counts_before_tls_begins_on_it(tmp_path: Path):
     serving, asking = contexts(tmp_path)
     async with port(2, context=serving) as number:
-        silent = [await asyncio.open_connection("127.0.0.1", number) for _ in range(2)]
-        beyond, writer = await asyncio.open_connection("127.0.0.1", number)
-        assert await asyncio.wait_for(beyond.read(), 30) == b""
-        writer.close()
-        for one in silent:
-            one[1].close()
-        answered = b""
-        while b"404" not in answered:
-            with suppress(ConnectionError):
-                later = await asyncio.open_connection("127.0.0.1", number, ssl=asking)
-                answered = await ask(later)
-                later[1].close()
+        silent = [await connect(number) for _ in range(2)]
+        served = await connect(number, context=asking)
+        assert b"404" in await ask(served)
+        await assert_let_go(silent[0])
+        await close(*silent, served)
 
 
 async def test_who_speaks_no_tls_is_let_go(tmp_path: Path):
@@ -115,13 +134,11 @@ async def test_who_speaks_no_tls_is_let_go(tmp_path: Path):
 
 async def test_who_has_not_begun_is_let_go_at_the_end(tmp_path: Path):
     async with port(1, context=contexts(tmp_path)[0]) as number:
-        silent, writer = await asyncio.open_connection("127.0.0.1", number)
-        # The second one is refused, so that the first has been taken.
-        reader, second = await asyncio.open_connection("127.0.0.1", number)
-        assert await asyncio.wait_for(reader.read(), 30) == b""
-        second.close()
-    assert await asyncio.wait_for(silent.read(), 30) == b""
-    writer.close()
+        first, second = await connect(number), await connect(number)
+        # It has made room, so the second has been taken.
+        await assert_let_go(first)
+    await assert_let_go(second)
+    await close(first, second)
 
 
 async def test_a_system_without_room_is_asked_again(monkeypatch: pytest.MonkeyPatch):
@@ -146,3 +163,29 @@ async def test_a_system_without_room_is_asked_again(monkeypatch: pytest.MonkeyPa
     (line,) = logs
     assert (line["event"], line["log_level"]) == ("http.accept_failed", "warning")
     assert "Too many open files" in line["error"]
+
+
+async def test_the_wildcard_of_ipv6_is_that_of_ipv4_as_well():
+    async with port(2, host="::") as number:
+        for address in ("127.0.0.1", "::1"):
+            connection = await asyncio.open_connection(address, number)
+            assert b"404" in await ask(connection)
+            await close(connection)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+async def test_who_takes_none_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections, "SILENCE_TIMEOUT", 0.2)
+
+    async with port(1) as number:
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        held.setblocking(False)
+        with held:
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(held, ("127.0.0.1", number))
+            asked = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(30):
+                    while True:
+                        await loop.sock_sendall(held, asked)

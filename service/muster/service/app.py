@@ -113,7 +113,7 @@ async def serve(config: Config) -> None:
                 epoch=driver.coordinator.epoch,
                 version=VERSION,
             )
-            await _until_stopped(stop, driver)
+            await _until_stopped(stop, driver, freshness)
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
@@ -128,14 +128,15 @@ async def serve(config: Config) -> None:
     log.info("stopped")
 
 
-async def _until_stopped(stop: asyncio.Event, driver: Driver) -> None:
-    """Wait for a signal, or raise what stopped the driver."""
+async def _until_stopped(stop: asyncio.Event, driver: Driver, freshness: asyncio.Task[None]) -> None:
+    """Wait for a signal, or raise what stopped the driver, or the look at the files that never ends."""
     stopped = asyncio.ensure_future(stop.wait())
-    waits: set[asyncio.Future[Any]] = {stopped, driver.failed}
+    waits: set[asyncio.Future[Any]] = {stopped, driver.failed, freshness}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if driver.failed.done():
-        driver.failed.result()
+    for ended in (driver.failed, freshness):
+        if ended.done():
+            ended.result()
 
 
 def _why_not_ready(driver: Driver, stop: asyncio.Event) -> str | None:

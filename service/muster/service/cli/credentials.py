@@ -104,7 +104,8 @@ class Credentials:
         # What gRPC would say of a file that it cannot use does not name it.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            context.load_verify_locations(cadata=ca.decode())
+            # Beside the certificates there may be words of any language.
+            context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             fail(f"{self.tls_ca} holds no certificates in PEM: {error}", Exit.USAGE)
         if self.tls_cert is None or self.tls_key is None:

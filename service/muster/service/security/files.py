@@ -21,7 +21,7 @@ class Reloaded(Generic[T]):
     """A value made from files, and made again when they change.
 
     Files are told apart by what ``stat`` says of what their names lead to, so that a swapped symbolic link
-    counts as a change. What cannot be loaded is logged once, and the value stays.
+    counts as a change. What cannot be loaded is logged once, and tried again at each look; the value stays.
 
     Args:
         what: what it is, for the log, such as ``certificate``.
@@ -45,6 +45,7 @@ class Reloaded(Generic[T]):
         self._load = load
         self.changed = changed
         self._seen = self._fingerprint()
+        self._complaint = ""
         self.value = load()
 
     def _fingerprint(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -55,14 +56,18 @@ class Reloaded(Generic[T]):
         # Taken before the files are read: what changes while they are read is a change to the next look.
         seen = self._fingerprint()
         if seen == self._seen:
+            self._complaint = ""
             return
-        self._seen = seen
         log = structlog.get_logger()
         try:
             value = self._load()
-        except FileError as error:
-            log.error(f"{self._what}.kept", reason=f"{error} What was loaded before stays in force.")  # noqa: TRY400
+        except Exception as error:  # Whatever is wrong with a file, the last good one goes on.
+            why = str(error) if isinstance(error, FileError) else f"{type(error).__name__}: {error}."
+            if why != self._complaint:
+                log.error(f"{self._what}.kept", reason=f"{why} What was loaded before stays in force.")  # noqa: TRY400
+                self._complaint = why
             return
+        self._seen, self._complaint = seen, ""
         self.value = value
         log.info(f"{self._what}.reloaded", files=[str(path) for path in self._paths])
         if self.changed is not None:
@@ -100,7 +105,7 @@ async def keep_fresh(reloaded: Iterable[Reloaded[Any]], interval: float = INTERV
         interval: seconds between two looks.
     """
     values = list(reloaded)
-    while values:
+    while True:
         await asyncio.sleep(interval)
         for one in values:
             one.look()

@@ -4,8 +4,9 @@ Both servers ask for what is in force at every handshake; connections that are o
 """
 
 import ssl
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 from cryptography import x509
@@ -13,15 +14,27 @@ from cryptography import x509
 from muster.service.security.config import TlsFiles
 from muster.service.security.files import FileError, Reloaded, read
 
+RESUMED_FOR = 3_600.0
+"""Seconds for which gRPC may resume a TLS session. A client's certificate is looked at when a session begins
+and not when it is resumed, which may be after its end: BoringSSL would do that for a day."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
     """What one reading of the files has come to."""
 
-    grpc: grpc.ServerCertificateConfiguration
+    cert: bytes
+    key: bytes = field(repr=False)
+    client_ca: bytes | None
     http: ssl.SSLContext
     expires_at: float
     """When the first certificate of the chain ends, in seconds since 1970."""
+
+    def for_grpc(self) -> grpc.ServerCertificateConfiguration:
+        """A new configuration of gRPC's server, which resumes none of the sessions of another one."""
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.cert)], root_certificates=self.client_ca
+        )
 
 
 class Tls:
@@ -47,7 +60,7 @@ class Tls:
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For ``add_secure_port``; clients must show a certificate if their authorities are given."""
         return grpc.dynamic_ssl_server_credentials(
-            self.certificates.value.grpc,
+            self.certificates.value.for_grpc(),
             _news(self.certificates),  # type: ignore[arg-type]  # None is for no news
             require_client_authentication=self._asks_clients,
         )
@@ -64,18 +77,18 @@ class Tls:
 
 
 def _news(
-    certificates: Reloaded[Certificates],
+    certificates: Reloaded[Certificates], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """What gRPC asks at each handshake, in threads of its own: the certificates, if they are new to it."""
-    known = certificates.value.grpc
+    """What gRPC asks at each handshake, in its own threads: the certificates, if it is to take them anew."""
+    known, since = certificates.value, clock()
 
     def news() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal known
-        now = certificates.value.grpc
-        if now is known:
+        nonlocal known, since
+        now = certificates.value
+        if now is known and clock() - since < RESUMED_FOR:
             return None
-        known = now
-        return now
+        known, since = now, clock()
+        return now.for_grpc()
 
     return news
 
@@ -103,16 +116,14 @@ def load(files: TlsFiles) -> Certificates:
         ) from error
     if client_ca is not None:
         try:
-            context.load_verify_locations(cadata=client_ca.decode())
+            # Beside the certificates there may be words of any language.
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             raise FileError(f"{files.client_ca} holds no certificates in PEM: {_why(error)}.") from error
     if (read(files.cert), read(files.key)) != (cert, key):
         raise FileError(f"{files.cert} and {files.key} are being replaced just now.")
-    return Certificates(
-        grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca),
-        context,
-        min(one.not_valid_after_utc.timestamp() for one in chain),
-    )
+    expires_at = min(one.not_valid_after_utc.timestamp() for one in chain)
+    return Certificates(cert, key, client_ca, context, expires_at)
 
 
 def _why(error: Exception) -> str:
@@ -127,4 +138,6 @@ def _context(asks_clients: bool) -> ssl.SSLContext:
     context.num_tickets = 0
     if asks_clients:
         context.verify_mode = ssl.CERT_OPTIONAL
+        # TLS 1.2 resumes without tickets, too, and Python has no way to turn that off.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context

@@ -65,6 +65,26 @@ def test_what_cannot_be_loaded_is_logged_once_and_changes_nothing(numbers: Numbe
     assert one.value == 3
 
 
+def test_what_could_not_be_loaded_for_a_moment_is_loaded_when_it_can(numbers: Numbers):
+    """Though the file has not changed again: there were too many open files, say."""
+    one = Reloaded("number", [numbers.path], numbers.load)
+    put(numbers.path, "2")
+    failures = [FileError("too many open files."), FileError("too many open files."), KeyError("unforeseen")]
+
+    def failing() -> int:
+        if failures:
+            raise failures.pop(0)
+        return numbers.load()
+
+    one._load = failing
+    with capture_logs() as logged:
+        for _ in range(4):
+            one.look()
+    assert one.value == 2
+    assert [line["event"] for line in logged] == ["number.kept", "number.kept", "number.reloaded"]
+    assert logged[1]["reason"].startswith("KeyError: 'unforeseen'.")
+
+
 def test_a_symbolic_link_that_is_swapped_is_a_change(numbers: Numbers, tmp_path: Path):
     for version in "12":
         (tmp_path / version).mkdir()
@@ -94,4 +114,3 @@ async def test_files_are_followed_until_the_end(numbers: Numbers):
     await asyncio.wait_for(changed.wait(), 30)
     following.cancel()
     assert one.value == 2
-    await keep_fresh([])

@@ -1,12 +1,17 @@
 """The server's certificates: what is refused, and that both servers get the new ones."""
 
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
+from muster.service.security import tls as tls_module
 from muster.service.security.config import TlsFiles, tls_files
 from muster.service.security.files import FileError
-from muster.service.security.tls import Tls, _news, load
+from muster.service.security.tls import RESUMED_FOR, Tls, _news, load
 from tests.support.authority import Authority
 
 
@@ -60,5 +65,68 @@ def test_grpc_is_told_of_new_certificates_once(authority: Authority):
     authority.issue("mine", days=99)
     tls.certificates.look()
     assert tls.expires_at > before
-    assert news() is tls.certificates.value.grpc
+    assert news() is not None
     assert news() is None
+
+
+def test_grpc_takes_its_certificates_anew_so_that_old_sessions_end(authority: Authority):
+    pair = authority.issue("server")
+    tls = Tls(TlsFiles(cert=pair.cert, key=pair.key))
+    now = 0.0
+    news = _news(tls.certificates, lambda: now)
+    now = RESUMED_FOR - 1
+    assert news() is None
+    now += 1
+    assert news() is not None
+    assert news() is None
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_is_not_resumed_for_ever(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion
+):
+    """A resumed one would let a client in whose certificate has ended meanwhile."""
+    pair, client = authority.issue("server"), authority.issue("client", "node-0")
+    tls = Tls(TlsFiles(cert=pair.cert, key=pair.key, client_ca=authority.ca))
+    asking = ssl.create_default_context(cafile=authority.ca)
+    asking.load_cert_chain(client.cert, client.key)
+    asking.minimum_version = asking.maximum_version = version
+    asking.set_alpn_protocols(["h2"])
+
+    def resumed(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession, bool]:
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            asking.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+        ):
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+            assert connection.recv(200)
+            assert connection.session is not None
+            return connection.session, bool(connection.session_reused)
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("localhost:0", tls.grpc_credentials())
+    server.start()
+    try:
+        session, _ = resumed(None)
+        assert resumed(session)[1], "or there is nothing to test here"
+        monkeypatch.setattr(tls_module, "RESUMED_FOR", 0)
+        assert not resumed(session)[1]
+    finally:
+        server.stop(None).wait()
+
+
+def test_words_beside_certificates_may_be_of_any_language(authority: Authority, folder: Path):
+    pair, annotated = authority.issue("server"), folder / "annotated.crt"
+    annotated.write_text(f"# Főtanúsítvány\n{authority.ca.read_text()}")
+    load(TlsFiles(cert=pair.cert, key=pair.key, client_ca=annotated))
+    annotated.write_bytes(b"\x30\x82\xff")
+    with pytest.raises(FileError, match=r"annotated\.crt holds no certificates"):
+        load(TlsFiles(cert=pair.cert, key=pair.key, client_ca=annotated))
+
+
+def test_where_clients_show_certificates_http_speaks_tls_1_3(authority: Authority):
+    """What TLS 1.2 resumes, whoever asks for it: a session of a client whose authority was removed."""
+    pair = authority.issue("server")
+    for ca, version in ((None, ssl.TLSVersion.TLSv1_2), (authority.ca, ssl.TLSVersion.TLSv1_3)):
+        tls = Tls(TlsFiles(cert=pair.cert, key=pair.key, client_ca=ca))
+        assert tls.http_context().minimum_version == tls.certificates.value.http.minimum_version == version

@@ -11,11 +11,17 @@ from typing import Any, TypeVar
 
 import grpc
 
+from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.tokens import Grant
 from muster.service.security.traffic import Traffic, address_of
+
+MOST_WAIT = 10.0
+"""Seconds that a call whose request is in memory may wait for its turn; streams wait at the sender."""
+MOST_OPEN_BYTES = 4_096
+"""Of a request to a method that needs no token."""
 
 T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -106,16 +112,24 @@ class _Guarded:
     parse: Parse | None
 
     @asynccontextmanager
-    async def _admitted(self, context: Any) -> AsyncIterator[Admission]:
+    async def _admitted(self, context: Any, request: Any = b"") -> AsyncIterator[Admission]:
+        """Let a call in. Whose request is in memory already is not kept waiting for long."""
         peer = address_of(context.peer())
-        await self.traffic.pace_peer(peer)
-        async with self._granted() as grant:
+        most_wait = MOST_WAIT if request else None
+        # The token first: who has none waits for nothing, and holds nothing in memory meanwhile.
+        async with self._granted(len(request)) as grant:
+            await self.traffic.pace_peer(peer, most_wait)
             if self.counts_for_all:
-                await self.traffic.pace_all()
+                await self.traffic.pace_all(most_wait)
             yield Admission(grant, self.traffic, peer)
 
     @asynccontextmanager
-    async def _granted(self) -> AsyncIterator[Grant | None]:
+    async def _granted(self, size: int) -> AsyncIterator[Grant | None]:
+        if not self.counts_for_all and size > MOST_OPEN_BYTES:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"a request of {size:,} bytes: {self.method} takes {MOST_OPEN_BYTES:,}. Say less.",
+            )
         if self.guard is None:
             yield None
             return
@@ -138,7 +152,7 @@ class _Guarded:
 
     def unary(self, behavior: Any) -> Any:
         async def call(data: Any, context: Any) -> Any:
-            async with self._admitted(context) as admission:
+            async with self._admitted(context, data) as admission:
                 request = self._request(admission, data)
                 return self._response(admission, await behavior(request, context))
 
@@ -147,7 +161,7 @@ class _Guarded:
     def stream(self, behavior: Any) -> Any:
         async def call(data: Any, context: Any) -> AsyncIterator[Any]:
             with self.traffic.stream(address_of(context.peer())):
-                async with self._admitted(context) as admission:
+                async with self._admitted(context, data) as admission:
                     async for response in behavior(self._request(admission, data), context):
                         shown = self._response(admission, response)
                         if shown is not None:

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.rpc.guard import ADMISSION, Admission, GuardInterceptor
+from muster.service.rpc.guard import ADMISSION, MOST_OPEN_BYTES, MOST_WAIT, Admission, GuardInterceptor
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.tokens import Grant, Role, Tokens
@@ -140,13 +140,48 @@ async def test_without_a_guard_everyone_may_do_everything():
 
 async def test_a_peer_beyond_its_rate_waits_before_it_is_let_in():
     world = World(max_messages_per_second_per_peer=1)
-    for metadata in (BEARING, (), ()):
-        if metadata:
-            await world.get(get("a-1"), metadata)
-        else:
-            with pytest.raises(Refusal):
-                await world.get(get("a-1"), metadata)
+    for _ in range(3):
+        await world.get(get("a-1"))
     assert world.slept == [1.0, 2.0]
+
+
+async def test_who_has_no_token_does_not_wait_with_its_request_in_memory():
+    world = World(max_messages_per_second_per_peer=1)
+    for _ in range(100):
+        with pytest.raises(Refusal):
+            await world.get(get("a-1"), ())
+    assert world.slept == []
+
+
+async def test_a_request_does_not_wait_in_memory_for_long():
+    world = World(max_messages_per_second_per_peer=1)
+    for _ in range(1 + round(MOST_WAIT)):
+        await world.get(get("a-1"))
+    for _ in range(100):
+        with pytest.raises(Refusal, match="turn in 11 s; the limit max_messages_per_second_per_peer is 1"):
+            await world.get(get("a-1"))
+    assert max(world.slept) == MOST_WAIT
+
+
+async def test_a_stream_waits_for_as_long_as_it_takes():
+    world = World(max_messages_per_second_per_peer=1)
+
+    async def behavior(requests: Any, context: Any) -> None: ...
+
+    for _ in range(100):
+        await world.connect(behavior)
+    assert max(world.slept) == 99
+
+
+async def test_a_large_request_without_a_token_is_refused():
+    async def check(request: Any, context: Any) -> None: ...
+
+    handler = await World().handler(
+        "/grpc.health.v1.Health/Check", grpc.unary_unary_rpc_method_handler(check), ()
+    )
+    await handler.unary_unary(bytes(MOST_OPEN_BYTES), Context())
+    with pytest.raises(Refusal, match=r"a request of 4,097 bytes: .*/Check takes 4,096"):
+        await handler.unary_unary(bytes(MOST_OPEN_BYTES + 1), Context())
 
 
 async def test_open_streams_of_a_peer_are_counted():

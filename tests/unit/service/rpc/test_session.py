@@ -326,7 +326,9 @@ async def test_streams_that_have_not_said_hello_are_bounded_too():
         await servicer.connect(None, FakeContext())
     assert caught.value.reason is Reason.LIMIT_EXCEEDED
     servicer.drain()
-    await asyncio.wait(calls)
+    for call in calls:
+        with pytest.raises(Ended):
+            await call
 
 
 async def test_a_draining_servicer_takes_no_more():

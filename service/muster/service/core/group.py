@@ -8,7 +8,7 @@ The rules of design.md §3 that are kept here, each in the method named:
 - the dead are not waited for (6): ``check``
 - a vote is an abort (7), disagreement is an error for all (8): ``_count``
 - the first arrival's timeout (9): ``_open_barrier``, ``on_time``
-- subsets and payloads (10): ``check_shape``, ``check_arrival``
+- subsets and payloads (10): ``_check_shape``, ``_check_arrival``
 - the newest incarnation speaks (11), and is told where it stands (12): ``join``
 """
 
@@ -129,7 +129,7 @@ class Group:
 
     def check_join(self, process: Process, shape: Shape) -> None:
         """Refuse a process that may not take part, before anything is changed."""
-        self.check_shape(process, process.rank, shape)
+        self._check_shape(process, process.rank, shape)
         speaker = self.speakers.get(process.rank)
         if speaker is None or self.generation != self._roster.generation:
             return
@@ -142,7 +142,7 @@ class Group:
         if speaker.process.ordinal > process.ordinal:
             raise self._superseded(process, speaker.process)
 
-    def check_shape(self, process: Process | str, rank: int, shape: Shape) -> None:
+    def _check_shape(self, process: Process | str, rank: int, shape: Shape) -> None:
         """Refuse a process whose rank is not in the shape that it brings."""
         if rank not in shape:
             raise Refusal(
@@ -164,24 +164,30 @@ class Group:
         speaker = self.speakers.get(process.rank)
         if speaker is not None and speaker.process is process:
             return speaker.start
-        if self.speakers and not any(s.process.state.living for s in self.speakers.values()):
+        if self._is_abandoned:
             # Everyone has left, and the process takes the group anew (design rule 8).
             self.abort(report.abandoned(str(process)), now, effects)
             self.begin_life(effects)
             speaker = None
+        start = self.next_sequence if speaker is not None else self._first_start
         if speaker is not None:
-            start = self.next_sequence
             self._withdraw(speaker, process, effects)
-        elif self._last_release is not None:
-            start = self._last_release + 1
-        else:
-            start = self.first_sequence
         shape = self._interned.setdefault(shape, shape)
         self.speakers[process.rank] = joined = Speaker(process, start, shape)
         process.prefixes.add(self.prefix)
         effects.records.append(self._speaker_record(joined))
         self.refresh(process.rank)
         return start
+
+    @property
+    def _is_abandoned(self) -> bool:
+        """Whether someone spoke here, and nobody of them lives any more."""
+        return bool(self.speakers) and not any(s.process.state.living for s in self.speakers.values())
+
+    @property
+    def _first_start(self) -> int:
+        """The first sequence of a rank that nobody has spoken for."""
+        return self.first_sequence if self._last_release is None else self._last_release + 1
 
     def refresh(self, rank: int) -> None:
         """Bring up to date what the group knows of a rank, after one of its processes changed."""
@@ -261,13 +267,14 @@ class Group:
         if sequence is None:
             sequence = self._next_of(speaker)
         if sequence >= self.next_sequence:
-            self.check_arrival(process, sequence, arrival)
+            self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
+                self._check_unheard(speaker.shape)
                 self._open_barrier(speaker.shape, timeout, now)
             speaker.last = sequence
             self._count(speaker, arrival, now, effects)
         else:
-            effects.send(_session(process), self._decided(speaker, sequence))
+            effects.send(_session(process), self._decided(process, speaker.start, sequence))
             speaker.last = max(sequence, speaker.last or 0)
 
     def _next_of(self, speaker: Speaker) -> int:
@@ -277,7 +284,50 @@ class Group:
         waits = self.open is not None and self.open.sequence == speaker.last
         return speaker.last if waits else speaker.last + 1
 
-    def _decided(self, speaker: Speaker, sequence: int) -> Message:
+    def check_call(
+        self,
+        known: Process | None,
+        name: str,
+        shape: Shape,
+        sequence: int | None,
+        arrival: Arrival,
+        *,
+        anew: bool,
+    ) -> None:
+        """Refuse a call that would join and arrive, before it does either.
+
+        Args:
+            known: its process, if it has called before.
+            name: of its process.
+            shape: that it sees.
+            sequence: that it arrives at; None: the next one.
+            arrival: of its rank.
+            anew: whether the run begins a new life with it, which aborts the open barrier.
+        """
+        self._check_shape(name, arrival.rank, shape)
+        speaker = self.speakers.get(arrival.rank)
+        own = speaker if speaker is not None and speaker.process is known else None
+        anew = anew or self.generation != self._roster.generation or (own is None and self._is_abandoned)
+        if known is not None:
+            self.check_join(known, shape)
+        upcoming = self.next_sequence + (anew and self.open is not None)
+        if anew or (own is None and speaker is not None):
+            start = upcoming
+        else:
+            start = self._first_start if own is None else own.start
+        if sequence is None:
+            sequence = start if own is None else self._next_of(own)
+        if sequence < upcoming:
+            if anew:
+                # The old life's decisions are not the newcomer's to hear.
+                raise self._behind(name, start, sequence)
+            self._decided(name, start, sequence)
+            return
+        self._check_arrival(name, sequence, upcoming, arrival)
+        if self.open is None and not anew:
+            self._check_unheard(shape)
+
+    def _decided(self, process: Process | str, start: int, sequence: int) -> Message:
         """The decision of a sequence that is over.
 
         A failure may be told to anyone. A release from before the process joined may not: its own
@@ -285,24 +335,27 @@ class Group:
         """
         decision = self.decisions.get(sequence)
         failed = decision is not None and decision.outcome is not Outcome.RELEASED
-        if sequence < speaker.start and not failed:
-            raise Refusal(
-                Reason.SEQUENCE_BEHIND,
-                f'{speaker.process} arrived at #{sequence} of group "{self.prefix}", which was decided '
-                f"before this process joined; it starts at #{speaker.start}. Take the sequence from the "
-                "coordinator's answer to JoinGroup.",
-                start_sequence=speaker.start,
-            )
+        if sequence < start and not failed:
+            raise self._behind(process, start, sequence)
         if decision is None:
             raise Refusal(
                 Reason.SEQUENCE_FORGOTTEN,
-                f'{speaker.process} arrived at #{sequence} of group "{self.prefix}" again, long after '
+                f'{process} arrived at #{sequence} of group "{self.prefix}" again, long after '
                 f"every rank had gone on to #{self.next_sequence}; its outcome is no longer kept.",
                 next_sequence=self.next_sequence,
             )
         return decision
 
-    def _open_barrier(self, shape: Shape, timeout: float, now: Instant) -> None:
+    def _behind(self, process: Process | str, start: int, sequence: int) -> Refusal:
+        return Refusal(
+            Reason.SEQUENCE_BEHIND,
+            f'{process} arrived at #{sequence} of group "{self.prefix}", which was decided '
+            f"before this process joined; it starts at #{start}. Take the sequence from the "
+            "coordinator's answer to JoinGroup.",
+            start_sequence=start,
+        )
+
+    def _check_unheard(self, shape: Shape) -> None:
         unheard = self.next_sequence - self._unheard_from
         most = self._limits.unheard_decisions(shape.size)
         if unheard >= most:
@@ -312,6 +365,8 @@ class Group:
                 f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
                 "a release, and a rank that was missing must still hear each of them",
             )
+
+    def _open_barrier(self, shape: Shape, timeout: float, now: Instant) -> None:
         self.open = OpenBarrier(
             sequence=self.next_sequence,
             shape=shape,
@@ -536,23 +591,23 @@ class Group:
 
     # ------------------------------------------------------------------ refusing
 
-    def check_arrival(self, process: Process | str, sequence: int | None, arrival: Arrival) -> None:
+    def _check_arrival(self, process: Process | str, sequence: int, upcoming: int, arrival: Arrival) -> None:
         """Refuse an arrival ahead of the next barrier, or with a payload too large, before one opens."""
-        if sequence is not None and sequence > self.next_sequence:
+        if sequence > upcoming:
             raise Refusal(
                 Reason.SEQUENCE_AHEAD,
                 f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
-                f"#{self.next_sequence}. Either the process did not take its sequence from the "
+                f"#{upcoming}. Either the process did not take its sequence from the "
                 "coordinator, or the coordinator lost its state (memory: storage does not survive a "
                 "restart): start the run as a new generation.",
-                next_sequence=self.next_sequence,
+                next_sequence=upcoming,
             )
         size, most = len(arrival.payload), self._limits.max_payload_bytes
         if size > most:
             raise limit_exceeded(
                 "max_payload_bytes",
                 most,
-                f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{self.next_sequence}',
+                f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{upcoming}',
             )
 
     def _too_much(self, barrier: OpenBarrier) -> Refusal:

@@ -115,13 +115,18 @@ class Run:
 
     def _restart_if_deserted(self, newcomer: str, now: Instant, effects: Effects) -> None:
         """Everyone has left and the job is started again under its old name (design rule 8)."""
-        if not len(self.roster) or not self.roster.deserted:
+        if not self._is_deserted:
             return
         for group in self.groups.values():
             group.abort(report.abandoned(newcomer), now, effects)
         self.roster.clear()
         for group in self.groups.values():
             group.begin_life(effects)
+
+    @property
+    def _is_deserted(self) -> bool:
+        """Whether someone was there, and nobody is any more."""
+        return len(self.roster) > 0 and self.roster.deserted
 
     # ------------------------------------------------------------------ processes
 
@@ -333,15 +338,7 @@ class Run:
         Returns:
             (rank, first sequence that it may arrive at) of each.
         """
-        group = self.groups.get(prefix)
-        if group is None:
-            if len(self.groups) >= self._limits.max_groups_per_run:
-                raise limit_exceeded(
-                    "max_groups_per_run",
-                    self._limits.max_groups_per_run,
-                    f'run {self.run_id} has {len(self.groups)} groups and "{prefix}" would be one more',
-                )
-            group = self._new_group(prefix, self.generation, 0)
+        group = self.groups.get(prefix) or self._group_to_be(prefix)
         for process in processes:
             group.check_join(process, shape)
         if prefix not in self.groups:
@@ -350,21 +347,36 @@ class Run:
         return tuple((process.rank, group.join(process, shape, now, effects)) for process in processes)
 
     def check_call(self, call: ArriveOnce, shape: Shape) -> None:
-        """Refuse a unary call before a group, or this run, begins with it.
+        """Refuse a unary call before it changes anything: what its parts would refuse one after the other.
 
         Raises:
-            Refusal: NOT_A_PARTICIPANT, SEQUENCE_AHEAD or LIMIT_EXCEEDED.
+            Refusal: as :meth:`admit`, :meth:`join` and :meth:`Group.arrive`.
         """
-        group = self.groups.get(call.prefix) or self._new_group(call.prefix, self.generation, 0)
+        if call.generation < self.generation:
+            raise self.stale(call.generation)
+        group = self.groups.get(call.prefix) or self._group_to_be(call.prefix)
         info = call.process
-        process = report.process_name(info.rank, info.host, info.pid)
-        group.check_shape(process, info.rank, shape)
-        group.check_arrival(process, call.sequence, call.arrival)
+        known = self.roster.find(info.rank, info.incarnation)
+        if call.generation > self.generation:
+            known = None
+        anew = call.generation > self.generation or (known is None and self._is_deserted)
+        name = report.process_name(info.rank, info.host, info.pid)
+        group.check_call(known, name, shape, call.sequence, call.arrival, anew=anew)
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Take back a group from storage."""
         group = self.groups[prefix] = self._new_group(prefix, generation, first_sequence)
         return group
+
+    def _group_to_be(self, prefix: str) -> Group:
+        """A group that is not among the run's yet."""
+        if len(self.groups) >= self._limits.max_groups_per_run:
+            raise limit_exceeded(
+                "max_groups_per_run",
+                self._limits.max_groups_per_run,
+                f'run {self.run_id} has {len(self.groups)} groups and "{prefix}" would be one more',
+            )
+        return self._new_group(prefix, self.generation, 0)
 
     def _new_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         return Group(

@@ -411,9 +411,15 @@ def test_prometheus_scrapes_one_service_once(releases: dict[str, Release]):
         "labels"
     ].items()
     assert monitor["spec"]["endpoints"] == [
-        {"port": "http", "path": "/metrics", "interval": "5s", "scrapeTimeout": "4s", "scheme": "http"}
+        {
+            "port": "http",
+            "path": "/metrics",
+            "interval": "5s",
+            "scrapeTimeout": "4s",
+            "scheme": "http",
+            "relabelings": [{"targetLabel": "job", "replacement": "ml/muster"}],
+        }
     ]
-    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
     selector = monitor["spec"]["selector"]["matchLabels"]
     services = releases["monitoring"].of_kind("Service")
     assert [one["metadata"]["name"] for one in services if matches(selector, one["metadata"]["labels"])] == [

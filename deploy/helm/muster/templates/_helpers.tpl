@@ -69,6 +69,11 @@ app.kubernetes.io/component: test
 {{ include "muster.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
 
+{{- /* The job label of its metrics. With the namespace, since names are there once in a namespace only. */}}
+{{- define "muster.job" -}}
+{{ .Release.Namespace }}/{{ include "muster.fullname" . }}
+{{- end }}
+
 {{- define "muster.tlsSecret" -}}
 {{- default (printf "%s-tls" (include "muster.fullname" .)) .Values.tls.existingSecret }}
 {{- end }}

@@ -54,8 +54,8 @@ def frame(identity: Identity, description: str, other: Identity) -> builders.Das
         .with_variable(
             variable("coordinator", "Coordinator", "label_values(muster_build_info, job)")
             .description(
-                "The job label of Prometheus, which tells one installation of Muster from another. The chart makes "
-                "it of namespace and Service."
+                "The job label of Prometheus, which tells one installation of Muster from another. The chart "
+                "makes it of namespace and Service."
             )
             .multi(True)
             .include_all(True)

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from muster.service.telemetry.metrics import COMMIT_BUCKETS
 from tests.support.helm import Helm, Release, values_of
-from tests.support.prometheus import promtool
+from tests.support.prometheus import RULES, promtool
 
 ABSENT = "MusterCoordinatorAbsent"
 WATCHED = values_of("monitoring")
@@ -46,8 +48,8 @@ def test_the_loss_of_one_release_is_noticed_while_another_is_up(
         "exp_labels": {"severity": "critical", "namespace": gone[1], "job": missed},
         "exp_annotations": {
             "summary": f"Prometheus sees no Muster {missed}.",
-            "description": f"No coordinator of {missed} has been scraped for 5 minutes. It is gone, or Prometheus "
-            "does not look for it.",
+            "description": f"No coordinator of {missed} has been scraped for 5 minutes. It is gone, or "
+            "Prometheus does not look for it.",
             "runbook": "docs/operations.md#coordinator-absent",
         },
     }
@@ -74,3 +76,10 @@ def test_the_loss_of_one_release_is_noticed_while_another_is_up(
 def test_without_a_service_monitor_any_coordinator_will_do(helm: Helm):
     # Who scrapes in another way gives other labels.
     assert absent_rule(helm.release({"prometheusRule": {"enabled": True}})) == "absent(muster_build_info)"
+
+
+def test_the_threshold_for_slow_storage_is_a_bucket():
+    # Between two buckets a quantile is guessed: with none at the threshold, less would fire, too.
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    (expr,) = (rule["expr"] for rule in rules if rule["alert"] == "MusterStorageSlow")
+    assert float(expr.rpartition(">")[2]) in COMMIT_BUCKETS

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,6 +29,11 @@ class Role(enum.IntEnum):
     OPERATOR = 3
 
 
+def matches(run_id: str, patterns: Iterable[str]) -> bool:
+    """Whether a run is one of those that glob patterns stand for."""
+    return any(fnmatchcase(run_id, pattern) for pattern in patterns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """What the bearer of one token may do."""
@@ -42,7 +47,7 @@ class Grant:
 
     def allows(self, run_id: str) -> bool:
         """Whether the bearer may touch this run."""
-        return any(fnmatchcase(run_id, pattern) for pattern in self.runs)
+        return matches(run_id, self.runs)
 
     @property
     def allows_all(self) -> bool:

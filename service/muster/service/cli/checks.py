@@ -16,7 +16,7 @@ from muster.service.cells import duration
 from muster.service.cli.client import CallError, Client
 from muster.service.cli.failure import Exit
 from muster.service.core import report
-from muster.service.security.tokens import matches
+from muster.service.security.patterns import matches
 from muster.service.version import VERSION
 from muster.v1 import coordinator_pb2
 

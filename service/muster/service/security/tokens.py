@@ -8,13 +8,13 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from muster.service.security.files import FileError, read
+from muster.service.security.patterns import matches
 
 LEAST_TOKEN = 16
 """Characters of a token: fewer could be guessed."""
@@ -27,11 +27,6 @@ class Role(enum.IntEnum):
     VIEWER = 1
     WORKER = 2
     OPERATOR = 3
-
-
-def matches(run_id: str, patterns: Iterable[str]) -> bool:
-    """Whether a run is one of those that glob patterns stand for."""
-    return any(fnmatchcase(run_id, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,6 +226,9 @@ seccompProfile:
 {{- else if or .Values.tokens.existingSecret .Values.tokens.entries }}
 {{- fail "tokens.enabled is false, but tokens are given: set tokens.enabled=true, or remove them." }}
 {{- end }}
+{{- if eq (int .Values.service.grpcPort) (int .Values.service.httpPort) }}
+{{- fail "service.grpcPort and service.httpPort are the same: each needs a port of its own." }}
+{{- end }}
 {{- if and .Values.persistence.existingClaim (not .Values.persistence.enabled) }}
 {{- fail "persistence.existingClaim is given, but persistence.enabled is false: nothing would be kept on it." }}
 {{- end }}

@@ -53,7 +53,10 @@ def frame(identity: Identity, description: str, other: Identity) -> builders.Das
         .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(
             variable("coordinator", "Coordinator", "label_values(muster_build_info, job)")
-            .description("The job label of Prometheus, which tells one installation of Muster from another.")
+            .description(
+                "The job label of Prometheus, which tells one installation of Muster from another. The chart "
+                "makes it of namespace and Service."
+            )
             .multi(True)
             .include_all(True)
             .current(dashboard.VariableOption(text="All", value="$__all", selected=True))

@@ -356,16 +356,16 @@ def test_a_database_in_use_is_named(coordinator: Coordinator):
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("state", "code", "words"),
     [
-        ("sqlite:////no/such/folder/muster.db", "cannot write"),
-        ("postgres://db", "names no storage"),
-        ("sqlite:///", "names no storage"),
+        ("sqlite:////no/such/folder/muster.db", 1, "cannot write"),
+        ("postgres://db", 2, "names no storage"),
+        ("sqlite:///", 2, "names no storage"),
     ],
 )
-def test_a_state_that_cannot_be_had_is_explained(state: str, words: str):
+def test_a_state_that_cannot_be_had_is_explained(state: str, code: int, words: str):
     ended = serve(free("listen"), free("http"), f"--state={state}")
-    assert ended.returncode == 1
+    assert ended.returncode == code
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from muster.service.cli.serve import serve
 from tests.support import helm as support
 from tests.support.authority import Authority
 from tests.support.command import Job
-from tests.support.helm import Helm, Release, values_of
+from tests.support.helm import CHART, Helm, Release, values_of
 from tests.support.kubelet import Container, Files, Node
 
 HOST = "muster.ml.svc"
@@ -31,7 +32,7 @@ MADE_BY_THE_CHART = {
 }
 """Flags that come from values of other names, or are the chart's own business."""
 
-FLAGS = set(inspect.signature(serve).parameters)
+FLAGS = set(inspect.signature(serve).parameters) - {"ctx"}
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +133,22 @@ def test_helm_test_fails_when_the_coordinator_does_not_answer(
         assert test.ended() not in (0, 2), test.log.read_text()
 
 
-def test_a_backup_is_made_in_the_pod(helm: Helm, tmp_path: Path, secrets: dict[str, Files]):
+def test_the_documented_backup_is_made_in_the_pod_and_leaves_nothing_on_the_volume(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files]
+):
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    make, copy_out, remove = re.findall(r"^\$ kubectl -n muster exec muster-0 -- (.*/backup.*)$", text, re.M)
+    file = make.split()[2]
+    assert (copy_out, remove) == (f"cat {file} > muster-backup.db", f"rm {file}")
     release = helm.release()
     with coordinator_of(release, node_of(release, tmp_path, secrets)) as coordinator:
         coordinator.started()
-        backup = coordinator.mounts["/var/lib/muster"] / "backup.db"
-        done = coordinator.run("backup", str(backup))
+        before = set(coordinator.mounts["/var/lib/muster"].iterdir())
+        done = coordinator.run(*make.split()[1:])
         assert done.returncode == 0, done.stderr
-        assert backup.exists()
+        assert [one.name for one in coordinator.mounts["/tmp"].iterdir()] == ["backup.db"]
+        assert set(coordinator.mounts["/var/lib/muster"].iterdir()) == before
+    assert "/var/lib/muster/backup" not in text
 
 
 def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def test_the_doctor_finds_a_coordinator_well_and_one_that_is_gone(coordinator: C
     assert gone.returncode == 3
     assert gone.stdout.splitlines()[1].split()[:2] == ["failed", "connect"]
     assert "next: check that muster serve runs there" in gone.stdout
+
+
+def test_the_doctor_knows_the_storage_of_a_coordinator_that_has_just_begun(coordinator: Coordinator):
+    (line,) = (line for line in output(coordinator.endpoint, "doctor").splitlines() if "storage" in line)
+    assert re.search(r"a commit takes [\d.]+ ms \(median of the last 1;", line), line
 
 
 # ---------------------------------------------------------------------- backup and restore

@@ -27,6 +27,8 @@ from muster.service.web.connections import MAX_CONNECTIONS
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -282,6 +284,38 @@ def test_who_is_not_let_in_is_told_so_at_once(
     assert done.exit_code == Exit.FAILED
     assert done.stderr.startswith("Error: ")
     assert token is None or token not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("role", "run_id", "said"),
+    [
+        (Role.WORKER, "a-x", 'ok        token           "worker" has the role worker for the runs a-*'),
+        (Role.WORKER, "b-x", "and MUSTER_RUN_ID is b-x"),
+        (Role.VIEWER, "a-x", 'warning   token           "viewer" has the role viewer for the runs a-*'),
+    ],
+)
+def test_the_doctor_says_what_a_token_is_too_little_for(
+    guarded: Coordinator, environ: pytest.MonkeyPatch, role: Role, run_id: str, said: str
+):
+    environ.setenv("MUSTER_TOKEN", SECRETS[role])
+    environ.setenv("MUSTER_RUN_ID", run_id)
+    done = CliRunner().invoke(app, ["doctor", "-e", guarded.endpoint])
+    assert done.exit_code == 0, done.stdout
+    assert said in done.stdout
+
+
+def test_who_needs_no_token_is_told_nothing_about_one(connection: grpc.Channel, tmp_path: Path):
+    ask = coordinator_pb2.StatusRequest()
+    guarded = coordinator_pb2_grpc.CoordinatorServiceStub(connection).Status(ask, metadata=ALL, timeout=5)
+    assert guarded.caller == coordinator_pb2.Caller(
+        token_name="all", role=coordinator_pb2.ROLE_OPERATOR, run_patterns=["*"]
+    )
+    with (
+        Coordinator(tmp_path, state="memory:") as coordinator,
+        grpc.insecure_channel(coordinator.endpoint) as channel,
+    ):
+        status = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Status(ask, timeout=5)
+        assert not status.HasField("caller")
 
 
 # ---------------------------------------------------------------------- tokens that change

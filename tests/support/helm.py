@@ -45,7 +45,12 @@ class Helm:
         self._process = process
 
     def release(
-        self, values: Manifest | None = None, *, chart: Path = CHART, name: str = "muster"
+        self,
+        values: Manifest | None = None,
+        *,
+        chart: Path = CHART,
+        name: str = "muster",
+        namespace: str = NAMESPACE,
     ) -> Release:
         """Lint the chart and render it.
 
@@ -54,7 +59,7 @@ class Helm:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"chart": str(chart), "values": values or {}, "name": name, "namespace": NAMESPACE}
+        request = {"chart": str(chart), "values": values or {}, "name": name, "namespace": namespace}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())

@@ -177,5 +177,5 @@ class Container:
     def run(self, *arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """``kubectl exec``: another ``muster`` command with the container's variables, less some."""
         environment = {name: value for name, value in self._environment().items() if name not in without}
-        command = [str(MUSTER), *arguments]
+        command = [str(MUSTER), *(self._local(word) for word in arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -4,12 +4,49 @@ isort:skip_file
 The coordinator itself, for those who look after it."""
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _Role:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    """Never sent."""
+    ROLE_VIEWER: _Role.ValueType  # 1
+    """To look, and to change nothing."""
+    ROLE_WORKER: _Role.ValueType  # 2
+    """To take part in runs, too."""
+    ROLE_OPERATOR: _Role.ValueType  # 3
+    """To end the membership of others, too."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """Role says which methods a token is for. Each may call all that those before it may."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+"""Never sent."""
+ROLE_VIEWER: Role.ValueType  # 1
+"""To look, and to change nothing."""
+ROLE_WORKER: Role.ValueType  # 2
+"""To take part in runs, too."""
+ROLE_OPERATOR: Role.ValueType  # 3
+"""To end the membership of others, too."""
+global___Role = Role
 
 @typing.final
 class StatusRequest(google.protobuf.message.Message):
@@ -33,6 +70,7 @@ class StatusResponse(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     NOW_FIELD_NUMBER: builtins.int
     COMMITS_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
     version: builtins.str
     """The version of the coordinator."""
     epoch: builtins.int
@@ -45,6 +83,10 @@ class StatusResponse(google.protobuf.message.Message):
     def commits(self) -> global___CommitTimes:
         """How long its last commits took."""
 
+    @property
+    def caller(self) -> global___Caller:
+        """As whom the caller was let in. Absent if the coordinator asks for no token: then everyone may do everything."""
+
     def __init__(
         self,
         *,
@@ -52,11 +94,42 @@ class StatusResponse(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         now: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         commits: global___CommitTimes | None = ...,
+        caller: global___Caller | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["commits", b"commits", "now", b"now"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["commits", b"commits", "epoch", b"epoch", "now", b"now", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["caller", b"caller", "commits", b"commits", "now", b"now"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["caller", b"caller", "commits", b"commits", "epoch", b"epoch", "now", b"now", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
+
+@typing.final
+class Caller(google.protobuf.message.Message):
+    """Caller is what the token of a call is for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_NAME_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    RUN_PATTERNS_FIELD_NUMBER: builtins.int
+    token_name: builtins.str
+    """The name of the token."""
+    role: global___Role.ValueType
+    """What its bearer may do."""
+    @property
+    def run_patterns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The runs that its bearer may touch: those whose id one of these matches. "*" stands for any characters, "?" for
+        one, "[a-c]" for one of these; case counts.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_name: builtins.str = ...,
+        role: global___Role.ValueType = ...,
+        run_patterns: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["role", b"role", "run_patterns", b"run_patterns", "token_name", b"token_name"]) -> None: ...
+
+global___Caller = Caller
 
 @typing.final
 class CommitTimes(google.protobuf.message.Message):
@@ -68,7 +141,7 @@ class CommitTimes(google.protobuf.message.Message):
     MEDIAN_US_FIELD_NUMBER: builtins.int
     LONGEST_US_FIELD_NUMBER: builtins.int
     count: builtins.int
-    """How many commits were looked at: the last ones since the start."""
+    """How many commits were looked at: the last ones since the start, which made the first one."""
     median_us: builtins.int
     """What half of them took at the most, in microseconds."""
     longest_us: builtins.int

@@ -47,7 +47,7 @@ class CoordinatorServiceServicer(object):
     """
 
     def Status(self, request, context):
-        """Status tells its version, its clock, and how its storage does. It changes nothing.
+        """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ class CoordinatorServiceStub:
         muster.v1.coordinator_pb2.StatusRequest,
         muster.v1.coordinator_pb2.StatusResponse,
     ]
-    """Status tells its version, its clock, and how its storage does. It changes nothing."""
+    """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing."""
 
 class CoordinatorServiceAsyncStub:
     """CoordinatorService tells how the coordinator is."""
@@ -34,7 +34,7 @@ class CoordinatorServiceAsyncStub:
         muster.v1.coordinator_pb2.StatusRequest,
         muster.v1.coordinator_pb2.StatusResponse,
     ]
-    """Status tells its version, its clock, and how its storage does. It changes nothing."""
+    """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing."""
 
 class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     """CoordinatorService tells how the coordinator is."""
@@ -45,6 +45,6 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         request: muster.v1.coordinator_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.coordinator_pb2.StatusResponse, collections.abc.Awaitable[muster.v1.coordinator_pb2.StatusResponse]]:
-        """Status tells its version, its clock, and how its storage does. It changes nothing."""
+        """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

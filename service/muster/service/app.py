@@ -3,7 +3,6 @@
 import asyncio
 import resource
 import signal
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -12,8 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from muster.service.address import Address
 from muster.service.clock import SystemClock
-from muster.service.core.limits import Limits
-from muster.service.core.retention import Retention
+from muster.service.config import Config
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.guard import GuardInterceptor
@@ -37,22 +35,6 @@ RESERVED_FILES = 1_500
 
 class StartError(Exception):
     """The coordinator cannot start. The message says what, why, and what to do next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Everything that ``muster serve`` may be told."""
-
-    listen: Address
-    http: Address
-    state: str
-    session_ttl: float = 10.0
-    """Seconds that a lost session may take to come back."""
-    drain_grace: float = 5.0
-    """Seconds that calls in flight get when the coordinator stops."""
-    limits: Limits = field(default_factory=Limits)
-    security: Security = field(default_factory=Security)
-    retention: Retention = field(default_factory=Retention)
 
 
 async def serve(config: Config) -> None:

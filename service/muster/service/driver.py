@@ -155,8 +155,8 @@ class Driver:
         self._sinks: dict[SessionId, Sink] = {}
         self._last_session = 0
         self._watchers: set[asyncio.Event] = set()
-        self.commit_seconds: deque[float] = deque(maxlen=COMMITS_REMEMBERED)
-        """How long the last commits took."""
+        self.commit_seconds = deque([engine.opening_seconds], maxlen=COMMITS_REMEMBERED)
+        """How long the last commits took; the first is that of the epoch."""
         self.frozen = False
         """Whether the coordinator is about to stop."""
         self._idle = asyncio.Event()

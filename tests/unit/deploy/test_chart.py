@@ -148,6 +148,16 @@ def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
         ({"settings": {"session_ttl": 0.5}}, "session_ttl"),
         ({"settings": {"log_format": "xml"}}, "log_format"),
         ({"persistence": {"accessModes": ["ReadOnlyMany"]}}, "accessModes"),
+        ({"persistence": {"size": "10"}}, "size"),
+        ({"persistence": {"size": 10}}, "size"),
+        ({"persistence": {"size": "0Gi"}}, "size"),
+        ({"persistence": {"size": "10GB"}}, "size"),
+        ({"persistence": {"size": "1m"}}, "size"),
+        ({"resources": {"limits": {"memory": "1gi"}}}, "memory"),
+        ({"fullnameOverride": "muster.ml"}, "fullnameOverride"),
+        ({"fullnameOverride": "1st"}, "fullnameOverride"),
+        ({"fullnameOverride": "m" * 53}, "fullnameOverride"),
+        ({"nameOverride": "muster.ml"}, "nameOverride"),
         ({"podSecurity": {"runAsUser": 0}}, "runAsUser"),
         ({"service": {"grpcPort": 0}}, "grpcPort"),
         ({"image": {"digest": "sha256:abc"}}, "digest"),
@@ -160,6 +170,18 @@ def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
 def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Manifest, names: str):
     with pytest.raises(HelmError, match=names):
         helm.release(values)
+
+
+@pytest.mark.parametrize("size", ["1Gi", "500M", "0.5Ti", "10737418240", 10_737_418_240])
+def test_a_size_has_a_unit_or_is_a_number_of_bytes(helm: Helm, size: str | int):
+    release = helm.release({"persistence": {"size": size}, "fullnameOverride": "m" * 52})
+    for version in KUBERNETES:
+        kubernetes_validate.validate(release.one("StatefulSet"), version, strict=True)
+
+
+def test_memory_may_be_in_kibibytes(helm: Helm):
+    container = container_of(helm.release({"resources": {"limits": {"memory": "1048576Ki"}}}))
+    assert container["resources"]["limits"] == {"memory": "1048576Ki"}
 
 
 CERTIFICATE = {"enabled": True, "certificate": "PEM", "privateKey": "PEM"}
@@ -185,6 +207,8 @@ TOKENS = {"enabled": True, "existingSecret": "tokens"}
             "Prometheus needs a token",
         ),
         ({"persistence": {"enabled": False, "existingClaim": "x"}}, "nothing would be kept"),
+        ({"service": {"grpcPort": 443, "httpPort": 443}}, "each needs a port of its own"),
+        ({"service": {"grpcPort": 7551}}, "each needs a port of its own"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Manifest, sentence: str):
@@ -411,9 +435,15 @@ def test_prometheus_scrapes_one_service_once(releases: dict[str, Release]):
         "labels"
     ].items()
     assert monitor["spec"]["endpoints"] == [
-        {"port": "http", "path": "/metrics", "interval": "5s", "scrapeTimeout": "4s", "scheme": "http"}
+        {
+            "port": "http",
+            "path": "/metrics",
+            "interval": "5s",
+            "scrapeTimeout": "4s",
+            "scheme": "http",
+            "relabelings": [{"targetLabel": "job", "replacement": "ml/muster"}],
+        }
     ]
-    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
     selector = monitor["spec"]["selector"]["matchLabels"]
     services = releases["monitoring"].of_kind("Service")
     assert [one["metadata"]["name"] for one in services if matches(selector, one["metadata"]["labels"])] == [
@@ -595,3 +625,23 @@ def test_the_notes_warn_of_what_is_open(releases: dict[str, Release], name: str,
     assert len(said) == len(warnings)
     for line, warning in zip(said, warnings, strict=True):
         assert warning in line
+
+
+@pytest.mark.parametrize(
+    ("values", "lacking"),
+    [
+        ({}, None),
+        ({"tokens": TOKENS, "client": {"tokenSecret": "viewer"}}, None),
+        ({"tokens": TOKENS}, "client.tokenSecret"),
+        (
+            {"tokens": TOKENS, "tls": {**CERTIFICATE, "ca": "PEM", "clientAuth": {"enabled": True}}},
+            "client.certificateSecret and client.tokenSecret",
+        ),
+    ],
+)
+def test_the_notes_tell_to_ask_the_pod_only_if_it_can_show_who_it_is(
+    helm: Helm, values: Manifest, lacking: str | None
+):
+    notes = helm.release({**values, "test": {"enabled": False}}).notes
+    assert ("kubectl -n ml exec muster-0 -- muster get runs" in notes) is (lacking is None)
+    assert (f"set {lacking} for `kubectl exec`" in notes) is (lacking is not None)

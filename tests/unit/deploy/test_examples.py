@@ -1,5 +1,6 @@
 """What is in deploy/examples is what Kubernetes, Kubeflow, JobSet and torchrun read."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from torch.distributed.run import get_args_parser
 from tests.support.helm import Helm, Manifest, Strict
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
-RESTORE = "restore-pod.yaml"
-NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE})
+RESTORE, SNAPSHOT = "restore-pod.yaml", "snapshot-claim.yaml"
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT})
 """The training jobs."""
 
 
@@ -91,6 +92,19 @@ def test_the_pod_that_restores_is_restricted_and_has_the_volume_of_the_chart(hel
     assert ours["volumeMounts"][0] == container["volumeMounts"][0]
 
 
+def test_the_pod_that_restores_mounts_a_snapshot_once_its_lines_are_no_comments(helm: Helm):
+    claim = read(SNAPSHOT)
+    kubernetes_validate.validate(claim, "1.27", strict=True)
+    text = (EXAMPLES / RESTORE).read_text()
+    pod = yaml.load(re.sub(r"^( +)# (- name:| +\w+:)", r"\1\2", text, flags=re.MULTILINE), Strict)
+    kubernetes_validate.validate(pod, "1.27", strict=True)
+    assert pod["spec"]["containers"][0]["volumeMounts"][-1] == {"name": "snapshot", "mountPath": "/snapshot"}
+    assert pod["spec"]["volumes"][-1] == {
+        "name": "snapshot",
+        "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]},
+    }
+
+
 def test_the_readme_names_each():
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"[{name}]({name})" in readme for name in [*NAMES, RESTORE])
+    assert all(f"[{name}]({name})" in readme for name in [*NAMES, RESTORE, SNAPSHOT])

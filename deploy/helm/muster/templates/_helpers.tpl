@@ -69,6 +69,11 @@ app.kubernetes.io/component: test
 {{ include "muster.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
 
+{{- /* The job label of its metrics. With the namespace, since names are there once in a namespace only. */}}
+{{- define "muster.job" -}}
+{{ .Release.Namespace }}/{{ include "muster.fullname" . }}
+{{- end }}
+
 {{- define "muster.tlsSecret" -}}
 {{- default (printf "%s-tls" (include "muster.fullname" .)) .Values.tls.existingSecret }}
 {{- end }}
@@ -220,6 +225,9 @@ seccompProfile:
 {{- end }}
 {{- else if or .Values.tokens.existingSecret .Values.tokens.entries }}
 {{- fail "tokens.enabled is false, but tokens are given: set tokens.enabled=true, or remove them." }}
+{{- end }}
+{{- if eq (int .Values.service.grpcPort) (int .Values.service.httpPort) }}
+{{- fail "service.grpcPort and service.httpPort are the same: each needs a port of its own." }}
 {{- end }}
 {{- if and .Values.persistence.existingClaim (not .Values.persistence.enabled) }}
 {{- fail "persistence.existingClaim is given, but persistence.enabled is false: nothing would be kept on it." }}

@@ -16,6 +16,7 @@ from muster.service.cells import duration
 from muster.service.cli.client import CallError, Client
 from muster.service.cli.failure import Exit
 from muster.service.core import report
+from muster.service.security.patterns import matches
 from muster.service.version import VERSION
 from muster.v1 import coordinator_pb2
 
@@ -60,7 +61,9 @@ class Certificates:
     """Whom the certificate must name; empty: the endpoint's host."""
 
 
-def examine(address: Address, tls: Certificates | None, client: Client, timeout: float) -> Iterator[Check]:
+def examine(
+    address: Address, tls: Certificates | None, client: Client, timeout: float, run_id: str
+) -> Iterator[Check]:
     """All checks, one after the other; what cannot be looked at any more is left out.
 
     Args:
@@ -68,13 +71,14 @@ def examine(address: Address, tls: Certificates | None, client: Client, timeout:
         tls: how to speak TLS; None: not at all.
         client: how to call it.
         timeout: seconds that each check may take.
+        run_id: the run of a job that is to begin here; empty: none is known.
     """
     for check in reach(address, timeout):
         yield check
         if check.result is Result.FAILED:
             return
     yield plaintext(address) if tls is None else certificate(address, tls, timeout)
-    yield from answers(client)
+    yield from answers(client, run_id)
 
 
 # ---------------------------------------------------------------------- the network
@@ -168,7 +172,7 @@ def certificate(address: Address, tls: Certificates, timeout: float) -> Check:
 # ---------------------------------------------------------------------- what it answers
 
 
-def answers(client: Client) -> Iterator[Check]:
+def answers(client: Client, run_id: str) -> Iterator[Check]:
     """Whether the coordinator lets us ask, and how it says it is."""
     begin, began_at = time.monotonic(), time.time()
     try:
@@ -178,6 +182,8 @@ def answers(client: Client) -> Iterator[Check]:
         return
     took = time.monotonic() - begin
     yield Check("authorisation", Result.OK, f"it lets us look, and answers in {report.seconds(took)}")
+    if status.HasField("caller"):
+        yield token(status.caller, run_id)
     yield version(status.version)
     yield storage(status.commits)
     yield clock(status.now.ToMicroseconds() / 1e6, began_at + took / 2, took / 2)
@@ -201,6 +207,20 @@ def _refused(error: CallError) -> Iterator[Check]:
         yield Check("authorisation", Result.FAILED, message, step)
 
 
+def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
+    """Whether a worker is let in with our token, for its run. It may be meant for no more than a look."""
+    roles = {number: name.removeprefix("ROLE_").lower() for name, number in coordinator_pb2.Role.items()}
+    message = f'"{caller.token_name}" has the role {roles.get(caller.role, caller.role)}'
+    message += f" for the runs {', '.join(caller.run_patterns)}"
+    steps = []
+    if caller.role < coordinator_pb2.ROLE_WORKER:
+        steps.append("a job is refused with it: give it a token of role worker. To look on, this one will do")
+    if run_id and not matches(run_id, caller.run_patterns):
+        message += f", and MUSTER_RUN_ID is {report.shown(run_id)}"
+        steps.append("use a token for that run, or another run id")
+    return Check("token", Result.WARNING if steps else Result.OK, message, "; ".join(steps))
+
+
 def version(theirs: str) -> Check:
     """Whether both sides are of one version."""
     if theirs == VERSION:
@@ -215,8 +235,6 @@ def version(theirs: str) -> Check:
 
 def storage(commits: coordinator_pb2.CommitTimes) -> Check:
     """How long a commit takes, which every decision waits for."""
-    if not commits.count:
-        return Check("storage", Result.OK, "nothing has been committed since the start")
     median, longest = commits.median_us / 1e6, commits.longest_us / 1e6
     message = (
         f"a commit takes {_short(median)} (median of the last {commits.count}; longest {_short(longest)})"

@@ -12,7 +12,7 @@ import typer
 from muster.service.cells import NOTHING
 from muster.service.cli import settings
 from muster.service.cli.options import Output
-from muster.service.cli.serve import serve
+from muster.service.cli.serve import configured, serve
 from muster.service.cli.table import Column, Table, document, emit
 
 
@@ -63,8 +63,10 @@ def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., No
 def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
     """Show what muster serve would run with, given the same flags, environment and file, and from where.
 
-    A flag wins over the environment, that over the file, and that over the default.
+    A flag wins over the environment, that over the file, and that over the default. What muster serve would
+    refuse is refused in the same words. Files of certificates and tokens are not looked at.
     """
+    configured(ctx)
     shown = [
         Setting(option.name, _plain(ctx.params[option.name]), settings.source(ctx, option))
         for option in settings.settings(ctx)

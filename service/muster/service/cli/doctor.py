@@ -1,5 +1,7 @@
 """``muster doctor``: why a job cannot use a coordinator, or that it can."""
 
+import os
+
 import typer
 
 from muster.service.address import Address
@@ -24,8 +26,8 @@ def doctor(
 ) -> None:
     """Check a coordinator from here: reach, TLS, authorisation, version, storage and clock.
 
-    A line for each check. Ends with 3 if the coordinator cannot be reached, and with 1 if something else
-    failed. A warning is no failure.
+    A line for each check. If MUSTER_RUN_ID is set, the token must be for that run. Ends with 3 if the
+    coordinator cannot be reached, and with 1 if something else failed. A warning is no failure.
     """
     checks = []
     with connect(endpoint, timeout) as client:
@@ -34,7 +36,7 @@ def doctor(
         mine = given()
         if mine.tls_ca is not None:
             tls = Certificates(mine.tls_ca, mine.tls_cert, mine.tls_key, mine.tls_server_name)
-        for check in examine(address, tls, client, timeout):
+        for check in examine(address, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", "")):
             checks.append(check)
             if output is not Output.JSON:
                 emit(line(check, color=colorful()))

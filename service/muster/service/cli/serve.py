@@ -2,14 +2,18 @@
 
 import asyncio
 import enum
+import math
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from muster.service.address import Address
 from muster.service.cli import settings
 from muster.service.cli.failure import Exit, fail
+from muster.service.config import Config
 from muster.service.core.limits import Limits
 from muster.service.core.retention import Retention
 from muster.service.security.config import Security, TrafficLimits, tls_files
@@ -33,7 +37,59 @@ def _address(value: str) -> str:
     return value
 
 
+def _seconds(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds.")
+    return value
+
+
+def _state(value: str) -> str:
+    # Imported here, so that the other sub-commands start without waiting for SQLite.
+    from muster.service.storage.engine import StorageError
+    from muster.service.storage.location import engine_for
+
+    try:
+        engine_for(value)
+    except StorageError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
+def configured(ctx: typer.Context) -> Config:
+    """What the options of ``muster serve`` tell a coordinator; contradictions end the command.
+
+    Args:
+        ctx: that of a command which has these options.
+    """
+    given = ctx.params
+    try:
+        return Config(
+            listen=Address.parse(given["listen"]),
+            http=Address.parse(given["http"]),
+            state=given["state"],
+            session_ttl=given["session_ttl"],
+            drain_grace=given["drain_grace"],
+            limits=Limits(**_fields(Limits, given)),
+            security=Security(
+                tls=tls_files(given["tls_cert"], given["tls_key"], given["tls_client_ca"]),
+                tokens_file=given["tokens_file"],
+                http_tls=given["http_tls"],
+                http_tokens=given["http_tokens"],
+                traffic=TrafficLimits(**_fields(TrafficLimits, given)),
+            ),
+            retention=Retention(closed=given["keep_closed_runs"], idle=given["keep_idle_runs"]),
+        )
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)
+
+
+def _fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given for the fields of a dataclass, whose names are those of the options."""
+    return {name: given[name] for name in (field.name for field in fields(kind)) if name in given}
+
+
 def serve(
+    ctx: typer.Context,
     listen: Annotated[
         str, typer.Option(callback=_address, envvar="MUSTER_LISTEN", help="HOST:PORT for gRPC.")
     ] = "127.0.0.1:7550",
@@ -48,6 +104,7 @@ def serve(
     state: Annotated[
         str,
         typer.Option(
+            callback=_state,
             envvar="MUSTER_STATE",
             help="Where the state lives: sqlite:///path, or memory: (lost at the end).",
         ),
@@ -56,17 +113,19 @@ def serve(
         float,
         typer.Option(
             min=1.0,
+            callback=_seconds,
             envvar="MUSTER_SESSION_TTL",
             help="Seconds that a lost session may take to come back.",
         ),
     ] = 10.0,
     drain_grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that calls in flight get on SIGTERM.")
+        float, typer.Option(min=0.0, callback=_seconds, help="Seconds that calls in flight get on SIGTERM.")
     ] = 5.0,
     keep_closed_runs: Annotated[
         float,
         typer.Option(
             min=0.0,
+            callback=_seconds,
             metavar="SECONDS",
             help="How long a closed run is kept that nobody is connected to; 0: for ever.",
         ),
@@ -75,6 +134,7 @@ def serve(
         float,
         typer.Option(
             min=0.0,
+            callback=_seconds,
             metavar="SECONDS",
             help="How long any other run is kept that nobody is connected to; 0: for ever.",
         ),
@@ -184,49 +244,12 @@ def serve(
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
     import uvloop
 
-    from muster.service.app import Config, StartError
+    from muster.service.app import StartError
     from muster.service.app import serve as run_coordinator
     from muster.service.storage.engine import StorageError
     from muster.service.telemetry import logs
 
-    try:
-        told = Config(
-            listen=Address.parse(listen),
-            http=Address.parse(http),
-            state=state,
-            session_ttl=session_ttl,
-            drain_grace=drain_grace,
-            limits=Limits(
-                max_runs=max_runs,
-                max_groups_per_run=max_groups_per_run,
-                max_sessions=max_sessions,
-                max_processes_per_rank=max_processes_per_rank,
-                max_payload_bytes=max_payload_bytes,
-                max_gather_bytes=max_gather_bytes,
-                max_unheard_decisions=max_unheard_decisions,
-                max_store_keys=max_store_keys,
-                max_store_bytes=max_store_bytes,
-                max_total_store_bytes=max_total_store_bytes,
-                max_store_value_bytes=max_store_value_bytes,
-                max_store_key_bytes=max_store_key_bytes,
-                max_store_clients=max_store_clients,
-                max_store_waits=max_store_waits,
-            ),
-            security=Security(
-                tls=tls_files(tls_cert, tls_key, tls_client_ca),
-                tokens_file=tokens_file,
-                http_tls=http_tls,
-                http_tokens=http_tokens,
-                traffic=TrafficLimits(
-                    max_sessions_per_peer=max_sessions_per_peer,
-                    max_messages_per_second_per_peer=max_messages_per_second_per_peer,
-                    max_messages_per_second=max_messages_per_second,
-                ),
-            ),
-            retention=Retention(closed=keep_closed_runs, idle=keep_idle_runs),
-        )
-    except ValueError as error:
-        fail(str(error), Exit.USAGE)
+    told = configured(ctx)
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -4,6 +4,8 @@ import statistics
 from typing import Any
 
 from muster.service.driver import Driver
+from muster.service.rpc.guard import ADMISSION
+from muster.service.security.tokens import Grant
 from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -18,19 +20,27 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Status(  # noqa: N802
         self, request: coordinator_pb2.StatusRequest, context: Any
     ) -> coordinator_pb2.StatusResponse:
-        """Tell version, clock, and how long commits take."""
+        """Tell version, clock, how long commits take, and what the caller may do."""
         epoch, now = await self._driver.query(lambda core, now: (core.epoch, now))
         return coordinator_pb2.StatusResponse(
             version=VERSION,
             epoch=epoch,
             now=timestamp_to_pb(now.wall),
             commits=_times(list(self._driver.commit_seconds)),
+            caller=_caller(ADMISSION.get().grant),
         )
 
 
 def _times(seconds: list[float]) -> coordinator_pb2.CommitTimes:
     return coordinator_pb2.CommitTimes(
         count=len(seconds),
-        median_us=round(statistics.median_low(seconds or [0.0]) * 1_000_000),
-        longest_us=round(max(seconds, default=0.0) * 1_000_000),
+        median_us=round(statistics.median_low(seconds) * 1_000_000),
+        longest_us=round(max(seconds) * 1_000_000),
     )
+
+
+def _caller(grant: Grant | None) -> coordinator_pb2.Caller | None:
+    if grant is None:
+        return None
+    role = coordinator_pb2.Role.ValueType(grant.role)
+    return coordinator_pb2.Caller(token_name=grant.name, role=role, run_patterns=grant.runs)

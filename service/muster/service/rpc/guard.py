@@ -51,7 +51,7 @@ class Admission:
 
 
 ADMISSION: ContextVar[Admission] = ContextVar("admission", default=Admission())  # noqa: B039  # frozen
-"""Of the call that the current task handles; the session, whose Hello comes later, looks here."""
+"""Of the call that the current task handles: for handlers that tell it, or whose run is named later."""
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
@@ -121,7 +121,9 @@ class _Guarded:
             await self.traffic.pace_peer(peer, most_wait)
             if self.counts_for_all:
                 await self.traffic.pace_all(most_wait)
-            yield Admission(grant, self.traffic, peer)
+            admission = Admission(grant, self.traffic, peer)
+            ADMISSION.set(admission)
+            yield admission
 
     @asynccontextmanager
     async def _granted(self, size: int) -> AsyncIterator[Grant | None]:
@@ -172,8 +174,7 @@ class _Guarded:
     def session(self, behavior: Any) -> Any:
         async def call(requests: Any, context: Any) -> None:
             with self.traffic.stream(address_of(context.peer())):
-                async with self._admitted(context) as admission:
-                    ADMISSION.set(admission)
+                async with self._admitted(context):
                     await behavior(requests, context)
 
         return call

@@ -10,11 +10,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from muster.service.security.files import FileError, read
+from muster.service.security.patterns import matches
 
 LEAST_TOKEN = 16
 """Characters of a token: fewer could be guessed."""
@@ -42,7 +42,7 @@ class Grant:
 
     def allows(self, run_id: str) -> bool:
         """Whether the bearer may touch this run."""
-        return any(fnmatchcase(run_id, pattern) for pattern in self.runs)
+        return matches(run_id, self.runs)
 
     @property
     def allows_all(self) -> bool:

@@ -16,6 +16,8 @@ class Engine(Protocol):
 
     blocking: bool
     """Whether :meth:`commit` waits for a device, so that it belongs on a thread of its own."""
+    opening_seconds: float
+    """How long :meth:`open` took to make the epoch durable."""
 
     def open(self) -> int:
         """Take hold of the storage.

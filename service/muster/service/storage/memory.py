@@ -10,6 +10,7 @@ class MemoryEngine:
     """Keeps everything in a dictionary, and its keys in order."""
 
     blocking = False
+    opening_seconds = 0.0
 
     def __init__(self) -> None:
         self._data: dict[bytes, bytes] = {}

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ class SqliteEngine:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.opening_seconds = 0.0
         self._db: sqlite3.Connection | None = None
         self._lock: int | None = None
 
@@ -70,7 +72,9 @@ class SqliteEngine:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         epoch = epoch_of(db) + 1
         self._put(db, {EPOCH_KEY: str(epoch).encode()})
+        began = time.monotonic()
         db.execute("COMMIT")
+        self.opening_seconds = time.monotonic() - began
         return epoch
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:

@@ -27,13 +27,14 @@ from muster.service.cli.checks import (
     plaintext,
     reach,
     storage,
+    token,
     version,
 )
 from muster.service.cli.client import CallError, Client
 from muster.service.cli.doctor import as_json, line
 from muster.service.cli.failure import Exit
 from muster.service.version import VERSION
-from muster.v1 import coordinator_pb2
+from muster.v1 import coordinator_pb2 as pb
 
 TIMEOUT = 10.0
 
@@ -191,41 +192,73 @@ def test_a_file_that_is_not_there_is_a_failure(tmp_path: Path):
 class Answering(Client):
     """A client whose coordinator says what the test says."""
 
-    def __init__(self, answer: coordinator_pb2.StatusResponse | CallError) -> None:
+    def __init__(self, answer: pb.StatusResponse | CallError) -> None:
         self._answer = answer
 
-    def status(self) -> coordinator_pb2.StatusResponse:
+    def status(self) -> pb.StatusResponse:
         if isinstance(self._answer, CallError):
             raise self._answer
         return self._answer
 
 
 def test_a_coordinator_that_is_well_is_told_so():
-    status = coordinator_pb2.StatusResponse(version=VERSION, epoch=3)
+    status = pb.StatusResponse(version=VERSION, epoch=3)
     status.now.FromNanoseconds(time.time_ns())
     status.commits.count = 5
-    checks = list(answers(Answering(status)))
+    checks = list(answers(Answering(status), "job1"))
     assert [one.name for one in checks] == ["authorisation", "version", "storage", "clock"]
     assert {one.result for one in checks} == {Result.OK}
+    status.caller.token_name = "ci"
+    names = [one.name for one in answers(Answering(status), "job1")]
+    assert names == ["authorisation", "token", "version", "storage", "clock"]
+
+
+@pytest.mark.parametrize(
+    ("role", "run_id", "result", "message", "steps"),
+    [
+        (pb.ROLE_WORKER, "", Result.OK, "has the role worker for the runs a-*, b", []),
+        (pb.ROLE_OPERATOR, "a-1", Result.OK, "has the role operator for the runs a-*, b", []),
+        (
+            pb.ROLE_WORKER,
+            "A-1",
+            Result.WARNING,
+            "a-*, b, and MUSTER_RUN_ID is A-1",
+            ["use a token for that run"],
+        ),
+        (pb.ROLE_VIEWER, "", Result.WARNING, "has the role viewer for", ["a token of role worker"]),
+        (pb.ROLE_VIEWER, "c", Result.WARNING, "MUSTER_RUN_ID is c", ["of role worker", "for that run"]),
+        (pb.Role.ValueType(9), "b", Result.OK, "has the role 9 for", []),
+    ],
+)
+def test_a_token_with_which_a_job_is_refused_is_a_warning(
+    role: pb.Role.ValueType, run_id: str, result: Result, message: str, steps: list[str]
+):
+    check = token(pb.Caller(token_name="ci", role=role, run_patterns=["a-*", "b"]), run_id)
+    assert (check.name, check.result) == ("token", result)
+    assert check.message.startswith('"ci" ')
+    assert message in check.message
+    assert bool(check.next) is bool(steps)
+    for step in steps:
+        assert step in check.next
 
 
 def test_one_that_refuses_us_says_why():
     refused = CallError("the token is not known. Ask for another.", Exit.FAILED)
-    (check,) = answers(Answering(refused))
+    (check,) = answers(Answering(refused), "")
     assert (check.name, check.result, check.exit) == ("authorisation", Result.FAILED, Exit.FAILED)
     assert check.message == "the token is not known. Ask for another."
 
 
 @pytest.mark.parametrize("code", [Exit.UNREACHABLE, Exit.TIMED_OUT])
 def test_one_that_does_not_answer_is_unreachable(code: Exit):
-    (check,) = answers(Answering(CallError("it did not answer\n  next: wait longer", code)))
+    (check,) = answers(Answering(CallError("it did not answer\n  next: wait longer", code)), "")
     assert (check.name, check.exit) == ("answer", Exit.UNREACHABLE)
     assert (check.message, check.next) == ("it did not answer", "wait longer")
 
 
 def test_one_that_is_too_old_to_be_asked_is_a_warning():
     old = CallError("UNIMPLEMENTED", Exit.FAILED, grpc.StatusCode.UNIMPLEMENTED)
-    (check,) = answers(Answering(old))
+    (check,) = answers(Answering(old), "")
     assert (check.name, check.result) == ("version", Result.WARNING)
 
 
@@ -238,7 +271,7 @@ def test_another_version_is_a_warning_that_names_both():
 
 
 def test_storage_is_slow_by_the_median_and_not_by_the_longest():
-    times = coordinator_pb2.CommitTimes(count=128, median_us=1_200, longest_us=900_000)
+    times = pb.CommitTimes(count=128, median_us=1_200, longest_us=900_000)
     assert storage(times) == Check(
         "storage",
         Result.OK,
@@ -247,7 +280,6 @@ def test_storage_is_slow_by_the_median_and_not_by_the_longest():
     times.median_us = 200_000
     assert storage(times).result is Result.WARNING
     assert "disk" in storage(times).next
-    assert storage(coordinator_pb2.CommitTimes()).result is Result.OK
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,11 @@ def test_the_table_says_where_each_value_comes_from(file: Path):
         ("max_runs = [1]", ["max_runs = [1]: it must be a number or a text"]),
         ("max_runs = {a = 1}", ["max_runs = {'a': 1}: it must be a number"]),
         ("log_format = 'xml'", ['log_format = "xml": ', "console"]),
+        ("session_ttl = inf", ["session_ttl = inf: inf is no number of seconds"]),
+        ("drain_grace = inf", ["drain_grace = inf: inf is no number of seconds"]),
+        ("keep_idle_runs = inf", ["keep_idle_runs = inf: inf is no number of seconds"]),
+        ("state = ''", ['state = "": ', "names no storage"]),
+        ("state = 'muster.db'", ['state = "muster.db": ', "names no storage"]),
         ("listen = 7550", ["listen = 7550: ", '"7550" is not HOST:PORT']),
         ("max_runs = ", ["is not TOML"]),
         ("a = 1\na = 2", ["is not TOML"]),
@@ -104,6 +109,24 @@ def test_a_file_that_is_wrong_is_named_with_the_key_and_what_was_meant(
     said = " ".join(done.stderr.replace("│", " ").split())
     for word in [str(file), *words]:
         assert word in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("http_tls = true", "--http-tls needs a certificate"),
+        ("http_tokens = true", "--http-tokens needs tokens"),
+        ("tls_cert = 'cert.pem'", "give both --tls-cert and --tls-key"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_both_commands_in_the_same_words(
+    file: Path, text: str, words: str
+):
+    file.write_text(text)
+    told, served = (run(f"--config={file}", command=command) for command in ("config", "serve"))
+    assert words in told.stderr
+    assert (told.exit_code, told.stdout, told.stderr) == (2, "", served.stderr)
+    assert served.exit_code == 2
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):

@@ -130,6 +130,18 @@ async def test_a_session_finds_out_as_whom_it_was_admitted():
     assert len(admissions) == 1
 
 
+async def test_a_unary_call_finds_out_as_whom_it_was_admitted():
+    world, admissions = World(), []
+
+    async def behavior(request: Any, context: Any) -> Any:
+        admissions.append(ADMISSION.get())
+
+    made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
+    handler = await world.handler(GET, made)
+    await handler.unary_unary(get("a-1").SerializeToString(), Context())
+    assert admissions == [Admission(world.grant, world.traffic, "10.0.0.7")]
+
+
 async def test_without_a_guard_everyone_may_do_everything():
     ADMISSION.get().check_run("anything")
 

@@ -1,6 +1,7 @@
 """Backups are made while the state is written, and are whole; they are restored where nobody is."""
 
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -192,6 +193,17 @@ def test_a_log_that_a_killed_coordinator_left_does_not_get_into_what_is_restored
     restore(file, state, force=False)
     assert not log.exists()
     assert rows(state) == ROWS
+
+
+def test_a_snapshot_of_the_volume_is_restored_with_its_log(engine: SqliteEngine, state: Path, tmp_path: Path):
+    snapshot, elsewhere = tmp_path / "snapshot", tmp_path / "elsewhere.db"
+    snapshot.mkdir()
+    engine.commit({b"late": b"1"})
+    for name in ("muster.db", "muster.db-wal"):
+        shutil.copy(state.with_name(name), snapshot)
+    restore(snapshot / "muster.db", elsewhere, force=False)
+    assert rows(elsewhere) == ROWS | {b"late": b"1"}
+    assert epoch(elsewhere) > EPOCH_LEAP
 
 
 def test_a_backup_that_is_put_back_again_gives_no_epoch_again(

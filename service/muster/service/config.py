@@ -1,0 +1,24 @@
+"""What a coordinator is told at its start."""
+
+from dataclasses import dataclass, field
+
+from muster.service.address import Address
+from muster.service.core.limits import Limits
+from muster.service.core.retention import Retention
+from muster.service.security.config import Security
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that ``muster serve`` may be told."""
+
+    listen: Address
+    http: Address
+    state: str
+    session_ttl: float = 10.0
+    """Seconds that a lost session may take to come back."""
+    drain_grace: float = 5.0
+    """Seconds that calls in flight get when the coordinator stops."""
+    limits: Limits = field(default_factory=Limits)
+    security: Security = field(default_factory=Security)
+    retention: Retention = field(default_factory=Retention)

@@ -14,7 +14,7 @@ from prometheus_client import (
     Histogram,
     Info,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from muster.service.clock import Clock
@@ -363,3 +363,23 @@ class StateCollector(Collector):
             for run_label, value in counts.items():
                 families[name].add_metric([run_label], value)
         yield from families.values()
+
+
+class Scrape(Collector):
+    """One look at everything, which any thread may collect.
+
+    It is made where the state lives. The counts are read when it is collected: they may change meanwhile.
+
+    Args:
+        state: what is read off the state.
+        registry: the counts.
+    """
+
+    def __init__(self, state: StateCollector, registry: CollectorRegistry) -> None:
+        self._state = list(state.collect())
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts, and the state as it was."""
+        yield from self._registry.collect()
+        yield from self._state

@@ -8,7 +8,7 @@ from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInf
 from muster.service.core.model import Instant, Outcome
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
-from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, StateCollector
+from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from tests.support import records
@@ -472,6 +472,16 @@ def test_the_nodes_that_wait_for_a_round_are_counted(metrics: Metrics):
     assert waiting() == 1
     world.agent("c")
     assert waiting() == 0
+
+
+def test_a_scrape_shows_the_state_as_it_was_taken_and_looks_at_it_no_more(metrics: Metrics, world: World):
+    taken = Scrape(StateCollector(world.coordinator, metrics, WorldClock(world)), metrics.registry)
+    world.ranks()
+    metrics.began(epoch=7, at=1.0)
+    lines = generate_latest(taken).decode().splitlines()
+    assert "muster_coordinator_epoch 7.0" in lines
+    assert 'muster_runs{state="open"} 0.0' in lines
+    assert not [line for line in lines if "run=" in line]
 
 
 def test_a_closed_run_is_shown_as_such(metrics: Metrics):

@@ -332,10 +332,10 @@ class StateCollector(Collector):
                 closed[run_label] = int(run.closed is not None)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
+            newest = {process.rank: process.state for process in run.roster}
+            states = Tally(newest.values())
             for state in MemberState:
-                members[run_label, state.name.lower()] += 0
-            newest = {process.rank: process for process in run.roster}
-            members.update((run_label, p.state.name.lower()) for p in newest.values())
+                members[run_label, state.name.lower()] += states[state]
             for group in run.groups.values():
                 key = run_label, self._metrics.prefix_label(run_label, group.prefix)
                 barrier = group.open

@@ -112,16 +112,17 @@ async def measure(folder: Path, count: int, rate: float, keep: float, reports: i
     """
     path = folder / "muster.db"
     metrics = Metrics()
+    clock = SystemClock()
     driver = Driver(
         SqliteEngine(path),
-        clock=SystemClock(),
+        clock=clock,
         observer=metrics,
         encode=encode_session_message,
         session_ttl=10.0,
         limits=Limits(max_runs=count + 1),
         retention=Retention(closed=keep, idle=keep),
     )
-    metrics.registry.register(StateCollector(driver.coordinator, metrics))
+    metrics.registry.register(StateCollector(driver.coordinator, metrics, clock))
     process, lag = psutil.Process(), Lag()
     begin = time.monotonic()
 

@@ -109,7 +109,7 @@ def _runs(board: Dashboard) -> None:
     board.with_panel(
         overview_table(
             "Runs",
-            "A row for each run; click on its name to see it. Beyond 200 runs, the rest is called `other`.",
+            "A row for each run; click on its name to see it. Beyond 200 in use, the rest is called `other`.",
             "run",
             Column("Open barriers", f"{total} (muster_barriers_open{{{C}}})"),
             Column(

@@ -22,7 +22,7 @@ from muster.service.security.gate import Gate
 from muster.service.storage.engine import StorageError
 from muster.service.storage.location import engine_for
 from muster.service.telemetry.logs import EventLog
-from muster.service.telemetry.metrics import Metrics, StateCollector
+from muster.service.telemetry.metrics import Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from muster.service.web.access import guarded
@@ -64,7 +64,7 @@ async def serve(config: Config) -> None:
     try:
         metrics.began(driver.coordinator.epoch, clock.now().wall)
         metrics.commit_open.set_function(driver.commit_age)
-        metrics.registry.register(StateCollector(driver.coordinator, metrics, clock))
+        state = StateCollector(driver.coordinator, metrics, clock)
         for method, kind in METHODS.items():
             metrics.expect(kind, method)
         if gate.tls is not None:
@@ -77,7 +77,9 @@ async def serve(config: Config) -> None:
             guard=_guard(config.security, gate),
             max_connections=_connections(),
         )
-        application = build_site(metrics.registry, lambda: _why_not_ready(driver, stop), driver)
+        application = build_site(
+            lambda: Scrape(state, metrics.registry), lambda: _why_not_ready(driver, stop), driver
+        )
         application.middlewares.append(_http_guard(config.security, gate))
         site = web.AppRunner(
             application, access_log=None, handle_signals=False, keepalive_timeout=SILENCE_TIMEOUT

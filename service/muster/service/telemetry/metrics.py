@@ -1,7 +1,7 @@
 """Prometheus metrics: counters fed by events, and gauges read off the state when it is scraped."""
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import (
@@ -14,21 +14,23 @@ from prometheus_client import (
     Histogram,
     Info,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, MemberState, Outcome
-from muster.service.telemetry.labels import OVERFLOW, BoundedLabel
+from muster.service.saves import SAVES
+from muster.service.telemetry.labels import OVERFLOW, PrefixLabels, RunLabels
 from muster.service.version import VERSION
 
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 MOST_RUNS = 200
-MOST_PREFIXES = 50
+MOST_PREFIXES = 16
+"""Of each run, beside those of its saves: some 50 series are shown for each."""
 
 
 class Certificate(Protocol):
@@ -47,10 +49,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.registry.register(collector)
-        self.run_label = BoundedLabel(MOST_RUNS)
-        self.prefix_label = BoundedLabel(MOST_PREFIXES, fold_digits=True)
-        self._prefixes: dict[str, set[str]] = {}
-        """Those that each run has had, by label."""
+        self._runs = RunLabels(MOST_RUNS, self._end)
+        self._prefixes: dict[str, PrefixLabels] = {}
+        """By the label of their run."""
+        self._groups: dict[str, set[str]] = {}
+        """The labels of prefixes whose counts are shown, by the label of their run."""
         group = ["run", "prefix"]
         registry = self.registry
         Info("muster_build", "The coordinator's version.", registry=registry).info({"version": VERSION})
@@ -144,29 +147,57 @@ class Metrics:
         self._epoch.set(epoch)
         self._start_time.set(at)
 
-    def expect_run(self, run: str) -> None:
-        """Show the counts of a run, by its label value, at zero: a rate does not see a series begin at 1."""
-        self._rounds.labels(run)
-        self._join.labels(run)
-
-    def expect_group(self, run: str, prefix: str) -> None:
-        """Show the counts of a group, by its label values, at zero."""
-        for outcome in Outcome:
-            self._decisions.labels(run, prefix, outcome.name)
-        self._wait.labels(run, prefix)
-        self._skew.labels(run, prefix)
-
-    def group_labels(self, run_id: str, prefix: str) -> tuple[str, str]:
-        """The label values for a group of a run."""
-        labels = self.run_label(run_id), self.prefix_label(prefix)
-        self._prefixes.setdefault(labels[0], set()).add(labels[1])
+    def run_labels(self, runs: Mapping[str, float | None]) -> dict[str, str]:
+        """The label values of all runs that there are, as :meth:`RunLabels.of_all` gives them."""
+        labels = self._runs.of_all(runs)
+        for label in labels.values():
+            self._expect_run(label)
         return labels
+
+    def prefix_label(self, run: str, prefix: str) -> str:
+        """The label value for a group of the run with this label value."""
+        label = self._prefixes[run](prefix)
+        groups = self._groups[run]
+        if label not in groups:
+            groups.add(label)
+            # A rate does not see a series begin at 1.
+            for outcome in Outcome:
+                self._decisions.labels(run, label, outcome.name)
+            self._wait.labels(run, label)
+            self._skew.labels(run, label)
+        return label
+
+    def _run_label(self, run_id: str) -> str:
+        """The label value of a run that is in use."""
+        label = self._runs.used(run_id)
+        self._expect_run(label)
+        return label
+
+    def _expect_run(self, label: str) -> None:
+        """Show the counts of a run at zero."""
+        if label not in self._prefixes:
+            self._prefixes[label] = PrefixLabels(MOST_PREFIXES, SAVES)
+            self._groups[label] = set()
+            self._rounds.labels(label)
+            self._join.labels(label)
+
+    def _end(self, label: str) -> None:
+        """The series of a run end."""
+        del self._prefixes[label]
+        for prefix in self._groups.pop(label):
+            for outcome in Outcome:
+                self._decisions.remove(label, prefix, outcome.name)
+            for metric in (self._wait, self._skew, self._last_rank):
+                metric.remove(label, prefix)
+        self._rounds.remove(label)
+        self._join.remove(label)
 
     # ------------------------------------------------------------------ the driver's observer
 
     def decided(self, decision: Decision) -> None:
         """A barrier was decided."""
-        labels = self.group_labels(decision.run_id, decision.prefix)
+        run = self._run_label(decision.run_id)
+        labels = run, self.prefix_label(run, decision.prefix)
         self._decisions.labels(*labels, decision.outcome.name).inc()
         self._wait.labels(*labels).observe(decision.wait)
         self._skew.labels(*labels).observe(decision.skew)
@@ -175,7 +206,7 @@ class Metrics:
 
     def round_completed(self, record: RoundRecord) -> None:
         """A rendezvous has brought its nodes together."""
-        label = self.run_label(record.run_id)
+        label = self._run_label(record.run_id)
         self._rounds.labels(label).inc()
         self._join.labels(label).observe(record.join_seconds)
 
@@ -184,20 +215,7 @@ class Metrics:
 
     def forgotten(self, run_id: str) -> None:
         """Nothing is left of a run: its series end, but for what was added up with others."""
-        label = self.run_label(run_id)
-        if label == OVERFLOW:
-            return
-        prefixes = self._prefixes.pop(label, set())
-        for prefix in prefixes:
-            for outcome in Outcome:
-                self._decisions.remove(label, prefix, outcome.name)
-            for metric in (self._wait, self._skew, self._last_rank):
-                metric.remove(label, prefix)
-        self._rounds.remove(label)
-        self._join.remove(label)
-        self.run_label.release(label)
-        for prefix in prefixes.difference(*self._prefixes.values()):
-            self.prefix_label.release(prefix)
+        self._runs.forget(run_id)
 
     def committed(self, seconds: float) -> None:
         """A batch of records is durable."""
@@ -301,40 +319,67 @@ class StateCollector(Collector):
         sessions: Tally[str] = Tally()
         closed: Tally[str] = Tally()
         waiting: Tally[str] = Tally()
-        for run in self._coordinator.runs.values():
-            run_label = self._metrics.run_label(run.run_id)
+        known = self._coordinator.runs
+        labels = self._metrics.run_labels(
+            {run_id: None if run.in_use else run.active.monotonic for run_id, run in known.items()}
+        )
+        for run in known.values():
             runs["open" if run.closed is None else "closed"] += 1
-            self._metrics.expect_run(run_label)
+            run_label = labels.get(run.run_id)
+            if run_label is None:
+                continue
+            if run_label != OVERFLOW:
+                closed[run_label] = int(run.closed is not None)
             sessions[run_label] += 0
-            closed[run_label] += run.closed is not None
             waiting[run_label] += run.rendezvous.without_round
+            newest = {process.rank: process.state for process in run.roster}
+            states = Tally(newest.values())
             for state in MemberState:
-                members[run_label, state.name.lower()] += 0
-            newest = {process.rank: process for process in run.roster}
-            members.update((run_label, p.state.name.lower()) for p in newest.values())
+                members[run_label, state.name.lower()] += states[state]
             for group in run.groups.values():
-                key = self._metrics.group_labels(run.run_id, group.prefix)
-                self._metrics.expect_group(*key)
+                key = run_label, self._metrics.prefix_label(run_label, group.prefix)
                 barrier = group.open
                 opened[key] += barrier is not None
                 missing[key] += barrier.shape.size - len(barrier.arrivals) if barrier else 0
                 wait = (now - barrier.opened_at, barrier.timeout) if barrier else (0.0, 0.0)
                 oldest[key] = max(wait, oldest.get(key, wait))
         sessions.update(
-            self._metrics.run_label(session.run.run_id) for session in self._coordinator.sessions.values()
+            labels[session.run.run_id]
+            for session in self._coordinator.sessions.values()
+            if session.run.run_id in labels
         )
-        for labels, value in opened.items():
-            families["open"].add_metric(labels, value)
-        for labels, value in missing.items():
-            families["missing"].add_metric(labels, value)
-        for labels, (age, timeout) in oldest.items():
-            families["age"].add_metric(labels, age)
-            families["timeout"].add_metric(labels, timeout)
+        for key, value in opened.items():
+            families["open"].add_metric(key, value)
+        for key, value in missing.items():
+            families["missing"].add_metric(key, value)
+        for key, (age, timeout) in oldest.items():
+            families["age"].add_metric(key, age)
+            families["timeout"].add_metric(key, timeout)
         for run_state, value in runs.items():
             families["runs"].add_metric([run_state], value)
-        for labels, value in members.items():
-            families["members"].add_metric(labels, value)
+        for member, value in members.items():
+            families["members"].add_metric(member, value)
         for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):
             for run_label, value in counts.items():
                 families[name].add_metric([run_label], value)
         yield from families.values()
+
+
+class Scrape(Collector):
+    """One look at everything, which any thread may collect.
+
+    It is made where the state lives. The counts are read when it is collected: they may change meanwhile.
+
+    Args:
+        state: what is read off the state.
+        registry: the counts.
+    """
+
+    def __init__(self, state: StateCollector, registry: CollectorRegistry) -> None:
+        self._state = list(state.collect())
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts, and the state as it was."""
+        yield from self._registry.collect()
+        yield from self._state

@@ -16,6 +16,7 @@ from muster.service.core import report, views
 from muster.service.core.model import MemberState, MissingState
 from muster.service.core.refusal import Refusal
 from muster.service.rounds import rounds_of
+from muster.service.saves import SAVES
 from muster.service.version import VERSION
 from muster.service.web import links
 from muster.service.web.look import Overview, RunLook, named
@@ -26,12 +27,6 @@ FOLDED_ABOVE = 16
 """Hosts in a list that is longer are shown when someone asks for them."""
 HURRY = 0.2
 """With less than this part of its timeout left, a barrier's time is shown as pressing."""
-SAVES = {
-    "save": "save: writes",
-    "save/commit": "save: commit",
-    "save/agreement": "save: agreement",
-}
-"""The groups of a job's saves, as docs/saves.md names them."""
 STATES = {
     MemberState.CONNECTED: "connected",
     MemberState.IDLE: "idle",

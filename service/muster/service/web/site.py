@@ -3,24 +3,33 @@
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
+from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.status import State, add_status
 
 
-def build_site(registry: CollectorRegistry, ready: Callable[[], str | None], state: State) -> web.Application:
+def build_site(
+    scrape: Callable[[], Collector], ready: Callable[[], str | None], state: State
+) -> web.Application:
     """Assemble the HTTP application.
 
     Args:
-        registry: what /metrics shows.
+        scrape: takes what /metrics shows, on the loop; it is collected and encoded in a thread.
         ready: why the coordinator does not serve now, or None if it does.
         state: what the status page shows.
     """
+    answers = Answers()
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+        async def make() -> Answer:
+            taken = scrape()
+            return await rendered(lambda: encode(taken), content_type)
+
+        return response(request, await answers.get(content_type, make))
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -1,9 +1,6 @@
 """The status page and its JSON twins: for reading, and for nothing else."""
 
-import asyncio
-import gzip
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -13,12 +10,11 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.core.refusal import Refusal
 from muster.service.web import links, look, pages, twins
+from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.viewer import narrowed_to
 
 T = TypeVar("T")
 
-FRESH_FOR = 1.0
-"""Seconds that an answer is given again, so that a hundred viewers cost what one does."""
 HTML = "text/html"
 JSON = "application/json"
 ASSETS = {
@@ -55,40 +51,6 @@ class State(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a viewer is sent."""
-
-    status: int
-    content_type: str
-    plain: bytes
-    zipped: bytes
-
-
-class Answers:
-    """Answers by what was asked for; each is made once while it is fresh, and one at a time."""
-
-    def __init__(self) -> None:
-        self._kept: dict[object, asyncio.Task[Answer]] = {}
-        self._turn = asyncio.Lock()
-
-    async def get(self, key: object, make: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The answer for a key; ``make`` makes it if there is none."""
-        task = self._kept.get(key)
-        if task is None:
-            task = self._kept[key] = asyncio.ensure_future(self._make(make))
-            task.add_done_callback(lambda _: self._forget_later(key))
-        # A viewer who goes away does not take the answer from the others.
-        return await asyncio.shield(task)
-
-    async def _make(self, make: Callable[[], Awaitable[Answer]]) -> Answer:
-        async with self._turn:
-            return await make()
-
-    def _forget_later(self, key: object) -> None:
-        asyncio.get_running_loop().call_later(FRESH_FOR, self._kept.pop, key, None)
-
-
 def add_status(site: web.Application, state: State) -> None:
     """Add the page, its twins, and what they are made of to a site."""
     answers = Answers()
@@ -100,7 +62,7 @@ def add_status(site: web.Application, state: State) -> None:
             taken = await state.query(lambda core, now: look.overview(core, now, grant))
             return await _rendered(lambda: pages.overview_page(taken, _root(request)), HTML)
 
-        return _response(request, await answers.get(("overview", grant), make))
+        return response(request, await answers.get(("overview", grant), make))
 
     async def overview_twin(request: web.Request) -> web.StreamResponse:
         grant = narrowed_to(request)
@@ -109,7 +71,7 @@ def add_status(site: web.Application, state: State) -> None:
             taken = await state.query(lambda core, now: look.overview(core, now, grant))
             return await _rendered(lambda: twins.overview_twin(taken), JSON)
 
-        return _response(request, await answers.get(("overview twin", grant), make))
+        return response(request, await answers.get(("overview twin", grant), make))
 
     async def run(request: web.Request) -> web.StreamResponse:
         run_id, root = request.match_info["run"], _root(request)
@@ -122,7 +84,7 @@ def add_status(site: web.Application, state: State) -> None:
                 return await _rendered(lambda: pages.refusal_page(unknown, root), HTML, 404)
             return await _rendered(lambda: pages.run_page(taken, root), HTML)
 
-        return _response(request, await answers.get(("page", run_id, root), make))
+        return response(request, await answers.get(("page", run_id, root), make))
 
     async def run_twin(request: web.Request) -> web.StreamResponse:
         run_id = request.match_info["run"]
@@ -135,7 +97,7 @@ def add_status(site: web.Application, state: State) -> None:
                 return await _rendered(lambda: twins.refusal_twin(unknown), JSON, 404)
             return await _rendered(lambda: twins.run_twin(taken), JSON)
 
-        return _response(request, await answers.get(("twin", run_id), make))
+        return response(request, await answers.get(("twin", run_id), make))
 
     site.router.add_get("/", overview)
     site.router.add_get("/status.json", overview_twin)
@@ -148,28 +110,7 @@ def add_status(site: web.Application, state: State) -> None:
 
 
 async def _rendered(render: Callable[[], str], content_type: str, status: int = 200) -> Answer:
-    """Render in a thread, since what was looked at is frozen, and the loop has barriers to decide."""
-
-    def answer() -> Answer:
-        plain = render().encode()
-        return Answer(status, content_type, plain, gzip.compress(plain, 1))
-
-    return await asyncio.to_thread(answer)
-
-
-def _response(request: web.Request, answer: Answer) -> web.Response:
-    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
-    body = answer.plain
-    if "gzip" in request.headers.get("Accept-Encoding", ""):
-        headers["Content-Encoding"] = "gzip"
-        body = answer.zipped
-    return web.Response(
-        status=answer.status,
-        body=body,
-        content_type=answer.content_type,
-        charset="utf-8",
-        headers=headers,
-    )
+    return await rendered(lambda: render().encode(), f"{content_type}; charset=utf-8", status)
 
 
 def _asset(name: str, content_type: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -188,5 +129,5 @@ def _root(request: web.Request) -> str:
     return "../" * (request.rel_url.raw_path.count("/") - 1)
 
 
-async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(HEADERS)
+async def _add_headers(_: web.Request, answer: web.StreamResponse) -> None:
+    answer.headers.update(HEADERS)

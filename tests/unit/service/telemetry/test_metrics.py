@@ -4,11 +4,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.events import Hello, ProcessInfo
+from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInfo
 from muster.service.core.model import Instant, Outcome
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
-from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, StateCollector
+from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from tests.support import records
@@ -131,7 +131,7 @@ def test_two_coordinators_in_one_process_do_not_share_their_metrics(metrics: Met
 def test_a_decision_is_counted_by_outcome_and_timed(metrics: Metrics):
     metrics.decided(records.decision(run_id=RUN, wait=12.5, skew=0.25, last_arrival_rank=5))
     metrics.decided(records.decision(run_id=RUN, outcome=Outcome.RELEASED, wait=0.5, last_arrival_rank=2))
-    for outcome, count in (("TIMED_OUT", 1), ("RELEASED", 1), ("ABORTED", None)):
+    for outcome, count in (("TIMED_OUT", 1), ("RELEASED", 1), ("ABORTED", 0)):
         assert value(metrics, "muster_barrier_decisions_total", **JOB, outcome=outcome) == count
     assert value(metrics, "muster_barrier_wait_seconds_sum", **JOB) == 13
     assert value(metrics, "muster_barrier_wait_seconds_bucket", **JOB, le="0.5") == 1
@@ -155,18 +155,44 @@ def test_a_prefix_with_the_step_in_it_makes_no_new_series_every_step(metrics: Me
     assert count == 100
 
 
+def letters(count: int) -> list[str]:
+    """Names without digits, which would be folded."""
+    return [f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(count)]
+
+
+def counts_of(metrics: Metrics, outcome: Outcome = Outcome.TIMED_OUT) -> list[str]:
+    """The counts of decisions with one outcome: a series for each group."""
+    lines = series(metrics, "muster_barrier_decisions_total")
+    return [line for line in lines if f'outcome="{outcome.name}"' in line]
+
+
 def test_runs_and_prefixes_beyond_the_bound_are_counted_as_others(metrics: Metrics):
-    letters = [f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(MOST_RUNS + 7)]
-    for name in letters:
+    names = letters(MOST_RUNS + 7)
+    for name in names:
         metrics.decided(records.decision(run_id=name))
-    for name in letters[: MOST_PREFIXES + 3]:
-        metrics.decided(records.decision(run_id=letters[0], prefix=name))
+    for name in names[: MOST_PREFIXES + 3]:
+        metrics.decided(records.decision(run_id=names[0], prefix=name))
     # One prefix, checkpoint, was there already.
-    assert len(series(metrics, "muster_barrier_decisions_total")) == MOST_RUNS + 1 + MOST_PREFIXES - 1 + 1
+    assert len(counts_of(metrics)) == MOST_RUNS + 1 + MOST_PREFIXES - 1 + 1
     labels = {"prefix": CKPT, "outcome": "TIMED_OUT"}
     assert value(metrics, "muster_barrier_decisions_total", run=OVERFLOW, **labels) == 7
-    labels = {"run": letters[0], "outcome": "TIMED_OUT"}
+    labels = {"run": names[0], "outcome": "TIMED_OUT"}
     assert value(metrics, "muster_barrier_decisions_total", prefix=OVERFLOW, **labels) == 4
+
+
+def test_the_prefixes_of_one_run_take_no_place_from_those_of_another(metrics: Metrics):
+    for prefix in letters(100):
+        metrics.decided(records.decision(run_id="odd", prefix=prefix))
+    metrics.decided(records.decision(run_id=RUN, prefix="checkpoint"))
+    assert value(metrics, "muster_barrier_wait_seconds_count", run=RUN, prefix="checkpoint") == 1
+
+
+@pytest.mark.parametrize("prefix", ["save", "save/commit", "save/agreement", "save/sync"])
+def test_the_groups_of_saves_have_their_series_however_many_others_there_are(metrics: Metrics, prefix: str):
+    for name in letters(100):
+        metrics.decided(records.decision(run_id=RUN, prefix=name))
+    metrics.decided(records.decision(run_id=RUN, prefix=prefix))
+    assert value(metrics, "muster_barrier_wait_seconds_count", run=RUN, prefix=prefix) == 1
 
 
 def test_the_life_of_the_coordinator_is_shown(metrics: Metrics):
@@ -197,19 +223,17 @@ def test_the_rounds_of_runs_beyond_the_bound_are_counted_as_others(metrics: Metr
     assert len(series(metrics, "muster_rendezvous_rounds_total")) == MOST_RUNS + 1
 
 
-def test_the_series_of_a_forgotten_run_end_and_its_labels_are_free_again(metrics: Metrics):
-    letters = [f"{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(MOST_RUNS + 2)]
-    for name in letters:
+def test_the_series_of_a_forgotten_run_end_and_its_place_is_free_again(metrics: Metrics):
+    names = letters(MOST_RUNS + 2)
+    for name in names:
         metrics.decided(records.decision(run_id=name, prefix="shared"))
-        metrics.decided(records.decision(run_id=name, prefix=letters[0]))
+        metrics.decided(records.decision(run_id=name, prefix="save"))
         metrics.round_completed(RoundRecord(name, 0, 1, 0.0, 0.5))
-    metrics.decided(records.decision(run_id=letters[0], prefix="own"))
-    known = series(metrics, "muster_barrier_decisions_total")
-    metrics.forgotten(letters[0])
-    assert not [line for line in exposed(metrics) if f'run="{letters[0]}"' in line]
-    assert len(series(metrics, "muster_barrier_decisions_total")) == len(known) - 3
-    assert metrics.prefix_label("shared") == "shared"
-    assert "own" not in metrics.prefix_label._values
+    metrics.decided(records.decision(run_id=names[0], prefix="own"))
+    known = counts_of(metrics)
+    metrics.forgotten(names[0])
+    assert not [line for line in exposed(metrics) if f'run="{names[0]}"' in line]
+    assert len(counts_of(metrics)) == len(known) - 3
     metrics.decided(records.decision(run_id="next", prefix="shared"))
     assert value(metrics, "muster_barrier_decisions_total", run="next", prefix="shared", outcome="TIMED_OUT")
 
@@ -370,6 +394,67 @@ def test_the_groups_and_runs_behind_one_label_are_added_up(metrics: Metrics):
     assert len(series(metrics, "muster_sessions")) == MOST_RUNS + 1
 
 
+def crowd_of_closed_runs(world: World, count: int) -> None:
+    """Runs that are over, each with one rank that was lost."""
+    for number in range(count):
+        session = world.new_session()
+        world.do(Hello(session, f"over-{number}", 0, (ProcessInfo(0, "life", "node", 1),)))
+        world.do(CloseRun(world.new_session(), f"over-{number}", "test", "it is over"))
+        world.do(Disconnected(session))
+    world.wait(TTL)
+
+
+def test_a_run_that_is_in_use_has_its_name_whatever_has_been_before(metrics: Metrics):
+    world = World(2)
+    watch(metrics, world)
+    world.watching = False
+    crowd_of_closed_runs(world, MOST_RUNS)
+    assert value(metrics, "muster_run_closed", run="over-0") == 1
+    zero, _ = world.ranks()
+    zero.arrive()
+    assert members(metrics)["connected"] == 2
+    assert value(metrics, "muster_barrier_missing_ranks", **JOB) == 1
+    assert value(metrics, "muster_runs", state="closed") == MOST_RUNS
+    assert len(series(metrics, "muster_run_closed")) == MOST_RUNS
+    assert not [line for line in exposed(metrics) if 'run="over-0"' in line], "it gave its place"
+    assert not [line for line in exposed(metrics) if f'run="{OVERFLOW}"' in line]
+
+
+def test_runs_that_are_over_are_not_among_the_others(metrics: Metrics):
+    world = World(2)
+    watch(metrics, world)
+    world.watching = False
+    crowd_of_closed_runs(world, 10)
+    for number in range(MOST_RUNS + 3):
+        world.do(Hello(world.new_session(), f"job-{number}", 0, (ProcessInfo(0, "life", "node", 1),)))
+    assert members(metrics, OVERFLOW) == {"connected": 3, "disconnected": 0, "lost": 0, "left": 0, "idle": 0}
+    assert value(metrics, "muster_run_closed", run=OVERFLOW) is None
+    assert len(series(metrics, "muster_run_closed")) == MOST_RUNS
+
+
+def test_a_run_whose_place_was_taken_starts_anew_when_it_comes_back(metrics: Metrics):
+    world = World(2)
+    watch(metrics, world)
+    world.watching = False
+    zero, one = world.ranks()
+    metrics.decided(records.decision(run_id=RUN, prefix=CKPT))
+    assert value(metrics, "muster_barrier_wait_seconds_count", **JOB) == 1
+    zero.die()
+    one.die()
+    world.wait(TTL)
+    assert members(metrics)["lost"] == 2
+    crowd = [world.new_session() for _ in range(MOST_RUNS)]
+    for number, session in enumerate(crowd):
+        world.do(Hello(session, f"job-{number}", 0, (ProcessInfo(0, "life", "node", 1),)))
+    assert members(metrics)["lost"] is None
+    assert value(metrics, "muster_barrier_wait_seconds_count", **JOB) is None
+    world.do(Disconnected(crowd[0]))
+    world.wait(TTL)
+    world.start(0)
+    assert members(metrics)["connected"] == 1
+    assert value(metrics, "muster_barrier_wait_seconds_count", **JOB) == 0
+
+
 def test_the_nodes_that_wait_for_a_round_are_counted(metrics: Metrics):
     world = RendezvousWorld(nodes(2))
     watch(metrics, world)
@@ -387,6 +472,16 @@ def test_the_nodes_that_wait_for_a_round_are_counted(metrics: Metrics):
     assert waiting() == 1
     world.agent("c")
     assert waiting() == 0
+
+
+def test_a_scrape_shows_the_state_as_it_was_taken_and_looks_at_it_no_more(metrics: Metrics, world: World):
+    taken = Scrape(StateCollector(world.coordinator, metrics, WorldClock(world)), metrics.registry)
+    world.ranks()
+    metrics.began(epoch=7, at=1.0)
+    lines = generate_latest(taken).decode().splitlines()
+    assert "muster_coordinator_epoch 7.0" in lines
+    assert 'muster_runs{state="open"} 0.0' in lines
+    assert not [line for line in lines if "run=" in line]
 
 
 def test_a_closed_run_is_shown_as_such(metrics: Metrics):

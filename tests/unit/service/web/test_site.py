@@ -1,12 +1,17 @@
 """The HTTP port, over a real socket."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
+from muster.service.web import answers
 from muster.service.web.site import build_site
 from tests.support import scenes
 
@@ -28,7 +33,7 @@ def readiness() -> Readiness:
 async def client(readiness: Readiness) -> AsyncIterator[TestClient]:
     registry = CollectorRegistry()
     Counter("muster_things", "Things.", registry=registry).inc(3)
-    async with TestClient(TestServer(build_site(registry, readiness, scenes.Scene()))) as client:
+    async with TestClient(TestServer(build_site(lambda: registry, readiness, scenes.Scene()))) as client:
         yield client
 
 
@@ -45,6 +50,67 @@ async def test_metrics_are_in_openmetrics_for_those_who_ask(client: TestClient):
     answer = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert (await answer.text()).endswith("# EOF\n")
+
+
+class Scraped:
+    """Says in which thread it is taken, and in which it is collected."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.collected: list[int] = []
+
+    def __call__(self) -> Collector:
+        self.taken.append(threading.get_ident())
+        return self
+
+    def collect(self) -> Iterator[Metric]:
+        self.collected.append(threading.get_ident())
+        yield GaugeMetricFamily("muster_looks", "Looks.", value=len(self.taken))
+
+
+@pytest.fixture
+def scraped() -> Scraped:
+    return Scraped()
+
+
+@pytest.fixture
+async def scraper(
+    readiness: Readiness, scraped: Scraped, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TestClient]:
+    monkeypatch.setattr(answers, "FRESH_FOR", 600.0)
+    async with TestClient(TestServer(build_site(scraped, readiness, scenes.Scene()))) as scraper:
+        yield scraper
+
+
+async def test_metrics_are_taken_on_the_loop_and_encoded_beside_it(scraper: TestClient, scraped: Scraped):
+    assert (await scraper.get("/metrics")).status == 200
+    here = threading.get_ident()
+    assert scraped.taken == [here]
+    assert len(scraped.collected) == 1
+    assert scraped.collected != [here]
+
+
+async def test_those_who_scrape_at_once_cost_what_one_does(scraper: TestClient, scraped: Scraped):
+    said = await asyncio.gather(*(scraper.get("/metrics") for _ in range(20)))
+    assert {await one.text() for one in said} == {await (await scraper.get("/metrics")).text()}
+    assert len(scraped.taken) == 1
+
+
+async def test_each_format_is_an_answer_of_its_own(scraper: TestClient, scraped: Scraped):
+    openmetrics = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    said = [await (await scraper.get("/metrics", headers=one)).text() for one in ({}, openmetrics) * 2]
+    assert [text.endswith("# EOF\n") for text in said] == [False, True] * 2
+    assert len(scraped.taken) == 2
+
+
+async def test_metrics_are_zipped_for_those_who_take_that(scraper: TestClient):
+    plain, zipped = [
+        await scraper.get("/metrics", headers={"Accept-Encoding": encoding})
+        for encoding in ("identity", "gzip")
+    ]
+    assert "Content-Encoding" not in plain.headers
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert await zipped.text() == await plain.text()
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/html;q=0.9", "nonsense;;;=", "x" * 4000])

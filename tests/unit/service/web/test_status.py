@@ -19,6 +19,7 @@ from muster.service.security.tokens import Grant, Role, Tokens
 from muster.service.storage.engine import StorageError
 from muster.service.web import links, look, status
 from muster.service.web.access import guarded
+from muster.service.web.answers import FRESH_FOR, Answer, Answers
 from muster.service.web.site import build_site
 from tests.support import scenes
 from tests.support.virtual_time import START, in_virtual_time
@@ -68,7 +69,7 @@ async def scene() -> CountedScene:
 
 @pytest.fixture
 async def client(scene: CountedScene) -> AsyncIterator[TestClient]:
-    async with TestClient(TestServer(build_site(CollectorRegistry(), lambda: None, scene))) as client:
+    async with TestClient(TestServer(build_site(CollectorRegistry, lambda: None, scene))) as client:
         yield client
 
 
@@ -117,7 +118,7 @@ async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene)
         Grant(name=runs, role=Role.VIEWER, runs=(runs,), digest=hashlib.sha256(token.encode()).digest())
         for runs, token in tokens.items()
     ]
-    site = build_site(CollectorRegistry(), lambda: None, scene)
+    site = build_site(CollectorRegistry, lambda: None, scene)
     site.middlewares.append(guarded(Access(lambda: Tokens(tuple(grants))), needs_certificate=False))
     async with TestClient(TestServer(site)) as client:
         for runs, seen in (("*", {"a-1", "b-1"}), ("a-*", {"a-1"}), ("c-*", set())):
@@ -186,35 +187,35 @@ async def test_a_hundred_viewers_cost_what_one_does(client: TestClient, scene: C
 
 @in_virtual_time
 async def test_an_answer_is_given_again_only_while_it_is_fresh():
-    answers = status.Answers()
+    answers = Answers()
     made: list[float] = []
 
-    async def make() -> status.Answer:
+    async def make() -> Answer:
         await asyncio.sleep(5)
         made.append(asyncio.get_running_loop().time())
-        return status.Answer(200, status.HTML, b"", b"")
+        return Answer(200, status.HTML, b"", b"")
 
     await asyncio.gather(answers.get("a", make), answers.get("b", make))
     assert made == [START + 5, START + 10], "one at a time"
-    await asyncio.sleep(status.FRESH_FOR / 2)
+    await asyncio.sleep(FRESH_FOR / 2)
     await answers.get("b", make)
     assert len(made) == 2
-    await asyncio.sleep(status.FRESH_FOR)
+    await asyncio.sleep(FRESH_FOR)
     await answers.get("b", make)
     assert len(made) == 3
 
 
 @in_virtual_time
 async def test_an_answer_that_failed_is_made_again():
-    answers = status.Answers()
+    answers = Answers()
 
-    async def fail() -> status.Answer:
+    async def fail() -> Answer:
         raise StorageError("the disk is full")
 
     for _ in range(2):
         with pytest.raises(StorageError):
             await answers.get("a", fail)
-    await asyncio.sleep(status.FRESH_FOR * 2)
+    await asyncio.sleep(FRESH_FOR * 2)
     with pytest.raises(StorageError):
         await answers.get("a", fail)
 
@@ -231,7 +232,7 @@ async def test_it_is_sent_zipped_to_those_who_take_that(client: TestClient, scen
 
 async def test_the_twin_has_the_fields_of_the_wire(client: TestClient):
     sixteen = scenes.sixteen()
-    async with TestClient(TestServer(build_site(CollectorRegistry(), lambda: None, sixteen))) as client:
+    async with TestClient(TestServer(build_site(CollectorRegistry, lambda: None, sixteen))) as client:
         shown = json.loads(await (await client.get("/status.json")).text())
         run = json.loads(await (await client.get("/runs/llama-70b.json")).text())
     assert set(shown) == {"taken_at", "version", "epoch", "runs", "barriers"}

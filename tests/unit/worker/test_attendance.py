@@ -16,6 +16,7 @@ from muster.v1 import common_pb2
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import attendance as module
 from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from tests.support.meeting import in_thread, until
 
@@ -100,7 +101,7 @@ class Wire:
     def __init__(self) -> None:
         self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self.left: list[pb.LeaveRequest] = []
-        self.answer: grpc.RpcError | pb.RendezvousServiceGetResponse | pb.CloseResponse | None = None
+        self.answer: Exception | pb.RendezvousServiceGetResponse | pb.CloseResponse | None = None
 
     def __enter__(self) -> "Wire":
         return self
@@ -131,7 +132,7 @@ class Wire:
         return self._answered()
 
     def _answered(self) -> object:
-        if isinstance(self.answer, grpc.RpcError):
+        if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
@@ -386,10 +387,18 @@ def test_leaving_ends_a_wait(node: Attendance, wire: Wire):
         place.result(20)
 
 
-def test_leaving_without_a_coordinator_is_no_error(node: Attendance, wire: Wire):
+@pytest.mark.parametrize("why", [BROKEN, EnvironmentValueError("MUSTER_TOKEN_FILE = x: it cannot be read.")])
+def test_leaving_without_a_coordinator_is_no_error(node: Attendance, wire: Wire, why: Exception):
     in_round(node, wire)
-    wire.answer = BROKEN
+    wire.answer = why
     node.leave("over")
+
+
+def test_a_token_file_that_is_away_is_a_failure_to_reach_the_coordinator(node: Attendance, wire: Wire):
+    wire.answer = EnvironmentValueError("MUSTER_TOKEN_FILE = x: it cannot be read.")
+    for call in (node.ask_closed, lambda: node.close("over", 1)):
+        with pytest.raises(ConnectError, match="there:1 could not be asked: MUSTER_TOKEN_FILE = x"):
+            call()
 
 
 def test_who_never_joined_has_nothing_to_leave(node: Attendance, wire: Wire):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from muster.worker import credentials
-from muster.worker.credentials import TOKEN_PATIENCE, Credentials, may_come_again
+from muster.worker.credentials import TOKEN_PATIENCE, Credentials, TokenPatience
 from muster.worker.environment import EnvironmentValueError
 from tests.support.authority import Authority
 
@@ -104,9 +104,16 @@ def test_what_grpc_says_of_tls_becomes_a_sentence(given: Credentials, details: s
 
 def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token_file=Path("x")))
-    for reason in ("TOKEN_UNKNOWN", "TOKEN_MISSING"):
-        assert may_come_again(reason, lost_at=100.0, now=100.0 + TOKEN_PATIENCE - 1)
-        assert not may_come_again(reason, lost_at=100.0, now=100.0 + TOKEN_PATIENCE)
-    assert not may_come_again("RUN_NOT_ALLOWED", lost_at=100.0, now=100.0)
+    now = 100.0
+    patience = TokenPatience(lambda: now)
+    now += 2 * TOKEN_PATIENCE  # Without a coordinator: nobody has refused anything yet.
+    assert patience.lasts("TOKEN_UNKNOWN")
+    now += TOKEN_PATIENCE - 1
+    assert patience.lasts("TOKEN_MISSING")
+    assert not patience.lasts("RUN_NOT_ALLOWED")
+    now += 1
+    assert not patience.lasts("TOKEN_UNKNOWN")
+    patience.renew()
+    assert patience.lasts("TOKEN_UNKNOWN")
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token=SECRET))
-    assert not may_come_again("TOKEN_UNKNOWN", lost_at=100.0, now=100.0)
+    assert not patience.lasts("TOKEN_UNKNOWN")

@@ -23,6 +23,8 @@ from muster.worker import (
     init_method,
 )
 from muster.worker import store as store_module
+from muster.worker.credentials import TOKEN_PATIENCE
+from muster.worker.environment import EnvironmentValueError
 
 ENDPOINT = "127.0.0.1:1"
 TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'waited 1 s for "a".')
@@ -257,6 +259,36 @@ def test_a_wait_that_is_sent_again_has_less_time(store: CoordinatorStore, stub: 
     assert left == sorted(left, reverse=True)
     assert left[-1] == round((60 - (time.now - started)) * 1000)
     assert left[-1] < 60_000
+
+
+def test_a_token_file_that_is_away_for_a_moment_is_waited_for(store: CoordinatorStore, stub: Stub):
+    away = EnvironmentValueError("MUSTER_TOKEN_FILE = token: it cannot be read.")
+    stub.failures = [away]
+    with pytest.raises(EnvironmentValueError):
+        store.add("n", 1)
+    store.add("n", 1)
+    stub.failures = [away, away]
+    assert store.add("n", 1) == 3
+    stub.failures = [away] * 1_000
+    store.set_timeout(timedelta(seconds=10))
+    with pytest.raises(ConnectError, match=r"for 10 s; last error: MUSTER_TOKEN_FILE = token"):
+        store.add("n", 1)
+
+
+def test_another_token_is_waited_for_from_the_refusal_on(
+    store: CoordinatorStore, stub: Stub, time: Time, monkeypatch: pytest.MonkeyPatch
+):
+    """However long the coordinator was away before."""
+    monkeypatch.setenv("MUSTER_TOKEN_FILE", "token")
+    store.add("n", 1)
+    unknown = refusal(Refusal(Reason.TOKEN_UNKNOWN, "not one of mine."))
+    stub.failures = [UNAVAILABLE] * 60 + [unknown] * 20
+    began = time.now
+    assert store.add("n", 1) == 3
+    assert time.now - began > TOKEN_PATIENCE
+    stub.failures = [unknown] * 1_000
+    with pytest.raises(RefusedError, match="not one of mine"):
+        store.add("n", 1)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])

@@ -31,7 +31,7 @@ from muster.worker.channel import (
     reason_of,
 )
 from muster.worker.closed import Closed, closed_from_pb
-from muster.worker.credentials import Credentials, may_come_again
+from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.outage import Outage
@@ -105,6 +105,7 @@ class Attendance:
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
         self._outage = Outage(config.endpoint)
+        self._patience = TokenPatience()
         claim("a node's place")
 
     # ------------------------------------------------------------------ what the handler does
@@ -182,7 +183,7 @@ class Attendance:
                 stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
                 answer = stub.Get(request, timeout=self.config.connect_timeout, wait_for_ready=True)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, EnvironmentValueError) as error:
             failure = self._failure(error)
             if isinstance(failure, RefusedError) and failure.reason == "RUN_NOT_FOUND":
                 return False
@@ -207,7 +208,7 @@ class Attendance:
             with self._channel() as channel:
                 stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, EnvironmentValueError) as error:
             raise self._failure(error) from None
         self._closed = closed_from_pb(answer.closed)
 
@@ -231,8 +232,8 @@ class Attendance:
             with self._channel() as channel:
                 stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
                 stub.Leave(request, timeout=self.config.call_timeout)
-        except grpc.RpcError as error:
-            logger.info("could not tell %s that this node leaves: %s", self.config.endpoint, explain(error))
+        except (grpc.RpcError, EnvironmentValueError) as error:
+            logger.info("this node leaves, and could not say so: %s", self._failure(error))
 
     # ------------------------------------------------------------------ the stream
 
@@ -284,13 +285,10 @@ class Attendance:
         """Whether to open another stream after a refusal."""
         if self._place is not None:
             return reason not in PLACE_LOST
-        if self._admitted and may_come_again(reason, self._last_heard(), time.monotonic()):
+        if self._admitted and self._patience.lasts(reason):
             return True
         # Who was heard before finds room again when the coordinator has seen the old streams end.
         return reason in PASSING or (reason == "LIMIT_EXCEEDED" and self._met)
-
-    def _last_heard(self) -> float:
-        return time.monotonic() if self._connected else self._lost_at
 
     def _take(self, attempt: int, response: pb.JoinResponse) -> None:
         with self._changed:
@@ -298,6 +296,7 @@ class Attendance:
                 return
             self._met = self._connected = self._admitted = True
             self._outage.over()
+            self._patience.renew()
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
@@ -375,8 +374,10 @@ class Attendance:
         """One of its own, for one call or one stream."""
         return open_channel(self.config.endpoint, KEEPALIVE_MS)
 
-    def _failure(self, error: grpc.RpcError) -> MusterError:
+    def _failure(self, error: grpc.RpcError | EnvironmentValueError) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
+        if isinstance(error, EnvironmentValueError):
+            return ConnectError(f"the coordinator at {self.config.endpoint} could not be asked: {error}")
         reason = reason_of(error)
         if reason:
             return RefusedError(str(error.details()), reason)

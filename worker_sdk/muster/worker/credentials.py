@@ -6,7 +6,8 @@ call), so that whoever renews them needs to restart nothing.
 
 import os
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -200,16 +201,33 @@ _FAULTS = (
 _CLOSED = ("Socket closed", "Connection reset")
 
 
-def may_come_again(reason: str, lost_at: float, now: float) -> bool:
-    """Whether to try again after a refusal, since the token may be replaced meanwhile.
+class TokenPatience:
+    """How long a process that was welcome waits for another token: from the first refusal on.
 
     Args:
-        reason: of the refusal.
-        lost_at: when the coordinator was last heard, on a monotonic clock.
-        now: on the same.
+        clock: seconds of a monotonic clock.
     """
-    waits = reason in TOKEN_REFUSED and now - lost_at < TOKEN_PATIENCE
-    return waits and Credentials.of().token_file is not None
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def lasts(self, reason: str) -> bool:
+        """Whether to try again after a refusal, since the token may be replaced meanwhile.
+
+        Args:
+            reason: of the refusal.
+        """
+        if reason not in TOKEN_REFUSED or Credentials.of().token_file is None:
+            return False
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        return now - self._since < TOKEN_PATIENCE
+
+    def renew(self) -> None:
+        """The process was let in: the next refusal is a first one."""
+        self._since = None
 
 
 def _read(path: Path, variable: str) -> bytes:

@@ -30,7 +30,7 @@ from muster.worker.channel import (
     reason_of,
 )
 from muster.worker.closed import Closed, closed_from_pb
-from muster.worker.credentials import Credentials, may_come_again
+from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
@@ -118,6 +118,7 @@ class Session:
         self._lost_at = time.monotonic()
         self._last_error = "no attempt has been made yet"
         self._outage = Outage(config.endpoint)
+        self._patience = TokenPatience()
         self._fatal: MusterError | None = None
         self._max_payload_bytes: int | None = None
         self._keepalive_ms = KEEPALIVE_MS
@@ -373,6 +374,7 @@ class Session:
         self._outbox = outbox
         self._connected = True
         self._outage.over()
+        self._patience.renew()
         for prefix, group in self._groups.items():
             outbox.put(self._join_request(prefix, group))
             if group.pending is not None:
@@ -443,7 +445,7 @@ class Session:
             return
         reason = reason_of(error)
         welcome = self._process.ordinal > 0
-        if welcome and may_come_again(reason, self._lost_at, time.monotonic()):
+        if welcome and self._patience.lasts(reason):
             return
         with self._changed:
             self._fatal = RefusedError(str(error.details()), reason)

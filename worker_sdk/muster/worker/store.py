@@ -17,7 +17,8 @@ from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
 from muster.worker import environment
 from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, reason_of, shared_channel
-from muster.worker.credentials import may_come_again
+from muster.worker.credentials import TokenPatience
+from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.outage import Outage
 
@@ -271,8 +272,7 @@ class CoordinatorStore(Store):
         """Send a request, and again while no coordinator answers, until the timeout is over."""
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
-        failing_since = None
-        outage = Outage(self.endpoint)
+        outage, patience = Outage(self.endpoint), TokenPatience(time.monotonic)
         left, backoff = timeout, FIRST_BACKOFF
         while True:
             if timeout and isinstance(request, Waiting):
@@ -282,25 +282,29 @@ class CoordinatorStore(Store):
                 self._welcome = True
                 return response
             except grpc.RpcError as error:
-                failing_since = failing_since or time.monotonic()
-                if not self._passes(error, failing_since):
+                if not self._passes(error, patience):
                     raise self._refused(error, request) from None
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._unreachable(timeout, error) from None
-                outage.failed(explain(error))
+                why = explain(error)
+            except EnvironmentValueError as error:
+                if not self._welcome:
+                    raise
+                why = str(error)  # Files that are being replaced may be unusable for a moment.
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._unreachable(timeout, why)
+            outage.failed(why)
             self._stub = StoreServiceStub(shared_channel(self.endpoint, renew=True))
             pause = min(left, backoff * random.uniform(0.5, 1.0))
             time.sleep(pause)
             left -= pause
             backoff = min(backoff * 2, MOST_BACKOFF)
 
-    def _passes(self, error: grpc.RpcError, since: float) -> bool:
-        """Whether to send an operation again that has failed since then."""
+    def _passes(self, error: grpc.RpcError, patience: TokenPatience) -> bool:
+        """Whether to send an operation again that has failed."""
         reason = reason_of(error)
         if error.code() in NO_ANSWER:
             return reason in ("", "COORDINATOR_DRAINING")
-        return self._welcome and may_come_again(reason, since, time.monotonic())
+        return self._welcome and patience.lasts(reason)
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:
@@ -318,10 +322,10 @@ class CoordinatorStore(Store):
             "that the values of one call fit into a message."
         )
 
-    def _unreachable(self, timeout: float, error: grpc.RpcError) -> ConnectError:
+    def _unreachable(self, timeout: float, why: str) -> ConnectError:
         return ConnectError(
             f"the coordinator at {self.endpoint} did not answer an operation on the store of run "
-            f"{self.run_id} for {timeout:g} s; last error: {explain(error)}. A change may have been carried "
+            f"{self.run_id} for {timeout:g} s; last error: {why}. A change may have been carried "
             "out or not. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 

@@ -338,7 +338,17 @@ def _process(board: Dashboard) -> None:
             "Restarts",
             "The epoch grows by one with each start on the same state. A start loses nothing that was told.",
             Query(f"muster_coordinator_epoch{{{C}}}", "epoch, {{instance}}"),
-            width=12,
+            width=6,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Bounds",
+            "How much is used of what all runs share. Beyond 1, new jobs are refused.",
+            Query(f"muster_limit_used{{{C}}} / muster_limit{{{C}}}", "{{limit}}"),
+            unit="percentunit",
+            limit=0.8,
+            width=6,
         )
     )
     board.with_panel(

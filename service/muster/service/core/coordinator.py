@@ -104,7 +104,8 @@ class Coordinator:
         self._waiting: dict[SessionId, Store] = {}
         """Calls that wait for keys, and where."""
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
-        self._stored = Total()
+        self.stored = Total()
+        """In the stores of all runs."""
         self._reviews: Timers[Run] = Timers()
         """When to see whether a run is to be forgotten."""
         self._next_review = -math.inf
@@ -296,7 +297,7 @@ class Coordinator:
             run.keep(now, effects)
 
     def _new_run(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
-        return Run(run_id, self.limits, self._timers, generation, now, self._stored, closed)
+        return Run(run_id, self.limits, self._timers, generation, now, self.stored, closed)
 
     def _end_old_session(self, process: Process, effects: Effects) -> None:
         """A process connected again before its old stream was seen to break."""
@@ -414,10 +415,12 @@ class Coordinator:
 
     def _finished(self) -> Run | None:
         """The closed run that has been out of use for longest; a new one may take its place."""
-        if not self.retention.closed:
-            return None
-        finished = (run for run in self.runs.values() if run.closed is not None and not run.in_use)
+        finished = filter(self.makes_room, self.runs.values())
         return min(finished, key=lambda run: run.active.monotonic, default=None)
+
+    def makes_room(self, run: Run) -> bool:
+        """Whether a run is closed and out of use, and not to be kept for ever."""
+        return run.closed is not None and self.retention.closed > 0 and not run.in_use
 
     def _forget(self, run: Run, effects: Effects, message: str) -> None:
         run.end()

@@ -94,6 +94,16 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsageView:
+    """How much of a bound of the whole coordinator is used."""
+
+    limit: str
+    """The name of the bound."""
+    used: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node that has a place in a rendezvous."""
 
@@ -169,6 +179,23 @@ def run(run: Run) -> RunView:
         store_bytes=run.store.bytes,
         closed=run.closed,
     )
+
+
+def usage(coordinator: Coordinator) -> list[UsageView]:
+    """What is used of the bounds that all runs share, and beyond which a new job is refused."""
+    limits = coordinator.limits
+    # A finished run makes room for a new one.
+    runs = sum(not coordinator.makes_room(run) for run in coordinator.runs.values())
+    sessions = len(coordinator.sessions) + len(coordinator.attendances)
+    return [
+        UsageView(limit="max_runs", used=runs, most=limits.max_runs),
+        UsageView(limit="max_sessions", used=sessions, most=limits.max_sessions),
+        UsageView(
+            limit="max_total_store_bytes",
+            used=coordinator.stored.bytes,
+            most=limits.max_total_store_bytes,
+        ),
+    ]
 
 
 def members(run: Run, now: Instant) -> list[MemberView]:

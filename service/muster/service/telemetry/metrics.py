@@ -18,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from muster.service.clock import Clock
+from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
 from muster.service.core.model import Decision, MemberState, Outcome
@@ -295,6 +296,12 @@ class StateCollector(Collector):
                 labels=group,
             ),
             "runs": GaugeMetricFamily("muster_runs", "Runs, by whether they are closed.", labels=["state"]),
+            "limit": GaugeMetricFamily(
+                "muster_limit",
+                "Bounds that all runs share: beyond them new jobs are refused.",
+                labels=["limit"],
+            ),
+            "used": GaugeMetricFamily("muster_limit_used", "How much of them is used.", labels=["limit"]),
             "members": GaugeMetricFamily(
                 "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
             ),
@@ -357,6 +364,9 @@ class StateCollector(Collector):
             families["timeout"].add_metric(key, timeout)
         for run_state, value in runs.items():
             families["runs"].add_metric([run_state], value)
+        for usage in views.usage(self._coordinator):
+            families["limit"].add_metric([usage.limit], usage.most)
+            families["used"].add_metric([usage.limit], usage.used)
         for member, value in members.items():
             families["members"].add_metric(member, value)
         for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):

@@ -4,8 +4,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInfo
+from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInfo, StoreRequest
+from muster.service.core.limits import Limits
 from muster.service.core.model import Instant, Outcome
+from muster.service.core.operations import Set
+from muster.service.core.retention import Retention
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, Scrape, StateCollector
@@ -25,6 +28,8 @@ FAMILIES = {
     "muster_barrier_open_seconds": "gauge",
     "muster_barrier_timeout_seconds": "gauge",
     "muster_runs": "gauge",
+    "muster_limit": "gauge",
+    "muster_limit_used": "gauge",
     "muster_coordinator_epoch": "gauge",
     "muster_start_time_seconds": "gauge",
     "muster_members": "gauge",
@@ -357,6 +362,29 @@ def test_runs_are_counted_by_whether_they_are_closed(metrics: Metrics):
     world.agent("b", run="job2")
     world.close()
     assert [value(metrics, "muster_runs", state=state) for state in ("open", "closed")] == [1, 1]
+
+
+def test_the_bounds_that_all_runs_share_are_shown_with_what_is_used(metrics: Metrics):
+    world = World(
+        2, limits=Limits(max_runs=5, max_sessions=7, max_total_store_bytes=9), retention=Retention()
+    )
+    watch(metrics, world)
+    zero, one = world.start(0), world.start(1, run="job2")
+    world.do(StoreRequest(world.new_session(), RUN, Set((("k", b"12"),))))
+    used = {"max_runs": 2, "max_sessions": 2, "max_total_store_bytes": 3}
+    most = {"max_runs": 5, "max_sessions": 7, "max_total_store_bytes": 9}
+    assert {limit: value(metrics, "muster_limit", limit=limit) for limit in most} == most
+    assert {limit: value(metrics, "muster_limit_used", limit=limit) for limit in used} == used
+    # A finished run makes room, and is not in the way.
+    for run in (RUN, "job2"):
+        world.do(CloseRun(world.new_session(), run, "ann@desk", ""))
+    zero.goodbye()
+    assert [value(metrics, "muster_limit_used", limit=limit) for limit in ("max_runs", "max_sessions")] == [
+        1,
+        1,
+    ]
+    one.goodbye()
+    assert value(metrics, "muster_limit_used", limit="max_runs") == 0
 
 
 def test_the_counts_of_a_run_are_at_zero_before_anything_is_counted(metrics: Metrics, world: World):

@@ -344,7 +344,7 @@ def _process(board: Dashboard) -> None:
     board.with_panel(
         lines(
             "Bounds",
-            "How much is used of what all runs share. Beyond 1, new jobs are refused.",
+            "How much is used of what all runs share. At 100 %, requests are refused.",
             Query(f"muster_limit_used{{{C}}} / muster_limit{{{C}}}", "{{limit}}"),
             unit="percentunit",
             limit=0.8,

@@ -320,7 +320,7 @@ def test_without_an_answer_it_is_unknown_what_was_done():
         for arguments, unknown in (
             (
                 ("close", "jo\x1bb1"),
-                "whether the run was closed is unknown; see: muster describe run jo\\x1bb1",
+                "whether the run was closed is unknown; see: muster describe run 'jo\\x1bb1'",
             ),
             (("evict", "job1", "3"), "rank was evicted is unknown; see: muster describe member job1 3"),
         ):

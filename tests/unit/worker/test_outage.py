@@ -15,7 +15,9 @@ def test_an_outage_is_told_soon_and_then_ever_more_seldom(caplog: pytest.LogCapt
         caplog.clear()
         now += 1
     assert [at for at, _ in told] == [FIRST_REMINDER, 2 * FIRST_REMINDER, 20, 40, 80]
-    assert told[0][1] == "no answer from the coordinator at head:7550 for 5 s (refused at 105); trying again"
+    assert told[0][1] == (
+        "the coordinator at head:7550 has been out of reach for 5 s (refused at 105); trying again"
+    )
 
 
 def test_a_short_outage_is_not_worth_a_line(caplog: pytest.LogCaptureFixture):

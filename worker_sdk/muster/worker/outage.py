@@ -39,7 +39,7 @@ class Outage:
         if now - self._since >= self._next:
             self._next *= 2
             logger.warning(
-                "no answer from the coordinator at %s for %.0f s (%s); trying again",
+                "the coordinator at %s has been out of reach for %.0f s (%s); trying again",
                 self._endpoint,
                 now - self._since,
                 why,

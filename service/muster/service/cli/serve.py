@@ -39,7 +39,7 @@ def _address(value: str) -> str:
 
 def _seconds(value: float) -> float:
     if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds.")
+        raise typer.BadParameter(f"{value} is no number of seconds. Give a finite one.")
     return value
 
 
@@ -224,7 +224,7 @@ def serve(
         typer.Option(
             min=0,
             envvar="MUSTER_SERVE_MAX_MESSAGES_PER_SECOND_PER_PEER",
-            help="Messages and calls of one IP address; beyond it they are read later. 0: no bound.",
+            help="Messages and calls of one IP address; beyond it they wait, a call 10 s at most. 0: no bound.",
         ),
     ] = 0,
     max_messages_per_second: Annotated[

@@ -456,6 +456,7 @@ class Coordinator:
             session.run.join(list(session.processes.values()), event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
+            # A net: what was checked is not refused later. Were it, its arrival must not count.
             self._disconnected(Disconnected(event.session), now, effects)
             return
         arrivals = (event.arrival,)
@@ -695,7 +696,9 @@ class Coordinator:
         known = len(self.runs)
         if run_id not in self.runs and known >= self.limits.max_runs and self._finished() is None:
             raise limit_exceeded(
-                "max_runs", self.limits.max_runs, f"{known} runs are known already, none of them finished"
+                "max_runs",
+                self.limits.max_runs,
+                f"{known} runs are known already, and none is closed and out of use to make room",
             )
 
     def _check_reason(self, reason: str) -> None:

@@ -304,7 +304,7 @@ def run_forgotten(run_id: str, closed: bool, kept: float) -> str:
 
 def made_room(run_id: str, most: int) -> str:
     """Why nothing is left of a finished run before its time."""
-    return f"run {run_id} was forgotten: closed, and it made room for a new one, of {most:,} at the most"
+    return f"run {run_id} was forgotten: it was closed, and a new run needed its place (max_runs is {most:,})"
 
 
 def run_closed(run_id: str, closed: Closed) -> str:

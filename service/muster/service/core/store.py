@@ -119,6 +119,10 @@ class Store:
         """Take back a client's last change from storage."""
         self._keep(record)
 
+    def end(self) -> None:
+        """The run is forgotten: its bytes are free."""
+        self._total.bytes -= self.bytes + self._last_bytes
+
     # ------------------------------------------------------------------ operations
 
     def carry_out(self, session: SessionId, operation: Operation, now: Instant, effects: Effects) -> None:
@@ -148,7 +152,7 @@ class Store:
         if answer is not None:
             return answer
         writes, answer = self._plan(change)
-        self._check_room(writes, answer)
+        self._check_room(change, writes, answer)
         for key, value in writes.items():
             if value is None:
                 self._remove(key)
@@ -223,11 +227,7 @@ class Store:
         self.bytes += more
         self._total.bytes += more
 
-    def end(self) -> None:
-        """The run is forgotten: its bytes are free."""
-        self._total.bytes -= self.bytes + self._last_bytes
-
-    def _check_room(self, writes: Mapping[str, bytes | None], answer: Changed) -> None:
+    def _check_room(self, change: Change, writes: Mapping[str, bytes | None], answer: Changed) -> None:
         limits = self._limits
         more_keys, more_bytes = 0, 0
         for key, value in writes.items():
@@ -255,7 +255,8 @@ class Store:
                 limits.max_store_bytes,
                 f"run {self.run_id} has {self.bytes:,} bytes, and {more_bytes:,} would be added",
             )
-        more_bytes += len(answer.value) if isinstance(answer, Value) else 0
+        if change.id is not None and not isinstance(change, Delete):  # Who frees room is never refused.
+            more_bytes += self._more_kept(change.id, answer)
         if more_bytes > 0 and self._total.bytes + more_bytes > limits.max_total_store_bytes:
             raise limit_exceeded(
                 "max_total_store_bytes",
@@ -302,6 +303,12 @@ class Store:
             client = next(iter(self._last))
             self._drop(client)
             effects.records.append(ForgetStoreOperation(self.run_id, client))
+
+    def _more_kept(self, id: OperationId, answer: Changed) -> int:
+        """How many bytes more are kept with this answer than with the client's last one."""
+        last = self._last.get(id.client)
+        kept = StoreOperationRecord(self.run_id, id.client, id.number, answer)
+        return _answer_size(kept) - (0 if last is None else _answer_size(last))
 
     def _keep(self, record: StoreOperationRecord) -> None:
         self._drop(record.client)

@@ -99,8 +99,8 @@ class UsageView:
 
     limit: str
     """The name of the bound."""
-    used: float
-    most: float
+    used: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def run(run: Run) -> RunView:
 
 
 def usage(coordinator: Coordinator) -> list[UsageView]:
-    """What is used of the bounds that all runs share, and beyond which a new job is refused."""
+    """What is used of the bounds that all runs share."""
     limits = coordinator.limits
     # A finished run makes room for a new one.
     runs = sum(not coordinator.makes_room(run) for run in coordinator.runs.values())

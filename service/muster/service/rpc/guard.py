@@ -76,11 +76,10 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        is_open = method in access.OPEN_METHODS
         call = _Guarded(
-            None if is_open else self._guard,
+            self._guard,
             self._traffic,
-            not is_open,
+            method in access.OPEN_METHODS,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
@@ -105,34 +104,38 @@ class _Guarded:
 
     guard: Access | None
     traffic: Traffic
-    counts_for_all: bool
-    """Not the calls that need no token: who has none must not take from the rate of those who have."""
+    is_open: bool
+    """It needs no token: it is bounded in size, and takes nothing from the rate of those who have one."""
     method: str
     metadata: Metadata
     parse: Parse | None
 
     @asynccontextmanager
-    async def _admitted(self, context: Any, request: Any = b"") -> AsyncIterator[Admission]:
+    async def _admitted(self, context: Any, request: Any = None) -> AsyncIterator[Admission]:
         """Let a call in. Whose request is in memory already is not kept waiting for long."""
         peer = address_of(context.peer())
-        most_wait = MOST_WAIT if request else None
+        most_wait = None if request is None else MOST_WAIT
+        self._check_size(request)
         # The token first: who has none waits for nothing, and holds nothing in memory meanwhile.
-        async with self._granted(len(request)) as grant:
+        async with self._granted() as grant:
             await self.traffic.pace_peer(peer, most_wait)
-            if self.counts_for_all:
+            if not self.is_open:
                 await self.traffic.pace_all(most_wait)
             admission = Admission(grant, self.traffic, peer)
             ADMISSION.set(admission)
             yield admission
 
-    @asynccontextmanager
-    async def _granted(self, size: int) -> AsyncIterator[Grant | None]:
-        if not self.counts_for_all and size > MOST_OPEN_BYTES:
+    def _check_size(self, request: Any) -> None:
+        size = len(request or b"")
+        if self.is_open and size > MOST_OPEN_BYTES:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f"a request of {size:,} bytes: {self.method} takes {MOST_OPEN_BYTES:,}. Say less.",
             )
-        if self.guard is None:
+
+    @asynccontextmanager
+    async def _granted(self) -> AsyncIterator[Grant | None]:
+        if self.guard is None or self.is_open:
             yield None
             return
         grant = self.guard.admit(self.method, self.metadata)

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from muster.service.core import report
-from muster.service.core.refusal import limit_exceeded
+from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
 
 MAX_WATCHERS = 1_000
@@ -53,7 +53,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Say it now and at the drain, and end with that."""
         if self._watchers >= MAX_WATCHERS:
-            raise limit_exceeded("max_watchers", MAX_WATCHERS, f"{self._watchers} watch the health already")
+            raise Refusal(
+                Reason.LIMIT_EXCEEDED,
+                f"{self._watchers} watch the health already; the limit max_watchers is {MAX_WATCHERS:,}. Ask "
+                "with Check, or end other watches.",
+                limit="max_watchers",
+                value=MAX_WATCHERS,
+            )
         self._watchers += 1
         try:
             if request.service in self._services:

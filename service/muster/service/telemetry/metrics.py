@@ -298,7 +298,7 @@ class StateCollector(Collector):
             "runs": GaugeMetricFamily("muster_runs", "Runs, by whether they are closed.", labels=["state"]),
             "limit": GaugeMetricFamily(
                 "muster_limit",
-                "Bounds that all runs share: beyond them new jobs are refused.",
+                "Bounds that all runs share: beyond them requests are refused.",
                 labels=["limit"],
             ),
             "used": GaugeMetricFamily("muster_limit_used", "How much of them is used.", labels=["limit"]),

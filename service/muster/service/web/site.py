@@ -9,6 +9,8 @@ from prometheus_client.registry import Collector
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.status import State, add_status
 
+OPENMETRICS = "application/openmetrics-text"
+
 
 def build_site(
     scrape: Callable[[], Collector], ready: Callable[[], str | None], state: State
@@ -23,7 +25,9 @@ def build_site(
     answers = Answers()
 
     async def metrics(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        # The version that a client names is not looked at: each would be an answer of its own.
+        asked = OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""
+        encode, content_type = choose_encoder(asked)
 
         async def make() -> Answer:
             taken = scrape()

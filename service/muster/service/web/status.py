@@ -25,7 +25,8 @@ ASSETS = {
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
 """The paths of what the page is made of, which is the same for everyone: (file, content type)."""
-OVERVIEWS = frozenset({"/", "/status.json"})
+OVERVIEW, OVERVIEW_TWIN = "/", "/status.json"
+OVERVIEWS = frozenset({OVERVIEW, OVERVIEW_TWIN})
 """The paths of the page of all runs, and of its twin; a viewer sees there what is for its token."""
 HEADERS = {
     "Content-Security-Policy": (
@@ -99,8 +100,8 @@ def add_status(site: web.Application, state: State) -> None:
 
         return response(request, await answers.get(("twin", run_id), make))
 
-    site.router.add_get("/", overview)
-    site.router.add_get("/status.json", overview_twin)
+    site.router.add_get(OVERVIEW, overview)
+    site.router.add_get(OVERVIEW_TWIN, overview_twin)
     site.router.add_get(links.TWIN_ROUTE, run_twin)
     for route in links.PAGE_ROUTES:
         site.router.add_get(route, run)

@@ -12,6 +12,7 @@ from muster.service.core.events import (
     CloseRun,
     Disconnected,
     Event,
+    Evict,
     Goodbye,
     ProcessInfo,
     Tick,
@@ -21,6 +22,7 @@ from muster.service.core.model import Instant
 from muster.service.core.refusal import Reason
 
 LIMITS = Limits(
+    max_runs=1,
     max_groups_per_run=2,
     max_payload_bytes=2,
     max_unheard_decisions=3,
@@ -107,6 +109,11 @@ class Calls(RuleBasedStateMachine):
             self.now = max(self.now, due)
             self.do(Tick())
         self.now = end
+
+    @rule(rank=RANKS, rarely=st.integers(0, 4))
+    def evict(self, rank: int, rarely: int):
+        if not rarely:
+            self.do(Evict(self.session(), RUN, rank, ""))
 
     @rule(rarely=st.integers(0, 19))
     def close(self, rarely: int):

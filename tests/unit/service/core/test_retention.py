@@ -73,8 +73,7 @@ def test_a_finished_run_makes_room_for_a_new_one():
         world.start(0, run=run).goodbye()
         world.wait(60)
     assert (
-        "3 runs are known already, none of them finished"
-        in world.refused(hello(world, "new")).refusal.message
+        "3 runs are known already, and none is closed" in world.refused(hello(world, "new")).refusal.message
     )
     busy = world.start(0, run="first")
     for run in ("first", "third", "second"):
@@ -86,7 +85,7 @@ def test_a_finished_run_makes_room_for_a_new_one():
     assert not [key for key in world.disk.kept if key[1] == "third"]
     (notice,) = (notice for notice in world.last.notices if notice.event == "run.forgotten")
     assert notice.message == (
-        "run third was forgotten: closed, and it made room for a new one, of 3 at the most"
+        "run third was forgotten: it was closed, and a new run needed its place (max_runs is 3)"
     )
     busy.goodbye()
     # One that keeps nothing of it yet, but a promise that nobody may join.

@@ -385,6 +385,11 @@ def test_limits_not_luck_all_runs_together_hold_so_many_bytes():
     assert_limited(stores.refused(Append("k", b"0"), "b"), "max_total_store_bytes", 10)
     assert stores.ask(Delete("k"), "a") == Flag(True)
     assert stores.ask(Set((("k", b"12"),)), "c") == Done()
+    # Another client's name would be kept beside the same value; one that changes nothing of that may go on.
+    change = Set((("k", b"34"),), OperationId("x" * 5, 1))
+    assert_limited(stores.refused(change, "c"), "max_total_store_bytes", 10)
+    assert stores.ask(Set((("k", b"34"),)), "c") == Done()
+    assert stores.ask(CompareSet("k", b"34", b"12"), "c") == Value(b"12")
     # So do the answers that are kept for the clients: without this one there would be room.
     assert_limited(
         stores.refused(CompareSet("k", b"12", b"345", OperationId("me", 1)), "c"), "max_total_store_bytes", 10

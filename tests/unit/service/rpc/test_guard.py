@@ -21,6 +21,10 @@ WATCH = "/muster.v1.RunService/Watch"
 CONNECT = "/muster.v1.SessionService/Connect"
 
 
+def get(run_id: str) -> run_pb2.RunServiceGetRequest:
+    return run_pb2.RunServiceGetRequest(run_id=run_id)
+
+
 class Context:
     def __init__(self) -> None:
         self.status: grpc.Status | None = None
@@ -83,10 +87,6 @@ class World:
     async def connect(self, behavior: Any, metadata: Any = BEARING) -> None:
         handler = await self.handler(CONNECT, grpc.stream_stream_rpc_method_handler(behavior), metadata)
         await handler.stream_stream(None, Context())
-
-
-def get(run_id: str) -> run_pb2.RunServiceGetRequest:
-    return run_pb2.RunServiceGetRequest(run_id=run_id)
 
 
 async def test_a_caller_is_known_before_its_request_is_parsed():
@@ -165,13 +165,14 @@ async def test_who_has_no_token_does_not_wait_with_its_request_in_memory():
     assert world.slept == []
 
 
-async def test_a_request_does_not_wait_in_memory_for_long():
-    world = World(max_messages_per_second_per_peer=1)
+@pytest.mark.parametrize("request_", [get("a-1"), run_pb2.RunServiceGetRequest()], ids=["full", "empty"])
+async def test_a_request_does_not_wait_in_memory_for_long(request_: run_pb2.RunServiceGetRequest):
+    world = World(runs=("*",), max_messages_per_second_per_peer=1)
     for _ in range(1 + round(MOST_WAIT)):
-        await world.get(get("a-1"))
+        await world.get(request_)
     for _ in range(100):
         with pytest.raises(Refusal, match="turn in 11 s; the limit max_messages_per_second_per_peer is 1"):
-            await world.get(get("a-1"))
+            await world.get(request_)
     assert max(world.slept) == MOST_WAIT
 
 

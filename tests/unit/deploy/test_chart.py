@@ -172,6 +172,13 @@ def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Manifest, names:
         helm.release(values)
 
 
+@pytest.mark.parametrize("name", ["1st", "team.a"])
+def test_a_release_whose_service_could_have_no_such_name_is_refused(helm: Helm, name: str):
+    with pytest.raises(HelmError, match=f'"{name}-muster" is to be the name of a Service'):
+        helm.release(name=name)
+    helm.release({"fullnameOverride": "muster"}, name=name)
+
+
 @pytest.mark.parametrize("size", ["1Gi", "500M", "0.5Ti", "10737418240", 10_737_418_240])
 def test_a_size_has_a_unit_or_is_a_number_of_bytes(helm: Helm, size: str | int):
     release = helm.release({"persistence": {"size": size}, "fullnameOverride": "m" * 52})
@@ -567,9 +574,9 @@ def test_long_and_odd_names_stay_within_kubernetes_bounds(helm: Helm):
     # Kubernetes puts the name, a hyphen and a hash of ten characters into a label.
     assert len(release.one("StatefulSet")["metadata"]["name"]) <= 52
     assert (
-        helm.release(name="123").one("StatefulSet")["spec"]["selector"]["matchLabels"][
-            "app.kubernetes.io/instance"
-        ]
+        helm.release({"fullnameOverride": "muster"}, name="123").one("StatefulSet")["spec"]["selector"][
+            "matchLabels"
+        ]["app.kubernetes.io/instance"]
         == "123"
     )
 

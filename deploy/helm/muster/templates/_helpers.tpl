@@ -226,6 +226,10 @@ seccompProfile:
 {{- else if or .Values.tokens.existingSecret .Values.tokens.entries }}
 {{- fail "tokens.enabled is false, but tokens are given: set tokens.enabled=true, or remove them." }}
 {{- end }}
+{{- $name := include "muster.fullname" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "%q is to be the name of a Service, and must be a DNS label that begins with a letter: set fullnameOverride." $name) }}
+{{- end }}
 {{- if eq (int .Values.service.grpcPort) (int .Values.service.httpPort) }}
 {{- fail "service.grpcPort and service.httpPort are the same: each needs a port of its own." }}
 {{- end }}

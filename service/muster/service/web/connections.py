@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
 from aiohttp import web
@@ -22,6 +23,18 @@ TLS_TIMEOUT = 10.0
 """Seconds that TLS may take to begin, and to end."""
 ACCEPT_PAUSE = 1.0
 """Seconds until it is tried again to take connections, when the system has no room for one."""
+
+
+class _Beginning(NamedTuple):
+    """A connection that was taken."""
+
+    address: str
+    handler: web.RequestHandler
+
+    @property
+    def made(self) -> bool:
+        """Whether it is among the server's."""
+        return self.handler.transport is not None
 
 
 class BoundedSite(web.BaseSite):
@@ -55,8 +68,7 @@ class BoundedSite(web.BaseSite):
         self._max_connections = max_connections
         self._listening: list[socket.socket] = []
         self._takers: list[asyncio.Task[None]] = []
-        self._beginning: dict[asyncio.Task[None], str] = {}
-        """The connections that were taken and are not yet among the runner's, with their addresses."""
+        self._beginning: dict[asyncio.Task[None], _Beginning] = {}
 
     @property
     def name(self) -> str:
@@ -111,7 +123,8 @@ class BoundedSite(web.BaseSite):
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
             self._begin(connection, server, peer[0])
-            if len(self._beginning) + len(server.connections) > self._max_connections:
+            beginning = sum(not one.made for one in self._beginning.values())
+            if beginning + len(server.connections) > self._max_connections:
                 self._make_room(server)
                 await asyncio.sleep(FULL_PAUSE)
             await asyncio.sleep(0)  # Others have their turn between any two.
@@ -122,8 +135,9 @@ class BoundedSite(web.BaseSite):
             if (transport := handler.transport) is not None:
                 address, *_ = transport.get_extra_info("peername") or ("",)
                 held.setdefault(address, []).append(transport.abort)
-        for task, address in self._beginning.items():
-            held.setdefault(address, []).append(task.cancel)
+        for task, one in self._beginning.items():
+            if not one.made:
+                held.setdefault(one.address, []).append(task.cancel)
         most = max(held.values(), key=len)
         for let_go in most[: max(1, min(LET_GO_AT_ONCE, len(most) // 2))]:
             let_go()
@@ -134,11 +148,12 @@ class BoundedSite(web.BaseSite):
             if task.cancelled():
                 connection.close()
 
-        task = asyncio.create_task(self._connect(connection, server))
-        self._beginning[task] = address
+        handler = server()
+        task = asyncio.create_task(self._connect(connection, handler))
+        self._beginning[task] = _Beginning(address, handler)
         task.add_done_callback(ended)
 
-    async def _connect(self, connection: socket.socket, server: web.Server) -> None:
+    async def _connect(self, connection: socket.socket, handler: web.RequestHandler) -> None:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Who takes none of an answer is let go as well.
             milliseconds = round(SILENCE_TIMEOUT * 1000)
@@ -148,7 +163,7 @@ class BoundedSite(web.BaseSite):
         # It may speak no TLS, have no certificate, take too long or go away.
         with suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(
-                server,
+                lambda: handler,
                 connection,
                 ssl=self._ssl_context,
                 ssl_handshake_timeout=timeout,

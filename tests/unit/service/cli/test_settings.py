@@ -1,12 +1,17 @@
 """Settings by flag, environment, file and default, and what is said of a file that is wrong."""
 
+import inspect
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from muster.service.cli.main import app
+from muster.service.cli.serve import serve
+from muster.service.core.limits import Limits
+from muster.service.security.config import TrafficLimits
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +145,10 @@ def test_a_bad_value_in_the_environment_names_the_setting():
     done = run(MUSTER_SERVE_MAX_RUNS="many", COLUMNS="400")
     assert done.exit_code == 2
     assert "Invalid value for '--max-runs'" in done.stderr
+
+
+def test_every_bound_among_the_options_is_a_field_that_it_fills():
+    """They are matched by name, so that one with a slip would be taken and mean nothing."""
+    options = {name for name in inspect.signature(serve).parameters if name.startswith("max_")}
+    assert options
+    assert options <= {field.name for kind in (Limits, TrafficLimits) for field in fields(kind)}

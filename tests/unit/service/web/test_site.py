@@ -103,6 +103,17 @@ async def test_each_format_is_an_answer_of_its_own(scraper: TestClient, scraped:
     assert len(scraped.taken) == 2
 
 
+@pytest.mark.parametrize("version", ["1.0.1", "7.7.7", "abc", ""])
+async def test_the_version_that_a_client_names_makes_no_answer_of_its_own(
+    scraper: TestClient, scraped: Scraped, version: str
+):
+    for one in ("1.0.0", version):
+        accept = f"application/openmetrics-text; version={one}"
+        answer = await scraper.get("/metrics", headers={"Accept": accept})
+        assert (answer.status, (await answer.text()).endswith("# EOF\n")) == (200, True)
+    assert len(scraped.taken) == 1
+
+
 async def test_metrics_are_zipped_for_those_who_take_that(scraper: TestClient):
     plain, zipped = [
         await scraper.get("/metrics", headers={"Accept-Encoding": encoding})

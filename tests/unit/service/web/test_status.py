@@ -16,13 +16,10 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.security.access import Access
 from muster.service.security.tokens import Grant, Role, Tokens
-from muster.service.storage.engine import StorageError
-from muster.service.web import links, look, status
+from muster.service.web import links, look
 from muster.service.web.access import guarded
-from muster.service.web.answers import FRESH_FOR, Answer, Answers
 from muster.service.web.site import build_site
 from tests.support import scenes
-from tests.support.virtual_time import START, in_virtual_time
 from tests.unit.service.web.markup import Markup
 
 T = TypeVar("T")
@@ -183,41 +180,6 @@ async def test_a_hundred_viewers_cost_what_one_does(client: TestClient, scene: C
     assert (len(answers), scene.looks) == (1, 1)
     await client.get("/runs/job1.json")
     assert scene.looks == 2, "the twin is another picture"
-
-
-@in_virtual_time
-async def test_an_answer_is_given_again_only_while_it_is_fresh():
-    answers = Answers()
-    made: list[float] = []
-
-    async def make() -> Answer:
-        await asyncio.sleep(5)
-        made.append(asyncio.get_running_loop().time())
-        return Answer(200, status.HTML, b"", b"")
-
-    await asyncio.gather(answers.get("a", make), answers.get("b", make))
-    assert made == [START + 5, START + 10], "one at a time"
-    await asyncio.sleep(FRESH_FOR / 2)
-    await answers.get("b", make)
-    assert len(made) == 2
-    await asyncio.sleep(FRESH_FOR)
-    await answers.get("b", make)
-    assert len(made) == 3
-
-
-@in_virtual_time
-async def test_an_answer_that_failed_is_made_again():
-    answers = Answers()
-
-    async def fail() -> Answer:
-        raise StorageError("the disk is full")
-
-    for _ in range(2):
-        with pytest.raises(StorageError):
-            await answers.get("a", fail)
-    await asyncio.sleep(FRESH_FOR * 2)
-    with pytest.raises(StorageError):
-        await answers.get("a", fail)
 
 
 async def test_it_is_sent_zipped_to_those_who_take_that(client: TestClient, scene: CountedScene):

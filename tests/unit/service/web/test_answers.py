@@ -1,0 +1,44 @@
+"""Answers that are given to many: made once while they are fresh, and one at a time."""
+
+import asyncio
+
+import pytest
+
+from muster.service.storage.engine import StorageError
+from muster.service.web.answers import FRESH_FOR, Answer, Answers
+from tests.support.virtual_time import START, in_virtual_time
+
+
+@in_virtual_time
+async def test_an_answer_is_given_again_only_while_it_is_fresh():
+    answers = Answers()
+    made: list[float] = []
+
+    async def make() -> Answer:
+        await asyncio.sleep(5)
+        made.append(asyncio.get_running_loop().time())
+        return Answer(200, "text/html", b"", b"")
+
+    await asyncio.gather(answers.get("a", make), answers.get("b", make))
+    assert made == [START + 5, START + 10], "one at a time"
+    await asyncio.sleep(FRESH_FOR / 2)
+    await answers.get("b", make)
+    assert len(made) == 2
+    await asyncio.sleep(FRESH_FOR)
+    await answers.get("b", make)
+    assert len(made) == 3
+
+
+@in_virtual_time
+async def test_an_answer_that_failed_is_made_again():
+    answers = Answers()
+
+    async def fail() -> Answer:
+        raise StorageError("the disk is full")
+
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await answers.get("a", fail)
+    await asyncio.sleep(FRESH_FOR * 2)
+    with pytest.raises(StorageError):
+        await answers.get("a", fail)

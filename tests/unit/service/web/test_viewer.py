@@ -1,0 +1,16 @@
+"""Who looks at a page."""
+
+from aiohttp.test_utils import make_mocked_request
+
+from muster.service.security.tokens import Grant, Role
+from muster.service.web.viewer import GRANT, narrowed_to
+
+
+def test_only_a_grant_for_some_runs_narrows_a_page():
+    some = Grant(name="a", role=Role.VIEWER, runs=("a-*", "b"), digest=b"")
+    every = Grant(name="all", role=Role.VIEWER, runs=("a-*", "*"), digest=b"")
+    request = make_mocked_request("GET", "/")
+    assert narrowed_to(request) is None
+    for grant, narrowed in ((None, None), (every, None), (some, some)):
+        request[GRANT] = grant
+        assert narrowed_to(request) is narrowed

@@ -224,7 +224,7 @@ def serve(
         typer.Option(
             min=0,
             envvar="MUSTER_SERVE_MAX_MESSAGES_PER_SECOND_PER_PEER",
-            help="Messages and calls of one IP address; beyond it they wait, calls 10 s at most. 0: none.",
+            help="Messages and calls of one IP address; beyond it they are read later. 0: no bound.",
         ),
     ] = 0,
     max_messages_per_second: Annotated[

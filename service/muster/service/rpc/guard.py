@@ -3,6 +3,7 @@
 Only there when something of that was asked for, so that it costs nothing otherwise.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -18,10 +19,10 @@ from muster.service.security.access import Access
 from muster.service.security.tokens import Grant
 from muster.service.security.traffic import Traffic, address_of
 
-MOST_WAIT = 10.0
-"""Seconds that a call whose request is in memory may wait for its turn; streams wait at the sender."""
-MOST_OPEN_BYTES = 4_096
-"""Of a request to a method that needs no token."""
+OPEN_READS = 64
+"""Requests of methods that need no token, read at once."""
+OPEN_READ_TIMEOUT = 5.0
+"""Seconds that one of these may take to come."""
 
 T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -67,6 +68,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, guard: Access | None, traffic: Traffic) -> None:
         self._guard = guard
         self._traffic = traffic
+        self._open_reads = asyncio.Semaphore(OPEN_READS)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -79,23 +81,21 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         call = _Guarded(
             self._guard,
             self._traffic,
-            method in access.OPEN_METHODS,
+            self._open_reads,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
+            handler.response_serializer,
         )
-        serializer = handler.response_serializer
-        # Requests are parsed here, once their callers are known.
+        # All are streams to gRPC, which would read the request of a unary call before it hands it on.
         if handler.unary_unary:
-            unary = call.unary(handler.unary_unary)
-            return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
+            return grpc.stream_stream_rpc_method_handler(call.unary(handler.unary_unary))
         if handler.unary_stream:
-            stream = call.stream(handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serializer)
+            return grpc.stream_stream_rpc_method_handler(call.stream(handler.unary_stream))
         if call.parse is None:
             return grpc.stream_stream_rpc_method_handler(call.session(handler.stream_stream))
         reflection = call.reflection(handler.stream_stream)
-        return grpc.stream_stream_rpc_method_handler(reflection, call.parse, serializer)
+        return grpc.stream_stream_rpc_method_handler(reflection, call.parse, call.serialize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,38 +104,33 @@ class _Guarded:
 
     guard: Access | None
     traffic: Traffic
-    is_open: bool
-    """It needs no token: it is bounded in size, and takes nothing from the rate of those who have one."""
+    open_reads: asyncio.Semaphore
+    """Of the methods that need no token."""
     method: str
     metadata: Metadata
     parse: Parse | None
+    serialize: Callable[[Any], bytes] | None
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it needs no token; then it takes nothing from the rate of those who have one."""
+        return self.method in access.OPEN_METHODS
 
     @asynccontextmanager
-    async def _admitted(self, context: Any, request: Any = None) -> AsyncIterator[Admission]:
-        """Let a call in. Whose request is in memory already is not kept waiting for long."""
+    async def _admitted(self, context: Any) -> AsyncIterator[Admission]:
+        """Let a call in. Its request is read after that, so it waits at its sender."""
         peer = address_of(context.peer())
-        most_wait = None if request is None else MOST_WAIT
-        self._check_size(request)
-        # The token first: who has none waits for nothing, and holds nothing in memory meanwhile.
         async with self._granted() as grant:
-            await self.traffic.pace_peer(peer, most_wait)
-            if not self.is_open:
-                await self.traffic.pace_all(most_wait)
+            await self.traffic.pace_peer(peer)
+            if not self._is_open:
+                await self.traffic.pace_all()
             admission = Admission(grant, self.traffic, peer)
             ADMISSION.set(admission)
             yield admission
 
-    def _check_size(self, request: Any) -> None:
-        size = len(request or b"")
-        if self.is_open and size > MOST_OPEN_BYTES:
-            raise Refusal(
-                Reason.INVALID_ARGUMENT,
-                f"a request of {size:,} bytes: {self.method} takes {MOST_OPEN_BYTES:,}. Say less.",
-            )
-
     @asynccontextmanager
     async def _granted(self) -> AsyncIterator[Grant | None]:
-        if self.guard is None or self.is_open:
+        if self.guard is None or self._is_open:
             yield None
             return
         grant = self.guard.admit(self.method, self.metadata)
@@ -146,31 +141,48 @@ class _Guarded:
     def _rule(self) -> access.Rule:
         return access.RULES.get(self.method, access.OPERATES)
 
-    def _request(self, admission: Admission, data: Any) -> Any:
+    async def _request(self, admission: Admission, context: Any) -> Any:
+        data = await self._read(context)
+        if data is grpc.aio.EOF:
+            raise Refusal(Reason.INVALID_ARGUMENT, f"{self.method} was called without a request. Send one.")
         request = parsed(self.parse, data, self.method)
         if admission.grant is not None:
             access.check_request(admission.grant, self._rule, request)
         return request
 
-    def _response(self, admission: Admission, response: Any) -> Any:
-        return response if admission.grant is None else access.narrowed(admission.grant, self._rule, response)
+    async def _read(self, context: Any) -> Any:
+        if not self._is_open:
+            return await context.read()
+        # Anyone could begin large requests here, and hold what has come of them.
+        try:
+            async with self.open_reads, asyncio.timeout(OPEN_READ_TIMEOUT):
+                return await context.read()
+        except TimeoutError:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the request to {self.method} did not come within {OPEN_READ_TIMEOUT:g} s. Send it whole.",
+            ) from None
+
+    async def _respond(self, admission: Admission, response: Any, context: Any) -> None:
+        if admission.grant is not None:
+            response = access.narrowed(admission.grant, self._rule, response)
+        if response is not None:
+            await context.write(self.serialize(response) if self.serialize else response)
 
     def unary(self, behavior: Any) -> Any:
-        async def call(data: Any, context: Any) -> Any:
-            async with self._admitted(context, data) as admission:
-                request = self._request(admission, data)
-                return self._response(admission, await behavior(request, context))
+        async def call(_: object, context: Any) -> None:
+            async with self._admitted(context) as admission:
+                request = await self._request(admission, context)
+                await self._respond(admission, await behavior(request, context), context)
 
         return call
 
     def stream(self, behavior: Any) -> Any:
-        async def call(data: Any, context: Any) -> AsyncIterator[Any]:
+        async def call(_: object, context: Any) -> None:
             with self.traffic.stream(address_of(context.peer())):
-                async with self._admitted(context, data) as admission:
-                    async for response in behavior(self._request(admission, data), context):
-                        shown = self._response(admission, response)
-                        if shown is not None:
-                            yield shown
+                async with self._admitted(context) as admission:
+                    async for response in behavior(await self._request(admission, context), context):
+                        await self._respond(admission, response, context)
 
         return call
 

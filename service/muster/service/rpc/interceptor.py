@@ -1,7 +1,7 @@
 """Around every call: refusals become statuses, and calls are counted."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -27,10 +27,16 @@ class CallObserver(Protocol):
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a raised :class:`Refusal` into its status, and reports every call to an observer."""
+    """Turns a raised :class:`Refusal` into its status, and reports every call to an observer.
 
-    def __init__(self, observer: CallObserver) -> None:
+    Args:
+        observer: who is told of calls.
+        kinds: of methods; the kind of every other is that of its handler.
+    """
+
+    def __init__(self, observer: CallObserver, kinds: Mapping[str, str] | None = None) -> None:
         self._observer = observer
+        self._kinds = kinds or {}
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -76,8 +82,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _bidi(self, behavior: Any, _: Parse | None, method: str) -> Any:
+        kind = self._kinds.get(method, "bidi_stream")
+
         async def call(requests: Any, context: Any) -> None:
-            with _Timed(self._observer, "bidi_stream", method, context):
+            with _Timed(self._observer, kind, method, context):
                 try:
                     await behavior(requests, context)
                 except Refusal as refusal:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -50,8 +50,12 @@ def _kind(method: MethodDescriptor) -> str:
     return "server_stream" if method.server_streaming else "unary"
 
 
-METHODS = {f"/{service.full_name}/{m.name}": _kind(m) for service in SERVICES for m in service.methods}
-"""All methods, and what go-grpc-middleware calls the kind of each."""
+def _methods(*services: ServiceDescriptor) -> dict[str, str]:
+    return {f"/{service.full_name}/{m.name}": _kind(m) for service in services for m in service.methods}
+
+
+METHODS = _methods(*SERVICES)
+"""All of Muster's methods, and what go-grpc-middleware calls the kind of each."""
 MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
@@ -144,7 +148,8 @@ def build_server(
         guard: lets calls in; without one everyone may do everything.
         max_connections: how many may be open at once.
     """
-    interceptors = [CallInterceptor(observer), *([guard] if guard is not None else [])]
+    kinds = METHODS | _methods(HEALTH)
+    interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
     sessions = SessionServicer(driver, max_open=2 * limits.max_sessions)
     barriers = BarrierServicer(driver)

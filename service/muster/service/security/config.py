@@ -22,7 +22,7 @@ class TrafficLimits:
     max_sessions_per_peer: int = 0
     """Open streams."""
     max_messages_per_second_per_peer: int = 0
-    """Messages on streams, and calls. Beyond it they wait, or are refused if that would take too long."""
+    """Messages on streams, and calls. Beyond it they are read later."""
     max_messages_per_second: int = 0
     """The same, of all peers together."""
 

@@ -104,37 +104,22 @@ class Traffic:
             if not self._streams[peer]:
                 del self._streams[peer]
 
-    async def pace_peer(self, peer: str, most: float | None = None) -> None:
-        """Wait until the peer's own rate has room for a message.
-
-        Args:
-            peer: whose.
-            most: seconds that it may wait; None: as long as it takes.
-
-        Raises:
-            Refusal: LIMIT_EXCEEDED, if it would wait for longer.
-        """
+    async def pace_peer(self, peer: str) -> None:
+        """Wait until the peer's own rate has room for a message."""
         rate = self._limits.max_messages_per_second_per_peer
         if rate:
-            await self._wait(self._bucket_of(peer, rate), most, "max_messages_per_second_per_peer", rate)
+            await self._wait(self._bucket_of(peer, rate))
 
-    async def pace_all(self, most: float | None = None) -> None:
-        """Wait until the rate of all has room for a message; arguments as of :meth:`pace_peer`.
+    async def pace_all(self) -> None:
+        """Wait until the rate of all has room for a message.
 
         Ask for it last, so that who is refused, or beyond its own rate, takes nothing from the others.
-
-        Raises:
-            Refusal: LIMIT_EXCEEDED, if it would wait for longer.
         """
         if self._everyone is not None:
-            rate = self._limits.max_messages_per_second
-            await self._wait(self._everyone, most, "max_messages_per_second", rate)
+            await self._wait(self._everyone)
 
-    async def _wait(self, bucket: TokenBucket, most: float | None, limit: str, rate: int) -> None:
+    async def _wait(self, bucket: TokenBucket) -> None:
         seconds = bucket.take(self._clock())
-        if most is not None and seconds > most:
-            bucket.give_back()
-            raise limit_exceeded(limit, rate, f"it would be this call's turn in {seconds:.0f} s")
         if seconds:
             try:
                 await self._sleep(seconds)

@@ -1,24 +1,34 @@
 """A call is let in before it is parsed, and about the run that it names before it is carried out."""
 
+import asyncio
 import hashlib
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
 
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.rpc.guard import ADMISSION, MOST_OPEN_BYTES, MOST_WAIT, Admission, GuardInterceptor
+from muster.service.rpc.guard import (
+    ADMISSION,
+    OPEN_READ_TIMEOUT,
+    OPEN_READS,
+    Admission,
+    GuardInterceptor,
+)
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.tokens import Grant, Role, Tokens
 from muster.service.security.traffic import Traffic
 from muster.v1 import run_pb2
+from tests.support.virtual_time import START, in_virtual_time
 
 SECRET = "s3cr3t-0123456789-abcdef"
 BEARING = (("authorization", f"Bearer {SECRET}"),)
 GET = "/muster.v1.RunService/Get"
 WATCH = "/muster.v1.RunService/Watch"
 CONNECT = "/muster.v1.SessionService/Connect"
+HEALTH = "/grpc.health.v1.Health"
 
 
 def get(run_id: str) -> run_pb2.RunServiceGetRequest:
@@ -26,15 +36,20 @@ def get(run_id: str) -> run_pb2.RunServiceGetRequest:
 
 
 class Context:
-    def __init__(self) -> None:
-        self.status: grpc.Status | None = None
+    """A call: what its peer sends, and what it is sent."""
+
+    def __init__(self, *sent: bytes) -> None:
+        self._sent = list(sent)
+        self.heard: list[Any] = []
 
     def peer(self) -> str:
         return "ipv4:10.0.0.7:1"
 
-    async def abort_with_status(self, status: grpc.Status) -> None:
-        self.status = status
-        raise RuntimeError("aborted")
+    async def read(self) -> Any:
+        return self._sent.pop(0) if self._sent else grpc.aio.EOF
+
+    async def write(self, response: Any) -> None:
+        self.heard.append(response)
 
 
 class World:
@@ -65,24 +80,29 @@ class World:
 
         return await self.interceptor.intercept_service(continuation, Details())  # type: ignore[arg-type]
 
-    async def get(self, request: Any, metadata: Any = BEARING) -> Any:
+    async def call(self, method: str, made: Any, data: bytes = b"", metadata: Any = BEARING) -> list[Any]:
+        """Call a handler: what it responds."""
+        handler = await self.handler(method, made, metadata)
+        context = Context(data)
+        await handler.stream_stream(None, context)
+        return context.heard
+
+    async def get(self, request: Any, metadata: Any = BEARING) -> None:
         async def behavior(request: Any, context: Any) -> Any:
             self.seen.append(request)
             return run_pb2.RunServiceGetResponse()
 
         made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
-        handler = await self.handler(GET, made, metadata)
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        return await handler.unary_unary(data, Context())
+        assert await self.call(GET, made, data, metadata) == [run_pb2.RunServiceGetResponse()]
 
-    async def watch(self) -> Any:
+    async def watch(self, runs: tuple[str, ...] = ("a-1", "b", "a-2")) -> list[str]:
         async def behavior(request: Any, context: Any) -> Any:
-            for run_id in ("a-1", "b", "a-2"):
+            for run_id in runs:
                 yield run_pb2.WatchResponse(run=run_pb2.Run(run_id=run_id))
 
         made = grpc.unary_stream_rpc_method_handler(behavior, run_pb2.WatchRequest.FromString)
-        handler = await self.handler(WATCH, made)
-        return handler.unary_stream(b"", Context())
+        return [response.run.run_id for response in await self.call(WATCH, made)]
 
     async def connect(self, behavior: Any, metadata: Any = BEARING) -> None:
         handler = await self.handler(CONNECT, grpc.stream_stream_rpc_method_handler(behavior), metadata)
@@ -110,7 +130,7 @@ async def test_a_request_for_another_run_is_not_carried_out():
 
 
 async def test_a_watch_leaves_out_what_is_not_for_its_caller():
-    assert [one.run.run_id async for one in await World().watch()] == ["a-1", "a-2"]
+    assert await World().watch() == ["a-1", "a-2"]
 
 
 async def test_a_session_finds_out_as_whom_it_was_admitted():
@@ -137,8 +157,7 @@ async def test_a_unary_call_finds_out_as_whom_it_was_admitted():
         admissions.append(ADMISSION.get())
 
     made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
-    handler = await world.handler(GET, made)
-    await handler.unary_unary(get("a-1").SerializeToString(), Context())
+    await world.call(GET, made, get("a-1").SerializeToString())
     assert admissions == [Admission(world.grant, world.traffic, "10.0.0.7")]
 
 
@@ -165,36 +184,41 @@ async def test_who_has_no_token_does_not_wait_with_its_request_in_memory():
     assert world.slept == []
 
 
-@pytest.mark.parametrize("request_", [get("a-1"), run_pb2.RunServiceGetRequest()], ids=["full", "empty"])
-async def test_a_request_does_not_wait_in_memory_for_long(request_: run_pb2.RunServiceGetRequest):
-    world = World(runs=("*",), max_messages_per_second_per_peer=1)
-    for _ in range(1 + round(MOST_WAIT)):
-        await world.get(request_)
-    for _ in range(100):
-        with pytest.raises(Refusal, match="turn in 11 s; the limit max_messages_per_second_per_peer is 1"):
-            await world.get(request_)
-    assert max(world.slept) == MOST_WAIT
+async def test_a_request_is_read_when_its_caller_was_let_in():
+    """Until then it waits at its sender, however large it is."""
+    read: list[str] = []
 
+    class Watched(Context):
+        async def read(self) -> Any:
+            read.append(self.what)
+            return await super().read()
 
-async def test_a_stream_waits_for_as_long_as_it_takes():
+        what = ""
+
+    async def slow(seconds: float) -> None:
+        read.append(f"after {seconds:g} s")
+
+    async def behavior(request: Any, context: Any) -> Any:
+        return run_pb2.RunServiceGetResponse()
+
     world = World(max_messages_per_second_per_peer=1)
+    world.traffic._sleep = slow
+    made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
+    for what, metadata in (("let in", BEARING), ("refused", ()), ("let in", BEARING)):
+        context = Watched(get("a-1").SerializeToString())
+        context.what = what
+        handler = await world.handler(GET, made, metadata)
+        with suppress(Refusal):
+            await handler.stream_stream(None, context)
+    assert read == ["let in", "after 1 s", "let in"]
 
-    async def behavior(requests: Any, context: Any) -> None: ...
 
-    for _ in range(100):
-        await world.connect(behavior)
-    assert max(world.slept) == 99
+async def test_a_call_without_a_request_is_refused():
+    async def behavior(request: Any, context: Any) -> None: ...
 
-
-async def test_a_large_request_without_a_token_is_refused():
-    async def check(request: Any, context: Any) -> None: ...
-
-    handler = await World().handler(
-        "/grpc.health.v1.Health/Check", grpc.unary_unary_rpc_method_handler(check), ()
-    )
-    await handler.unary_unary(bytes(MOST_OPEN_BYTES), Context())
-    with pytest.raises(Refusal, match=r"a request of 4,097 bytes: .*/Check takes 4,096"):
-        await handler.unary_unary(bytes(MOST_OPEN_BYTES + 1), Context())
+    handler = await World().handler(GET, grpc.unary_unary_rpc_method_handler(behavior))
+    with pytest.raises(Refusal, match="was called without a request"):
+        await handler.stream_stream(None, Context())
 
 
 async def test_open_streams_of_a_peer_are_counted():
@@ -204,7 +228,7 @@ async def test_open_streams_of_a_peer_are_counted():
         with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
             await world.connect(behavior)
         with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
-            await anext(await world.watch())
+            await world.watch()
         # A call is no stream.
         await world.get(get("a-1"))
 
@@ -224,19 +248,36 @@ async def test_health_needs_no_token_and_is_bounded_all_the_same():
 
     async def watch(request: Any, context: Any) -> Any:
         yield "serving"
+        with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
+            await world.call(f"{HEALTH}/Watch", watching, metadata=())
 
-    made = grpc.unary_unary_rpc_method_handler(check)
-    handler = await world.handler("/grpc.health.v1.Health/Check", made, ())
-    assert [await handler.unary_unary(b"", Context()) for _ in range(2)] == ["serving"] * 2
+    checking = grpc.unary_unary_rpc_method_handler(check)
+    watching = grpc.unary_stream_rpc_method_handler(watch)
+    for _ in range(2):
+        assert await world.call(f"{HEALTH}/Check", checking, metadata=()) == ["serving"]
     assert world.slept == [1.0]
-    made = grpc.unary_stream_rpc_method_handler(watch)
-    handler = await world.handler("/grpc.health.v1.Health/Watch", made, ())
-    opened = handler.unary_stream(b"", Context())
-    assert await anext(opened) == "serving"
-    with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
-        await anext(handler.unary_stream(b"", Context()))
-    await opened.aclose()
-    assert await anext(handler.unary_stream(b"", Context())) == "serving"
+    for _ in range(2):
+        assert await world.call(f"{HEALTH}/Watch", watching, metadata=()) == ["serving"]
+
+
+@in_virtual_time
+async def test_requests_without_a_token_are_read_so_many_at_once_and_not_for_long():
+    class Trickle(Context):
+        async def read(self) -> Any:
+            began.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(3_600)
+
+    async def check(request: Any, context: Any) -> None: ...
+
+    began: list[float] = []
+    world = World()
+    handler = await world.handler(f"{HEALTH}/Check", grpc.unary_unary_rpc_method_handler(check), ())
+    calls = [asyncio.create_task(handler.stream_stream(None, Trickle())) for _ in range(2 * OPEN_READS)]
+    for call in calls:
+        with pytest.raises(Refusal, match="did not come within 5 s"):
+            await call
+    assert began == [START] * OPEN_READS + [START + OPEN_READ_TIMEOUT] * OPEN_READS
+    await world.call(f"{HEALTH}/Check", grpc.unary_unary_rpc_method_handler(check), metadata=())
 
 
 async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
@@ -245,11 +286,10 @@ async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
     async def check(request: Any, context: Any) -> None: ...
 
     made = grpc.unary_unary_rpc_method_handler(check)
-    health = await world.handler("/grpc.health.v1.Health/Check", made, ())
     for _ in range(100):
         with pytest.raises(Refusal):
             await world.get(get("a-1"), ())
-        await health.unary_unary(b"", Context())
+        await world.call(f"{HEALTH}/Check", made, metadata=())
     await world.get(get("a-1"))
     assert world.slept == []
     await world.get(get("a-1"))

@@ -250,3 +250,21 @@ def test_code_names_are_those_of_go_grpc_middleware():
         "Unimplemented",
         "Unknown",
     ]
+
+
+async def test_a_call_that_is_a_stream_to_grpc_alone_is_counted_as_what_it_is():
+    """The guard makes a stream of every call."""
+    observer = Observer()
+
+    async def continuation(_: object) -> Any:
+        async def behavior(requests: Any, context: Any) -> None: ...
+
+        return grpc.stream_stream_rpc_method_handler(behavior)
+
+    class Details:
+        method = METHOD
+
+    interceptor = CallInterceptor(observer, {METHOD: "unary"})
+    handler = await interceptor.intercept_service(continuation, Details())
+    await handler.stream_stream(None, Context())
+    assert observer.calls == [("started", "unary", METHOD), ("handled", "unary", METHOD, "OK")]

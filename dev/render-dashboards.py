@@ -360,6 +360,8 @@ def _formatter(settings: Mapping[str, Any]) -> Callable[[float], str]:
             scales = ((1e-6, "µs"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"), (86400, "d"))
         case "bytes":
             scales = ((1, "B"), (1024, "KiB"), (1024**2, "MiB"), (1024**3, "GiB"))
+        case "percentunit":
+            return lambda value: f"{value:.0%}"
         case "reqps":
             scales = ((1, "req/s"),)
         case _:

@@ -15,7 +15,7 @@ from muster.service.config import Config
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.guard import GuardInterceptor
-from muster.service.rpc.server import METHODS, RpcServer, build_server
+from muster.service.rpc.server import METHODS, MOST_CONNECTIONS, RpcServer, build_server
 from muster.service.security.config import Security, TrafficLimits
 from muster.service.security.files import FileError
 from muster.service.security.gate import Gate
@@ -154,8 +154,8 @@ def _connections() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
-        return 2**31 - 1
-    return min(2**31 - 1, max(most // 2, most - RESERVED_FILES))
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
 
 
 async def _start_rpc(rpc: RpcServer, address: Address, gate: Gate) -> int:

@@ -247,7 +247,9 @@ class CoordinatorStore(Store):
 
     def clone(self) -> "CoordinatorStore":
         """A store of the same keys that may change them at the same time as this one."""
-        return CoordinatorStore(self.endpoint, self.run_id, timedelta(seconds=self._timeout()))
+        clone = CoordinatorStore(self.endpoint, self.run_id, timedelta(seconds=self._timeout()))
+        clone._welcome = self._welcome
+        return clone
 
     # Called from C++, torch looks some methods up under their C++ names.
     deleteKey = delete_key  # noqa: N815

@@ -111,6 +111,8 @@ class Coordinator:
         self._next_review = -math.inf
         """They pause until then."""
         self._last_ordinal = epoch << EPOCH_SHIFT
+        self._began = -math.inf
+        """When the state was taken back."""
 
     # ------------------------------------------------------------------ driving
 
@@ -166,6 +168,7 @@ class Coordinator:
 
         Every process that was there has the session TTL, counted from now, to come back.
         """
+        self._began = now.monotonic
         kept: dict[type, list[Record]] = {}
         for record in records:
             kept.setdefault(type(record), []).append(record)
@@ -258,7 +261,7 @@ class Coordinator:
 
     def _let_in(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
         """Processes enter their run, which begins with them if nobody knew it."""
-        self._check_hello(event)
+        self._check_hello(event, now)
         run = self._run_for(event.run_id, event.generation, now, effects)
         run.admit(event.generation, now, effects)
         processes: dict[int, Process] = {}
@@ -291,7 +294,7 @@ class Coordinator:
     def _register(self, run: Run, now: Instant, effects: Effects) -> None:
         """Know a run from here on, if it is a new one."""
         if run.run_id not in self.runs:
-            if len(self.runs) >= self.limits.max_runs and (finished := self._finished()) is not None:
+            if len(self.runs) >= self.limits.max_runs and (finished := self._finished(now)) is not None:
                 self._forget(finished, effects, report.made_room(finished.run_id, self.limits.max_runs))
             self.runs[run.run_id] = run
             run.keep(now, effects)
@@ -413,14 +416,20 @@ class Coordinator:
                 self._forget(run, effects, report.run_forgotten(run.run_id, run.closed is not None, kept))
             # Whoever uses the run has it looked at again at the end of that.
 
-    def _finished(self) -> Run | None:
+    def _finished(self, now: Instant) -> Run | None:
         """The closed run that has been out of use for longest; a new one may take its place."""
-        finished = filter(self.makes_room, self.runs.values())
+        finished = (run for run in self.runs.values() if self.makes_room(run, now))
         return min(finished, key=lambda run: run.active.monotonic, default=None)
 
-    def makes_room(self, run: Run) -> bool:
-        """Whether a run is closed and out of use, and not to be kept for ever."""
-        return run.closed is not None and self.retention.closed > 0 and not run.in_use
+    def makes_room(self, run: Run, now: Instant) -> bool:
+        """Whether a run is closed, not kept for ever, and whoever may come back to it had the time.
+
+        Who calls now and then uses the run all the same, and after a start of the coordinator nobody is
+        connected yet.
+        """
+        unused = now.monotonic - max(run.active.monotonic, self._began)
+        spare = run.closed is not None and self.retention.closed > 0 and unused >= NOTE_INTERVAL
+        return spare and not run.in_use
 
     def _forget(self, run: Run, effects: Effects, message: str) -> None:
         run.end()
@@ -447,11 +456,14 @@ class Coordinator:
     def _arrive_once(self, event: ArriveOnce, now: Instant, effects: Effects) -> None:
         hello = Hello(event.session, event.run_id, event.generation, (event.process,))
         try:
-            self._check_hello(hello)
+            self._check_hello(hello, now)
             shape = self._check_shape(event)
             self._check_timeout(event.timeout)
             known = self.runs.get(event.run_id) or self._new_run(event.run_id, event.generation, now)
-            known.check_call(event, shape)
+            past = known.check_call(event, shape)
+            if past is not None:
+                effects.send(event.session, past)
+                return
             session = self._let_in(hello, now, effects, unary=True)
             session.run.join(list(session.processes.values()), event.prefix, shape, now, effects)
         except Refusal as refusal:
@@ -510,7 +522,7 @@ class Coordinator:
 
     def _join_rendezvous(self, event: JoinRendezvous, now: Instant, effects: Effects) -> None:
         try:
-            self._check_node(event)
+            self._check_node(event, now)
             run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0, now)
             node = run.join_rendezvous(event, now, effects)
         except Refusal as refusal:
@@ -531,7 +543,7 @@ class Coordinator:
             self._check_name("by", event.by)
             self._check_reason(event.reason)
             if event.create:
-                self._check_run(event.run_id)
+                self._check_run(event.run_id, now)
                 run = self._run_for(event.run_id, 0, now, effects)
             else:
                 run = self.run(event.run_id)
@@ -557,7 +569,7 @@ class Coordinator:
     def _store(self, event: StoreRequest, now: Instant, effects: Effects) -> None:
         """An operation on a run's store; a run that nobody knew begins with it."""
         try:
-            self._check_store_request(event)
+            self._check_store_request(event, now)
             run = self.runs.get(event.run_id) or self._new_run(event.run_id, 0, now)
             run.store.carry_out(event.session, event.operation, now, effects)
         except Refusal as refusal:
@@ -628,11 +640,11 @@ class Coordinator:
 
     # ------------------------------------------------------------------ checking
 
-    def _check_hello(self, event: Hello) -> None:
+    def _check_hello(self, event: Hello, now: Instant) -> None:
         if event.session in self.sessions:
             raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
         self._check_sessions(self._replaced_by(event))
-        self._check_run(event.run_id)
+        self._check_run(event.run_id, now)
         if event.generation > MOST_GENERATION:
             raise _invalid("generation", event.generation, f"it must be from 0 to {MOST_GENERATION}")
         if not event.processes:
@@ -652,7 +664,7 @@ class Coordinator:
                 self.runs[event.run_id].check_newcomer(event.generation, info)
                 self.runs[event.run_id].check_room(event.generation, info)
 
-    def _check_node(self, event: JoinRendezvous) -> None:
+    def _check_node(self, event: JoinRendezvous, now: Instant) -> None:
         run = self.runs.get(event.run_id)
         known = run.rendezvous.find(event.node.incarnation) if run is not None else None
         self._check_sessions(known is not None and known.session is not None)
@@ -665,7 +677,7 @@ class Coordinator:
                 f"{places} nodes have a place in the rendezvous of run {event.run_id} already, those that "
                 "are away among them",
             )
-        self._check_run(event.run_id)
+        self._check_run(event.run_id, now)
         self._check_name("incarnation", event.node.incarnation)
         self._check_name("address", event.node.address)
         if event.node.pid < 0:
@@ -691,14 +703,14 @@ class Coordinator:
         if count - replaced >= most:
             raise limit_exceeded("max_sessions", most, f"{count} sessions are open")
 
-    def _check_run(self, run_id: str) -> None:
+    def _check_run(self, run_id: str, now: Instant) -> None:
         self._check_name("run_id", run_id)
         known = len(self.runs)
-        if run_id not in self.runs and known >= self.limits.max_runs and self._finished() is None:
+        if run_id not in self.runs and known >= self.limits.max_runs and self._finished(now) is None:
             raise limit_exceeded(
                 "max_runs",
                 self.limits.max_runs,
-                f"{known} runs are known already, and none is closed and out of use to make room",
+                f"{known} runs are known already, and none has been closed and out of use for ten minutes",
             )
 
     def _check_reason(self, reason: str) -> None:
@@ -706,8 +718,8 @@ class Coordinator:
         if size > most:
             raise _invalid("reason", f"{size:,} bytes", f"it may have {most:,}")
 
-    def _check_store_request(self, event: StoreRequest) -> None:
-        self._check_run(event.run_id)
+    def _check_store_request(self, event: StoreRequest, now: Instant) -> None:
+        self._check_run(event.run_id, now)
         operation = event.operation
         if isinstance(operation, Waiting) and operation.timeout:
             self._check_timeout(operation.timeout)

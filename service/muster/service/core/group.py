@@ -24,7 +24,6 @@ from muster.service.core.effects import (
     ForgetDecision,
     ForgetSpeaker,
     GroupRecord,
-    Message,
     Progress,
     Refused,
     SpeakerRecord,
@@ -293,7 +292,7 @@ class Group:
         arrival: Arrival,
         *,
         anew: bool,
-    ) -> None:
+    ) -> Decision | None:
         """Refuse a call that would join and arrive, before it does either.
 
         Args:
@@ -303,6 +302,9 @@ class Group:
             sequence: that it arrives at; None: the next one.
             arrival: of its rank.
             anew: whether the run begins a new life with it, which aborts the open barrier.
+
+        Returns:
+            A failure of the life before, which the call asks for: it hears that, and begins nothing.
         """
         self._check_shape(name, arrival.rank, shape)
         speaker = self.speakers.get(arrival.rank)
@@ -317,17 +319,17 @@ class Group:
             start = self._first_start if own is None else own.start
         if sequence is None:
             sequence = start if own is None else self._next_of(own)
+        if sequence < self.next_sequence:
+            decision = self._decided(name, start, sequence)
+            return decision if anew else None
         if sequence < upcoming:
-            if anew:
-                # The old life's decisions are not the newcomer's to hear.
-                raise self._behind(name, start, sequence)
-            self._decided(name, start, sequence)
-            return
+            return None  # Of the barrier that it will find aborted.
         self._check_arrival(name, sequence, upcoming, arrival)
         if self.open is None and not anew:
             self._check_unheard(shape)
+        return None
 
-    def _decided(self, process: Process | str, start: int, sequence: int) -> Message:
+    def _decided(self, process: Process | str, start: int, sequence: int) -> Decision:
         """The decision of a sequence that is over.
 
         A failure may be told to anyone. A release from before the process joined may not: its own
@@ -336,7 +338,13 @@ class Group:
         decision = self.decisions.get(sequence)
         failed = decision is not None and decision.outcome is not Outcome.RELEASED
         if sequence < start and not failed:
-            raise self._behind(process, start, sequence)
+            raise Refusal(
+                Reason.SEQUENCE_BEHIND,
+                f'{process} arrived at #{sequence} of group "{self.prefix}", which was decided '
+                f"before this process joined; it starts at #{start}. Take the sequence from the "
+                "coordinator's answer to JoinGroup.",
+                start_sequence=start,
+            )
         if decision is None:
             raise Refusal(
                 Reason.SEQUENCE_FORGOTTEN,
@@ -345,15 +353,6 @@ class Group:
                 next_sequence=self.next_sequence,
             )
         return decision
-
-    def _behind(self, process: Process | str, start: int, sequence: int) -> Refusal:
-        return Refusal(
-            Reason.SEQUENCE_BEHIND,
-            f'{process} arrived at #{sequence} of group "{self.prefix}", which was decided '
-            f"before this process joined; it starts at #{start}. Take the sequence from the "
-            "coordinator's answer to JoinGroup.",
-            start_sequence=start,
-        )
 
     def _check_unheard(self, shape: Shape) -> None:
         unheard = self.next_sequence - self._unheard_from

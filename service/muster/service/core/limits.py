@@ -36,7 +36,7 @@ class Limits:
     max_store_bytes: int = 67_108_864
     """All keys and values in the store of one run; and as much again, the answers kept for its clients."""
     max_total_store_bytes: int = 536_870_912
-    """All keys, values and kept answers in the stores of all runs: what one process can well hold."""
+    """What the stores of all runs hold in memory: keys, values, kept answers, and calls that wait."""
     max_store_value_bytes: int = 1_048_576
     """One value in a store."""
     max_store_key_bytes: int = 4_096

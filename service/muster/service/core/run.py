@@ -7,7 +7,7 @@ from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notic
 from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
-from muster.service.core.model import Closed, Instant, MemberState, Shape
+from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
@@ -346,8 +346,11 @@ class Run:
             effects.records.append(group.record)
         return tuple((process.rank, group.join(process, shape, now, effects)) for process in processes)
 
-    def check_call(self, call: ArriveOnce, shape: Shape) -> None:
+    def check_call(self, call: ArriveOnce, shape: Shape) -> Decision | None:
         """Refuse a unary call before it changes anything: what its parts would refuse one after the other.
+
+        Returns:
+            As :meth:`Group.check_call`.
 
         Raises:
             Refusal: as :meth:`admit`, :meth:`join` and :meth:`Group.arrive`.
@@ -361,7 +364,7 @@ class Run:
             known = None
         anew = call.generation > self.generation or (known is None and self._is_deserted)
         name = report.process_name(info.rank, info.host, info.pid)
-        group.check_call(known, name, shape, call.sequence, call.arrival, anew=anew)
+        return group.check_call(known, name, shape, call.sequence, call.arrival, anew=anew)
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Take back a group from storage."""

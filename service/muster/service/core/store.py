@@ -74,12 +74,18 @@ class Waiter:
     """Which of its keys it watches: one that is not there."""
 
 
+KEY_BYTES = 100
+"""What a key takes in memory beyond its own length and its value's, as measured with tracemalloc."""
+ANSWER_BYTES = 200
+"""The same, of an answer that is kept for a client."""
+
+
 @dataclass(slots=True)
 class Total:
     """What the stores of all runs hold."""
 
     bytes: int = 0
-    """Of all keys, values, and answers that are kept."""
+    """Of all keys, values, kept answers, and calls that wait, with what each takes beside that."""
 
 
 class Store:
@@ -121,7 +127,8 @@ class Store:
 
     def end(self) -> None:
         """The run is forgotten: its bytes are free."""
-        self._total.bytes -= self.bytes + self._last_bytes
+        self._total.bytes -= self.bytes + len(self.values) * KEY_BYTES
+        self._total.bytes -= self._last_bytes + len(self._last) * ANSWER_BYTES
 
     # ------------------------------------------------------------------ operations
 
@@ -216,16 +223,16 @@ class Store:
     def _put(self, key: str, value: bytes) -> None:
         self._remove(key)
         self.values[key] = value
-        self._grow(_size(key, value))
+        self._grow(_size(key, value), 1)
 
     def _remove(self, key: str) -> None:
         value = self.values.pop(key, None)
         if value is not None:
-            self._grow(-_size(key, value))
+            self._grow(-_size(key, value), -1)
 
-    def _grow(self, more: int) -> None:
-        self.bytes += more
-        self._total.bytes += more
+    def _grow(self, more_bytes: int, more_keys: int) -> None:
+        self.bytes += more_bytes
+        self._total.bytes += more_bytes + more_keys * KEY_BYTES
 
     def _check_room(self, change: Change, writes: Mapping[str, bytes | None], answer: Changed) -> None:
         limits = self._limits
@@ -255,13 +262,18 @@ class Store:
                 limits.max_store_bytes,
                 f"run {self.run_id} has {self.bytes:,} bytes, and {more_bytes:,} would be added",
             )
-        if change.id is not None and not isinstance(change, Delete):  # Who frees room is never refused.
+        frees_room = isinstance(change, Delete) and bool(writes)
+        if change.id is not None and not frees_room:
             more_bytes += self._more_kept(change.id, answer)
-        if more_bytes > 0 and self._total.bytes + more_bytes > limits.max_total_store_bytes:
+        self._check_total(more_bytes + more_keys * KEY_BYTES)
+
+    def _check_total(self, more: int) -> None:
+        most = self._limits.max_total_store_bytes
+        if more > 0 and self._total.bytes + more > most:
             raise limit_exceeded(
                 "max_total_store_bytes",
-                limits.max_total_store_bytes,
-                f"all runs have {self._total.bytes:,} bytes, and {more_bytes:,} would be added to run "
+                most,
+                f"all runs hold {self._total.bytes:,} bytes, and {more:,} would be added for run "
                 f"{self.run_id}",
             )
 
@@ -308,19 +320,19 @@ class Store:
         """How many bytes more are kept with this answer than with the client's last one."""
         last = self._last.get(id.client)
         kept = StoreOperationRecord(self.run_id, id.client, id.number, answer)
-        return _answer_size(kept) - (0 if last is None else _answer_size(last))
+        return _answer_size(kept) + ANSWER_BYTES - (0 if last is None else _answer_size(last) + ANSWER_BYTES)
 
     def _keep(self, record: StoreOperationRecord) -> None:
         self._drop(record.client)
         self._last[record.client] = record
         self._last_bytes += (size := _answer_size(record))
-        self._total.bytes += size
+        self._total.bytes += size + ANSWER_BYTES
 
     def _drop(self, client: str) -> None:
         record = self._last.pop(client, None)
         if record is not None:
             self._last_bytes -= (size := _answer_size(record))
-            self._total.bytes -= size
+            self._total.bytes -= size + ANSWER_BYTES
 
     # ------------------------------------------------------------------ waiting
 
@@ -345,11 +357,16 @@ class Store:
                 f"calls wait for keys of {self._waiting_bytes:,} bytes in run {self.run_id}, and {size:,} "
                 "would be added",
             )
-        self._waiting_bytes += size
+        self._check_total(size)
+        self._hold_waiting(size)
         self.waiters[session] = waiter
         self._watch(waiter)
         if operation.timeout:
             self._timers.arm(waiter, now.monotonic + operation.timeout)
+
+    def _hold_waiting(self, more: int) -> None:
+        self._waiting_bytes += more
+        self._total.bytes += more
 
     def _find_missing(self, waiter: Waiter) -> str | None:
         """The next of its keys that is not there, from the one watched on and round once.
@@ -375,7 +392,7 @@ class Store:
         for waiter in self._watchers.pop(key, {}).values():
             if self._find_missing(waiter) is None:
                 del self.waiters[waiter.session]
-                self._waiting_bytes -= _keys_size(waiter.operation)
+                self._hold_waiting(-_keys_size(waiter.operation))
                 self._timers.disarm(waiter)
                 self._answer(waiter, effects)
             else:
@@ -400,7 +417,7 @@ class Store:
         waiter = self.waiters.pop(session, None)
         if waiter is None:
             return
-        self._waiting_bytes -= _keys_size(waiter.operation)
+        self._hold_waiting(-_keys_size(waiter.operation))
         self._timers.disarm(waiter)
         key = waiter.operation.keys[waiter.watched]
         del self._watchers[key][session]

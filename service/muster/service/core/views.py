@@ -181,11 +181,11 @@ def run(run: Run) -> RunView:
     )
 
 
-def usage(coordinator: Coordinator) -> list[UsageView]:
+def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
     """What is used of the bounds that all runs share."""
     limits = coordinator.limits
     # A finished run makes room for a new one.
-    runs = sum(not coordinator.makes_room(run) for run in coordinator.runs.values())
+    runs = sum(not coordinator.makes_room(run, now) for run in coordinator.runs.values())
     sessions = len(coordinator.sessions) + len(coordinator.attendances)
     return [
         UsageView(limit="max_runs", used=runs, most=limits.max_runs),

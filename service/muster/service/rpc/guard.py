@@ -4,8 +4,9 @@ Only there when something of that was asked for, so that it costs nothing otherw
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,13 +17,17 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.security import access
 from muster.service.security.access import Access
-from muster.service.security.tokens import Grant
+from muster.service.security.tokens import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
-OPEN_READS = 64
-"""Requests of methods that need no token, read at once."""
-OPEN_READ_TIMEOUT = 5.0
-"""Seconds that one of these may take to come."""
+READ_TIMEOUT = 60.0
+"""Seconds that the request of a call may take to come."""
+SMALL_READ_TIMEOUT = 5.0
+"""The same, where requests are small: of who has no token, or may only look."""
+FEW = 8
+"""So many of these are waited for at once, for each token; they may turn out to be large all the same."""
+CROWDED_READ_TIMEOUT = 0.2
+"""Seconds that one more may take to come. It is here, as a rule, with the begin of the call."""
 
 T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -68,7 +73,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, guard: Access | None, traffic: Traffic) -> None:
         self._guard = guard
         self._traffic = traffic
-        self._open_reads = asyncio.Semaphore(OPEN_READS)
+        self._small_reads: Counter[Grant | None] = Counter()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -81,7 +86,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         call = _Guarded(
             self._guard,
             self._traffic,
-            self._open_reads,
+            self._small_reads,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
@@ -92,10 +97,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(call.unary(handler.unary_unary))
         if handler.unary_stream:
             return grpc.stream_stream_rpc_method_handler(call.stream(handler.unary_stream))
-        if call.parse is None:
-            return grpc.stream_stream_rpc_method_handler(call.session(handler.stream_stream))
-        reflection = call.reflection(handler.stream_stream)
-        return grpc.stream_stream_rpc_method_handler(reflection, call.parse, call.serialize)
+        dialogue = call.session if call.parse is None else call.reflection
+        return grpc.stream_stream_rpc_method_handler(dialogue(handler.stream_stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,8 @@ class _Guarded:
 
     guard: Access | None
     traffic: Traffic
-    open_reads: asyncio.Semaphore
-    """Of the methods that need no token."""
+    small_reads: Counter[Grant | None]
+    """Under way, by token; None stands for no token."""
     method: str
     metadata: Metadata
     parse: Parse | None
@@ -142,7 +145,7 @@ class _Guarded:
         return access.RULES.get(self.method, access.OPERATES)
 
     async def _request(self, admission: Admission, context: Any) -> Any:
-        data = await self._read(context)
+        data = await self._read(context, None if self._is_open else admission.grant)
         if data is grpc.aio.EOF:
             raise Refusal(Reason.INVALID_ARGUMENT, f"{self.method} was called without a request. Send one.")
         request = parsed(self.parse, data, self.method)
@@ -150,18 +153,26 @@ class _Guarded:
             access.check_request(admission.grant, self._rule, request)
         return request
 
-    async def _read(self, context: Any) -> Any:
-        if not self._is_open:
-            return await context.read()
-        # Anyone could begin large requests here, and hold what has come of them.
+    async def _read(self, context: Any, grant: Grant | None) -> Any:
+        """Read the request, but do not hold what has come of it for long: anyone may begin a large one."""
+        is_small = self._is_open or self._rule.role is Role.VIEWER
+        seconds = READ_TIMEOUT
+        if is_small:
+            seconds = SMALL_READ_TIMEOUT if self.small_reads[grant] < FEW else CROWDED_READ_TIMEOUT
+            self.small_reads[grant] += 1
         try:
-            async with self.open_reads, asyncio.timeout(OPEN_READ_TIMEOUT):
+            async with asyncio.timeout(seconds):
                 return await context.read()
         except TimeoutError:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f"the request to {self.method} did not come within {OPEN_READ_TIMEOUT:g} s. Send it whole.",
+                f"the request to {self.method} did not come within {seconds:g} s. Send it whole.",
             ) from None
+        finally:
+            if is_small:
+                self.small_reads[grant] -= 1
+                if not self.small_reads[grant]:
+                    del self.small_reads[grant]
 
     async def _respond(self, admission: Admission, response: Any, context: Any) -> None:
         if admission.grant is not None:
@@ -195,17 +206,15 @@ class _Guarded:
         return call
 
     def reflection(self, behavior: Any) -> Any:
-        async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async def call(_: object, context: Any) -> None:
             with self.traffic.stream(address_of(context.peer())):
                 async with self._admitted(context) as admission:
-                    read = admission.paced(lambda: anext(requests))
-                    async for response in behavior(_each(read), context):
-                        yield response
+                    async for response in behavior(self._requests(admission, context), context):
+                        await self._respond(admission, response, context)
 
         return call
 
-
-async def _each(read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
-    with suppress(StopAsyncIteration):
-        while True:
-            yield await read()
+    async def _requests(self, admission: Admission, context: Any) -> AsyncIterator[Any]:
+        read = admission.paced(context.read)
+        while (data := await read()) is not grpc.aio.EOF:
+            yield parsed(self.parse, data, self.method)

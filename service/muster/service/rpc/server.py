@@ -62,6 +62,8 @@ RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
+MOST_CONNECTIONS = 2**31 - 2
+"""gRPC takes no bound above that."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 
@@ -136,7 +138,7 @@ def build_server(
     limits: Limits,
     observer: CallObserver,
     guard: GuardInterceptor | None = None,
-    max_connections: int = 2**31 - 1,
+    max_connections: int = MOST_CONNECTIONS,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 

@@ -317,7 +317,8 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Count what there is now."""
         families = self._families()
-        now = self._clock.now().monotonic
+        moment = self._clock.now()
+        now = moment.monotonic
         runs = Tally(open=0, closed=0)
         oldest: dict[tuple[str, str], tuple[float, float]] = {}
         opened: Tally[tuple[str, str]] = Tally()
@@ -364,7 +365,7 @@ class StateCollector(Collector):
             families["timeout"].add_metric(key, timeout)
         for run_state, value in runs.items():
             families["runs"].add_metric([run_state], value)
-        for usage in views.usage(self._coordinator):
+        for usage in views.usage(self._coordinator, moment):
             families["limit"].add_metric([usage.limit], usage.most)
             families["used"].add_metric([usage.limit], usage.used)
         for member, value in members.items():

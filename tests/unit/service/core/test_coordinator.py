@@ -348,3 +348,15 @@ def test_a_call_that_is_refused_begins_nothing(changes, reason):
         world.refused(world.arrive_once(0, **changes))
         assert world.last.records == []
         assert world.coordinator.runs[RUN].groups.keys() == {"other"}
+
+
+def test_a_late_call_hears_the_failure_that_it_missed():
+    """Though everyone else has gone meanwhile, and it begins nothing."""
+    world = World(2)
+    world.hang_up(world.call(0))
+    world.wait(TIMEOUT + TTL)
+    (told,) = world.ask(world.arrive_once(1, sequence=0))
+    assert (told.sequence, told.outcome) == (0, Outcome.TIMED_OUT)
+    assert world.last.records == []
+    (told,) = world.ask(world.arrive_once(1, sequence=0))
+    assert told.outcome is Outcome.TIMED_OUT

@@ -72,13 +72,15 @@ def test_a_finished_run_makes_room_for_a_new_one():
     for run in ("first", "second", "third"):
         world.start(0, run=run).goodbye()
         world.wait(60)
-    assert (
-        "3 runs are known already, and none is closed" in world.refused(hello(world, "new")).refusal.message
-    )
+    refused = "3 runs are known already, and none has been closed and out of use for ten minutes"
+    assert refused in world.refused(hello(world, "new")).refusal.message
     busy = world.start(0, run="first")
     for run in ("first", "third", "second"):
         close(world, run)
         world.wait(60)
+    # Whoever may come back has the time to.
+    assert refused in world.refused(hello(world, "new")).refusal.message
+    world.wait(NOTE_INTERVAL - 120)
     world.do(hello(world, "new"))
     # Not the one that is in use, and of the others the one that was closed first.
     assert world.coordinator.runs.keys() == {"first", "second", "new"}
@@ -88,9 +90,26 @@ def test_a_finished_run_makes_room_for_a_new_one():
         "run third was forgotten: it was closed, and a new run needed its place (max_runs is 3)"
     )
     busy.goodbye()
-    # One that keeps nothing of it yet, but a promise that nobody may join.
+    world.wait(60)
     close(world, "later", create=True)
     assert world.coordinator.runs.keys() == {"first", "new", "later"}
+
+
+def test_after_a_restart_no_run_makes_room_before_everyone_could_come_back():
+    world = World(2, limits=Limits(max_runs=1), retention=KEEP)
+    worker = world.start(0)
+    close(world)
+    world.wait(2 * NOTE_INTERVAL)
+    world.crash()
+    world.wait(NOTE_INTERVAL - 1)
+    assert world.refused(hello(world, "new")).refusal.reason is Reason.LIMIT_EXCEEDED
+    worker.connect()
+    world.wait(2 * NOTE_INTERVAL)
+    assert world.refused(hello(world, "new")).refusal.reason is Reason.LIMIT_EXCEEDED
+    worker.goodbye()
+    world.wait(NOTE_INTERVAL)
+    world.do(hello(world, "new"))
+    assert world.coordinator.runs.keys() == {"new"}
 
 
 def test_a_closed_run_that_is_kept_for_ever_makes_no_room():

@@ -32,6 +32,7 @@ from muster.service.core.operations import (
 )
 from muster.service.core.refusal import Reason
 from muster.service.core.retention import NOTE_INTERVAL, Retention
+from muster.service.core.store import ANSWER_BYTES, KEY_BYTES
 from tests.support.core_world import RUN, Crash, World
 
 
@@ -375,38 +376,66 @@ def test_limits_not_luck_too_many_keys():
 
 
 def test_limits_not_luck_all_runs_together_hold_so_many_bytes():
-    stores = Stores(max_total_store_bytes=10)
+    most = 2 * (KEY_BYTES + 5)
+    stores = Stores(max_total_store_bytes=most)
     for run in "ab":
         assert stores.ask(Set((("k", b"1234"),)), run) == Done()
-    assert_limited(stores.refused(Set((("l", b""),)), "c"), "max_total_store_bytes", 10)
+    assert_limited(stores.refused(Set((("l", b""),)), "c"), "max_total_store_bytes", most)
     assert stores.world.coordinator.runs.keys() == {"a", "b"}
-    # What is there may change, shrink and go.
+    # What is there may change and go.
     assert stores.ask(Set((("k", b"abcd"),)), "a") == Done()
-    assert_limited(stores.refused(Append("k", b"0"), "b"), "max_total_store_bytes", 10)
+    assert_limited(stores.refused(Append("k", b"0"), "b"), "max_total_store_bytes", most)
+    # Calls that wait count as well.
+    assert_limited(stores.refused(Wait(("later",), 1.0), "a"), "max_total_store_bytes", most)
     assert stores.ask(Delete("k"), "a") == Flag(True)
     assert stores.ask(Set((("k", b"12"),)), "c") == Done()
-    # Another client's name would be kept beside the same value; one that changes nothing of that may go on.
-    change = Set((("k", b"34"),), OperationId("x" * 5, 1))
-    assert_limited(stores.refused(change, "c"), "max_total_store_bytes", 10)
-    assert stores.ask(Set((("k", b"34"),)), "c") == Done()
-    assert stores.ask(CompareSet("k", b"34", b"12"), "c") == Value(b"12")
-    # So do the answers that are kept for the clients: without this one there would be room.
-    assert_limited(
-        stores.refused(CompareSet("k", b"12", b"345", OperationId("me", 1)), "c"), "max_total_store_bytes", 10
-    )
-    assert stores.ask(CompareSet("k", b"12", b"", OperationId("me", 1)), "c") == Value(b"")
+
+
+def test_limits_not_luck_kept_answers_count_among_the_bytes_of_all():
+    most = KEY_BYTES + ANSWER_BYTES + 20
+    stores = Stores(max_total_store_bytes=most)
+    assert stores.ask(Set((("k", b"12"),), OperationId("me", 1))) == Done()
+    # One for each client, in the place of its last one, and as long as its value.
+    assert stores.ask(CompareSet("k", b"12", b"34", OperationId("me", 2))) == Value(b"34")
+    long = CompareSet("k", b"34", b"x" * 10, OperationId("me", 3))
+    assert_limited(stores.refused(long), "max_total_store_bytes", most)
+    for change in (Set((("k", b"34"),), OperationId("you", 1)), Delete("none", OperationId("you", 1))):
+        assert_limited(stores.refused(change), "max_total_store_bytes", most)
+    # Who frees room is not refused, nor who asks for nothing to be kept.
+    assert stores.ask(CompareSet("k", b"34", b"56")) == Value(b"56")
+    assert stores.ask(Delete("k", OperationId("you", 1))) == Flag(True)
 
 
 def test_a_run_that_is_forgotten_leaves_its_room():
-    world = World(limits=Limits(max_total_store_bytes=10), retention=Retention(idle=60))
+    world = World(
+        limits=Limits(max_total_store_bytes=2 * (KEY_BYTES + ANSWER_BYTES)), retention=Retention(idle=60)
+    )
     for number in range(3):
         change = Set((("k", b"1234567"),), OperationId("me", 1))
         answers = world.ask(StoreRequest(world.new_session(), f"run-{number}", change))
         assert answers == [Done()]
+        assert world.coordinator.stored.bytes == KEY_BYTES + 8 + ANSWER_BYTES + 2
         if number == 1:
             world.crash()
+            assert world.coordinator.stored.bytes == KEY_BYTES + 8 + ANSWER_BYTES + 2
         world.wait(3 * NOTE_INTERVAL)
         assert not world.coordinator.runs
+        assert world.coordinator.stored.bytes == 0
+
+
+def test_calls_that_wait_leave_nothing_behind():
+    stores = Stores()
+    waits = [
+        stores.wait(Wait(("later",), 60.0)),
+        stores.wait(Get(("later", "k"), 60.0)),
+        stores.wait(Get(("never",), 60.0)),
+    ]
+    assert stores.world.coordinator.stored.bytes > 0
+    stores.set(later=b"", k=b"")
+    stores.world.do(Disconnected(waits[2]))
+    for key in ("later", "k"):
+        stores.ask(Delete(key))
+    assert stores.world.coordinator.stored.bytes == 0
 
 
 def test_limits_not_luck_too_many_bytes():

@@ -11,8 +11,10 @@ import pytest
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.guard import (
     ADMISSION,
-    OPEN_READ_TIMEOUT,
-    OPEN_READS,
+    CROWDED_READ_TIMEOUT,
+    FEW,
+    READ_TIMEOUT,
+    SMALL_READ_TIMEOUT,
     Admission,
     GuardInterceptor,
 )
@@ -260,24 +262,46 @@ async def test_health_needs_no_token_and_is_bounded_all_the_same():
         assert await world.call(f"{HEALTH}/Watch", watching, metadata=()) == ["serving"]
 
 
+class Trickle(Context):
+    """Its request never comes."""
+
+    async def read(self) -> Any:
+        await asyncio.sleep(3_600)
+
+
 @in_virtual_time
-async def test_requests_without_a_token_are_read_so_many_at_once_and_not_for_long():
-    class Trickle(Context):
-        async def read(self) -> Any:
-            began.append(asyncio.get_running_loop().time())
-            await asyncio.sleep(3_600)
+async def test_small_requests_that_do_not_come_are_waited_for_by_few():
+    """Nobody is kept waiting by them, and little of them is kept."""
 
-    async def check(request: Any, context: Any) -> None: ...
+    async def behavior(request: Any, context: Any) -> None: ...
 
-    began: list[float] = []
-    world = World()
-    handler = await world.handler(f"{HEALTH}/Check", grpc.unary_unary_rpc_method_handler(check), ())
-    calls = [asyncio.create_task(handler.stream_stream(None, Trickle())) for _ in range(2 * OPEN_READS)]
-    for call in calls:
-        with pytest.raises(Refusal, match="did not come within 5 s"):
-            await call
-    assert began == [START] * OPEN_READS + [START + OPEN_READ_TIMEOUT] * OPEN_READS
-    await world.call(f"{HEALTH}/Check", grpc.unary_unary_rpc_method_handler(check), metadata=())
+    async def trickle(handler: Any) -> float:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Refusal, match="did not come within"):
+            await handler.stream_stream(None, Trickle())
+        return asyncio.get_running_loop().time() - began
+
+    world = World(Role.VIEWER, runs=("*",))
+    for method in (f"{HEALTH}/Check", GET):
+        handler = await world.handler(method, grpc.unary_unary_rpc_method_handler(behavior))
+        calls = [asyncio.create_task(trickle(handler)) for _ in range(50)]
+        await asyncio.sleep(0)
+        await handler.stream_stream(None, Context(b""))
+        took = await asyncio.gather(*calls)
+        assert took == pytest.approx([SMALL_READ_TIMEOUT] * FEW + [CROWDED_READ_TIMEOUT] * (50 - FEW))
+    assert not world.interceptor._small_reads
+
+
+@in_virtual_time
+async def test_a_large_request_has_its_time_and_no_more():
+    async def behavior(request: Any, context: Any) -> None: ...
+
+    handler = await World().handler(
+        "/muster.v1.StoreService/Set", grpc.unary_unary_rpc_method_handler(behavior)
+    )
+    with pytest.raises(Refusal, match=f"did not come within {READ_TIMEOUT:g} s"):
+        await handler.stream_stream(None, Trickle())
+    assert asyncio.get_running_loop().time() == START + READ_TIMEOUT
 
 
 async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
@@ -299,23 +323,21 @@ async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
 async def test_reflection_needs_a_token_and_is_bounded():
     world = World(Role.VIEWER, max_sessions_per_peer=1, max_messages_per_second_per_peer=1)
 
-    async def asked() -> Any:
-        for request in ("one", "two"):
-            yield request
-
     async def behavior(requests: Any, context: Any) -> Any:
         with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
-            await anext(handler.stream_stream(asked(), Context()))
+            await handler.stream_stream(None, Context())
         async for request in requests:
             yield request
 
     made = grpc.stream_stream_rpc_method_handler(behavior, bytes)
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     handler = await world.handler(method, made)
-    assert [one async for one in handler.stream_stream(asked(), Context())] == ["one", "two"]
-    # The call, and each of its requests.
-    assert world.slept == [1.0, 2.0]
+    context = Context(b"one", b"two")
+    await handler.stream_stream(None, context)
+    assert context.heard == [b"one", b"two"]
+    # The call, and each of its requests (and that there are no more of them).
+    assert world.slept == [1.0, 2.0, 3.0]
     handler = await world.handler(method, made, ())
     with pytest.raises(Refusal) as caught:
-        await anext(handler.stream_stream(asked(), Context()))
+        await handler.stream_stream(None, Context())
     assert caught.value.reason is Reason.TOKEN_MISSING

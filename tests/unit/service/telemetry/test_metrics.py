@@ -8,7 +8,8 @@ from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInf
 from muster.service.core.limits import Limits
 from muster.service.core.model import Instant, Outcome
 from muster.service.core.operations import Set
-from muster.service.core.retention import Retention
+from muster.service.core.retention import NOTE_INTERVAL, Retention
+from muster.service.core.store import KEY_BYTES
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, Scrape, StateCollector
@@ -366,24 +367,25 @@ def test_runs_are_counted_by_whether_they_are_closed(metrics: Metrics):
 
 def test_the_bounds_that_all_runs_share_are_shown_with_what_is_used(metrics: Metrics):
     world = World(
-        2, limits=Limits(max_runs=5, max_sessions=7, max_total_store_bytes=9), retention=Retention()
+        2, limits=Limits(max_runs=5, max_sessions=7, max_total_store_bytes=900), retention=Retention()
     )
     watch(metrics, world)
     zero, one = world.start(0), world.start(1, run="job2")
     world.do(StoreRequest(world.new_session(), RUN, Set((("k", b"12"),))))
-    used = {"max_runs": 2, "max_sessions": 2, "max_total_store_bytes": 3}
-    most = {"max_runs": 5, "max_sessions": 7, "max_total_store_bytes": 9}
+    used = {"max_runs": 2, "max_sessions": 2, "max_total_store_bytes": KEY_BYTES + 3}
+    most = {"max_runs": 5, "max_sessions": 7, "max_total_store_bytes": 900}
     assert {limit: value(metrics, "muster_limit", limit=limit) for limit in most} == most
     assert {limit: value(metrics, "muster_limit_used", limit=limit) for limit in used} == used
-    # A finished run makes room, and is not in the way.
+    # A run that has been closed and out of use for a while makes room, and is not in the way.
     for run in (RUN, "job2"):
         world.do(CloseRun(world.new_session(), run, "ann@desk", ""))
     zero.goodbye()
-    assert [value(metrics, "muster_limit_used", limit=limit) for limit in ("max_runs", "max_sessions")] == [
-        1,
-        1,
-    ]
+    world.wait(NOTE_INTERVAL)
+    assert value(metrics, "muster_limit_used", limit="max_runs") == 1
+    assert value(metrics, "muster_limit_used", limit="max_sessions") == 1
     one.goodbye()
+    assert value(metrics, "muster_limit_used", limit="max_runs") == 1
+    world.wait(NOTE_INTERVAL)
     assert value(metrics, "muster_limit_used", limit="max_runs") == 0
 
 

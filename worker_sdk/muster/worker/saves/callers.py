@@ -1,6 +1,7 @@
 """Where a write happens: in a forked child, or in a worker process that was spawned once."""
 
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -120,10 +121,22 @@ def _unshared(request: AsyncRequest) -> AsyncRequest:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():
-        # Newer Pythons warn of forks beside threads: rightly, and the child is made for it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+    """Fork without a garbage collection in the child, from its first moment on.
+
+    What Python itself does after a fork may set one off. It would run finalizers of the parent's objects,
+    such as gRPC's, which wait for ever for locks of threads that the child does not have.
+    """
+    collects, pid = gc.isenabled(), -1
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads: rightly, and the child is made for it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        return pid
+    finally:
+        if collects and pid != 0:
+            gc.enable()
 
 
 class ForkedWrite:

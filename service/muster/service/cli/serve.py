@@ -161,7 +161,7 @@ def serve(
         int, typer.Option(min=0, help="Bytes of all keys and values of one run.")
     ] = DEFAULTS.max_store_bytes,
     max_total_store_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of all keys and values of all runs.")
+        int, typer.Option(min=0, help="Bytes that the stores of all runs take in memory.")
     ] = DEFAULTS.max_total_store_bytes,
     max_store_value_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes of one value.")

@@ -247,6 +247,7 @@ class Coordinator:
 
     def _hello(self, event: Hello, now: Instant, effects: Effects) -> None:
         try:
+            self._check_hello(event, now)
             session = self._let_in(event, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
@@ -260,8 +261,7 @@ class Coordinator:
             effects.send(event.session, session.run.closed)
 
     def _let_in(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
-        """Processes enter their run, which begins with them if nobody knew it."""
-        self._check_hello(event, now)
+        """Processes that were checked enter their run, which begins with them if nobody knew it."""
         run = self._run_for(event.run_id, event.generation, now, effects)
         run.admit(event.generation, now, effects)
         processes: dict[int, Process] = {}

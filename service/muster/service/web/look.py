@@ -53,17 +53,13 @@ def overview(coordinator: Coordinator, now: Instant, grant: Grant | None = None)
         now: this moment.
         grant: whose runs alone are shown; None: all are.
     """
-
-    def shown(run_id: str) -> bool:
-        return grant is None or grant.allows(run_id)
-
-    runs = [run for run in coordinator.runs.values() if shown(run.run_id)]
+    runs = [run for run in coordinator.runs.values() if grant is None or grant.allows(run.run_id)]
     groups = [group for run in runs for group in run.groups.values()]
     return Overview(
         taken_at=now.wall,
         epoch=coordinator.epoch,
         only=() if grant is None else grant.runs,
-        runs=tuple(view for view in views.runs(coordinator) if shown(view.run_id)),
+        runs=tuple(views.run(run) for run in sorted(runs, key=lambda run: run.run_id)),
         waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
         decided=tuple(views.last_decided(groups, MOST_DECIDED)),
     )

@@ -25,7 +25,7 @@ def test_whatever_is_killed_checkpoints_are_whole_and_the_job_resumes_from_the_l
 
 def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
     """The same checkpointer with a caller that does not is judged well in test_saves.py."""
-    account = run(Plan(seed=5, saves=25, kind="blind", ranks=1, child_odds=0.5, rank_every=None), tmp_path)
+    account = run(Plan(seed=5, saves=60, kind="blind", ranks=1, child_odds=0.9, rank_every=None), tmp_path)
     print(account)
     assert account.killed["children"] >= 3
     assert account.saves("failed") == set()

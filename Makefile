@@ -5,7 +5,7 @@ BIN := .venv/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test lint types stubs check-stubs dashboards unit bench bench-venv soak format clean
+.PHONY: help venv tools demo test quick lint types stubs check-stubs dashboards unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,10 @@ demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node an
 	$(BIN)/python examples/demo.py
 
 test: venv tools check-stubs lint types unit ## Everything that CI runs.
+
+# The loop while one works.
+quick: venv lint types ## Format, lint, types and the unit tests, in a minute or so.
+	$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/contract
 
 lint: venv ## Format, lint, the walls between the packages, and the protos.
 	$(BIN)/ruff format --check $(SOURCES)

@@ -20,9 +20,9 @@ import pytest
 import muster.worker
 from muster.service.rpc.server import METHODS
 from muster.worker import GrpcBarrier
-from tests.support.command import until
 from tests.support.coordinator import Coordinator
 from tests.support.fuzzer import ALL_METHODS
+from tests.support.patience import until
 
 SEED = 20_260
 MESSAGES = 100_000
@@ -51,8 +51,6 @@ OF_LIBRARIES = re.compile(
     r"^(asyncio|grpc\b.*|aiohttp\b.*|py\.warnings|concurrent\b.*|uncaught|failed|log\.dropped)$"
 )
 """Events that stand for an exception that nobody expected, or for lines that nobody can look at."""
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

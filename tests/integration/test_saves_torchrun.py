@@ -7,8 +7,6 @@ import pytest
 from tests.support.chaos import Plan, run
 from tests.support.save_history import UNCONFIRMED, Event, verdict
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_whatever_is_killed_checkpoints_are_whole_and_the_job_resumes_from_the_last(tmp_path: Path):
     account = run(Plan(seed=4, saves=110, coordinator_every=60), tmp_path)

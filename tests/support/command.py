@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
@@ -50,7 +51,7 @@ class Job:
         self.arrive(1, range(3))
         until(lambda: self.get().arrived == 3)
 
-    def _say(self, **message) -> None:
+    def _say(self, **message: Any) -> None:
         self._requests.put(session_pb2.ConnectRequest(**message))
 
     def arrive(self, sequence: int, ranks: Iterable[int], timeout: float = 1800) -> None:

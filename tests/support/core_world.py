@@ -102,17 +102,11 @@ class Disk:
                 case ForgetSpeaker():
                     self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
                 case ForgetDecision():
-                    key = (Decision, record.run_id, record.prefix, record.sequence)
-                    assert key in self.kept, "a decision is forgotten that is not kept"
-                    del self.kept[key]
+                    self._drop("decision", (Decision, record.run_id, record.prefix, record.sequence))
                 case ForgetRound():
-                    key = (RoundRecord, record.run_id, record.round)
-                    assert key in self.kept, "a round is forgotten that is not kept"
-                    del self.kept[key]
+                    self._drop("round", (RoundRecord, record.run_id, record.round))
                 case ForgetParticipant():
-                    key = (ParticipantRecord, record.run_id, record.incarnation)
-                    assert key in self.kept, "a node is forgotten that is in no round"
-                    del self.kept[key]
+                    self._drop("node in a round", (ParticipantRecord, record.run_id, record.incarnation))
                 case RunRecord():
                     before = self.kept.get((RunRecord, record.run_id))
                     if isinstance(before, RunRecord) and before.closed is not None:
@@ -143,6 +137,10 @@ class Disk:
                     assert record.sequence == len(decided), "sequences have no gaps, and are decided once"
                     decided.append(record)
                     self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
+
+    def _drop(self, what: str, key: tuple[object, ...]) -> None:
+        assert key in self.kept, f"a {what} is forgotten that is not kept"
+        del self.kept[key]
 
     def _keep_round(self, record: RoundRecord) -> None:
         rounds = self.rounds.setdefault(record.run_id, [])

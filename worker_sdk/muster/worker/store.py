@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from torch.distributed import Store  # type: ignore[attr-defined]  # it is, in C++
+from torch.distributed import Store
 
 from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub

@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
@@ -63,6 +63,8 @@ from muster.service.core.model import Closed, Decision, Instant, Outcome, Shape
 from muster.service.core.refusal import Reason
 from muster.service.core.retention import FOR_EVER, Retention
 from tests.support import history
+
+T = TypeVar("T")
 
 RUN = "job1"
 CKPT = "checkpoint"
@@ -169,8 +171,8 @@ class Disk:
         """All of them, in an order that no engine promises."""
         return list(reversed(self.kept.values()))
 
-    def of_kind(self, kind: type) -> list[Kept]:
-        return [record for record in self.kept.values() if type(record) is kind]
+    def of_kind(self, kind: type[T]) -> list[T]:
+        return [record for record in self.kept.values() if isinstance(record, kind)]
 
 
 @dataclass(eq=False)

@@ -64,6 +64,8 @@ class CoordinatorStore(Store):
         MusterError: this process was forked from one that has such a store.
     """
 
+    timeout: timedelta  # torch's, and left out of its stubs
+
     def __init__(
         self,
         endpoint: str | None = None,
@@ -259,8 +261,7 @@ class CoordinatorStore(Store):
     # ------------------------------------------------------------------ sending
 
     def _timeout(self) -> float:
-        timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # torch's stubs leave it out
-        return _seconds(timeout)
+        return _seconds(self.timeout)
 
     def _change(self, method: Method[Response], request: Change) -> Response:
         # Before the lock: in a forked child it may be held for ever, by a thread that only the parent has.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ import muster.worker.attendance
 from muster.worker import GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from tests.support.coordinator import Coordinator, free_port
+from tests.support.expect import some
 from tests.support.meeting import (
     TIMEOUT,
     Joining,
@@ -54,8 +56,8 @@ class Elsewhere(Meeting):
         self.port = port
 
 
-def elsewhere(port: int, **conf: int) -> Joining:
-    return Joining(Elsewhere(port).node("1", **{"read_timeout": 1, "close_timeout": 1, **conf}))
+def elsewhere(port: int, **conf: Any) -> Joining:
+    return Joining(Elsewhere(port).node("1", **({"read_timeout": 1, "close_timeout": 1} | conf)))
 
 
 # ---------------------------------------------------------------------- bad input
@@ -211,7 +213,8 @@ def test_all_hear_within_a_second_that_the_run_is_closed(run: MusterMeeting, coo
     standing_by = Joining(run.node("1:2"))
     until(lambda: run.seen().redundant == 1)
     barrier = GrpcBarrier(0, 1, "checkpoint", coordinator.endpoint, 20, 5, run_id="job", generation=0)
-    assert barrier.closed is None
+    before = barrier.closed
+    assert before is None
     began = time.monotonic()
     first.set_closed()
     until(second.is_closed, 1)
@@ -355,9 +358,8 @@ def test_a_round_whose_rank_0_dies_before_it_says_where_it_is_is_left(
     mute.leave("it dies")
     newcomer = Joining(run.node("2"))
     assert {survivor.info().world_size, newcomer.info().world_size} == {2}
-    assert (
-        survivor.info().bootstrap_store_info.master_port == newcomer.info().bootstrap_store_info.master_port
-    )
+    theirs, mine = (some(one.info().bootstrap_store_info) for one in (survivor, newcomer))
+    assert theirs.master_port == mine.master_port
     assert run.seen().participants == 2
 
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import grpc
 
@@ -104,9 +104,16 @@ def output(endpoint: str, *arguments: str) -> str:
     return done.stdout
 
 
+class Watching(subprocess.Popen[str]):
+    """A command that is heard while it runs."""
+
+    stdout: IO[str]
+    stderr: IO[str]
+
+
 @contextmanager
-def watching(endpoint: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+def watching(endpoint: str, *arguments: str) -> Iterator[Watching]:
+    process = Watching(
         [str(MUSTER), *arguments],
         env=environment(endpoint),
         stdout=subprocess.PIPE,

@@ -42,7 +42,7 @@ lint: venv ## Format, lint, the walls between the packages, and the protos.
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
 
 types: venv ## mypy, strict.
-	$(BIN)/mypy service worker_sdk examples
+	$(BIN)/mypy $(SOURCES)
 
 stubs: ## Generate the stubs of the protos again.
 	dev/generate-stubs.sh

@@ -99,7 +99,8 @@ def play_nodes(system: str, port: int, run_id: str, nodes: int, share: range, pi
     import grpc.aio
     import uvloop
 
-    from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc, store_pb2, store_pb2_grpc
+    from muster.v1 import rendezvous_pb2, store_pb2
+    from tests.support import aio
 
     keys = ["MASTER_ADDR", "MASTER_PORT"]
 
@@ -117,12 +118,12 @@ def play_nodes(system: str, port: int, run_id: str, nodes: int, share: range, pi
             keep_alive_timeout_ms=15_000,
             protocol_version=1,
         )
-        stream = rendezvous_pb2_grpc.RendezvousServiceStub(channel).Join(request)
+        stream = aio.rendezvous(channel).Join(request)
         streams.append((channel, stream))
         async for response in stream:
             if response.HasField("round_complete"):
                 break
-        store = store_pb2_grpc.StoreServiceStub(channel)
+        store = aio.stores(channel)
         if response.round_complete.rank == 0:
             entries = [store_pb2.KeyValue(key=key, value=b"127.0.0.1") for key in keys]
             await store.Set(store_pb2.SetRequest(run_id=run_id, entries=entries))

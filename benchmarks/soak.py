@@ -30,19 +30,14 @@ import uvloop
 
 from muster.v1 import (
     barrier_pb2,
-    barrier_pb2_grpc,
     common_pb2,
     coordinator_pb2,
-    coordinator_pb2_grpc,
     rendezvous_pb2,
-    rendezvous_pb2_grpc,
     run_pb2,
-    run_pb2_grpc,
     session_pb2,
-    session_pb2_grpc,
     store_pb2,
-    store_pb2_grpc,
 )
+from tests.support import aio
 from tests.support.coordinator import Coordinator
 
 KEEP_CLOSED = 30
@@ -50,8 +45,8 @@ KEEP_IDLE = 60
 SESSION_TTL = 3.0
 STUCK = 60.0
 """Seconds after which a scenario that has not ended is a failure."""
-Joining = grpc.aio.UnaryStreamCall[Any, Any]
-Stream = grpc.aio.StreamStreamCall[Any, Any]
+Joining = grpc.aio.UnaryStreamCall[rendezvous_pb2.JoinRequest, rendezvous_pb2.JoinResponse]
+Stream = grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]
 FAULTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
 RESIDENTS = 8
 """Ranks of the job that stays."""
@@ -138,8 +133,8 @@ class Rank:
     async def hear(self, kind: str) -> session_pb2.ConnectResponse:
         """Wait for a message of this kind."""
         while True:
-            response = await self._call.read()
-            if response is grpc.aio.EOF:
+            response = await aio.read(self._call)
+            if response is None:
                 raise grpc.aio.AioRpcError(
                     await self._call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), "the session ended"
                 )
@@ -213,7 +208,7 @@ class Churn:
     ) -> AsyncIterator[list[Rank]]:
         """Ranks on one connection; those that do not leave are gone with it."""
         async with self._channel() as channel:
-            stub = session_pb2_grpc.SessionServiceStub(channel)
+            stub = aio.sessions(channel)
             ranks = [Rank(stub.Connect(), number) for number in range(present)]
             await asyncio.gather(*(rank.enter(run_id, world_size, generation=generation) for rank in ranks))
             yield ranks
@@ -223,7 +218,7 @@ class Churn:
             request = rendezvous_pb2.CloseRequest(
                 run_id=run_id, by="soak", reason="done", abort_barriers=abort_barriers
             )
-            await rendezvous_pb2_grpc.RendezvousServiceStub(channel).Close(request)
+            await aio.rendezvous(channel).Close(request)
 
     async def one(self, scenario: Callable[[], Awaitable[None]]) -> None:
         """Play one scenario; how it ends is counted."""
@@ -289,7 +284,7 @@ class Churn:
             waiting = [asyncio.create_task(rank.arrive()) for rank in ranks[:-1]]
             ranks[-1].vanish()
             if self._chance.random() < 0.5:
-                again = Rank(session_pb2_grpc.SessionServiceStub(channel).Connect(), size - 1)
+                again = Rank(aio.sessions(channel).Connect(), size - 1)
                 await again.enter(run_id, size)
                 waiting.append(asyncio.create_task(again.arrive()))
             outcomes = set(await asyncio.gather(*waiting))
@@ -323,7 +318,7 @@ class Churn:
         """Arrivals without a session; one caller gives up, and asks again."""
         run_id = self._name()
         async with self._channel() as channel:
-            stub = barrier_pb2_grpc.BarrierServiceStub(channel)
+            stub = aio.barriers(channel)
 
             def arrive(rank: int) -> barrier_pb2.ArriveRequest:
                 return barrier_pb2.ArriveRequest(
@@ -342,7 +337,7 @@ class Churn:
         """Nodes come together, one leaves, another comes, and the run is closed or left."""
         run_id = self._name()
         async with self._channel() as channel:
-            stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+            stub = aio.rendezvous(channel)
 
             def join(node: int, attempt: int) -> Joining:
                 return stub.Join(
@@ -361,8 +356,8 @@ class Churn:
 
             async def admitted(call: Joining) -> int:
                 while True:
-                    answer = await call.read()
-                    assert answer is not grpc.aio.EOF
+                    answer = await aio.read(call)
+                    assert answer is not None
                     if answer.HasField("round_complete"):
                         return int(answer.round_complete.round)
 
@@ -383,7 +378,7 @@ class Churn:
         """A store is written to, waited on, and partly emptied."""
         run_id = self._name()
         async with self._channel() as channel:
-            stub = store_pb2_grpc.StoreServiceStub(channel)
+            stub = aio.stores(channel)
             waiting = asyncio.ensure_future(
                 stub.Wait(store_pb2.WaitRequest(run_id=run_id, keys=["k/9"], timeout_ms=20_000))
             )
@@ -408,7 +403,7 @@ class Churn:
         """Sessions over and over, in one of ten runs that come back."""
         run_id = f"again-{self._chance.randrange(10)}"
         async with self._channel() as channel:
-            stub = session_pb2_grpc.SessionServiceStub(channel)
+            stub = aio.sessions(channel)
             for number in range(8):
                 rank = Rank(stub.Connect(), number)
                 await rank.enter(run_id, 8, prefix=f"p{number}")
@@ -420,7 +415,7 @@ class Churn:
     async def watched(self) -> None:
         """Someone watches for a while, and goes."""
         async with self._channel() as channel:
-            call = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest())
+            call = aio.runs(channel).Watch(run_pb2.WatchRequest())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._chance.uniform(0.5, 4)):
                     while await call.read() is not grpc.aio.EOF:
@@ -430,15 +425,15 @@ class Churn:
     async def looked_at(self) -> None:
         """People and Prometheus look."""
         async with self._channel() as channel:
-            runs = run_pb2_grpc.RunServiceStub(channel)
+            runs = aio.runs(channel)
             found = (await runs.List(run_pb2.RunServiceListRequest())).runs
             run_id = self._chance.choice(found).run_id if found else "none"
             await self.refused(runs.Members(run_pb2.MembersRequest(run_id=run_id)))
-            barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+            barriers = aio.barriers(channel)
             await self.refused(
                 barriers.List(barrier_pb2.BarrierServiceListRequest(run_id=run_id, history=20))
             )
-            status = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+            status = aio.coordinators(channel)
             await status.Status(coordinator_pb2.StatusRequest())
         for path in ("/", "/status.json", f"/runs/{run_id}", "/metrics", "/readyz", "/nothing"):
             async with self._web.get(self._page + path) as response:
@@ -449,15 +444,19 @@ class Churn:
         """Bytes that are no request, and requests that cannot be."""
         async with self._channel() as channel:
             data = random.randbytes(self._chance.randint(1, 200))
-            await self.refused(channel.unary_unary("/muster.v1.StoreService/Set")(b"\xff" + data))
-            runs = run_pb2_grpc.RunServiceStub(channel)
+            set_key: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            set_key = channel.unary_unary("/muster.v1.StoreService/Set")
+            await self.refused(set_key(b"\xff" + data))
+            runs = aio.runs(channel)
             await self.refused(runs.Get(run_pb2.RunServiceGetRequest(run_id=f"no-{self._name()}")))
-            call = channel.stream_stream("/muster.v1.SessionService/Connect")()
+            connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+            connect = channel.stream_stream("/muster.v1.SessionService/Connect")
+            call = connect()
             await call.write(b"\xff" + data)
             while await call.read() is not grpc.aio.EOF:
                 pass
             self.answers[(await call.code()).name] += 1
-            await Rank(session_pb2_grpc.SessionServiceStub(channel).Connect(), -1).enter("wrong", 1)
+            await Rank(aio.sessions(channel).Connect(), -1).enter("wrong", 1)
 
     async def evicted(self) -> None:
         """A rank is sent away while another waits for it."""
@@ -466,7 +465,7 @@ class Churn:
             waiting = asyncio.create_task(ranks[0].arrive())
             await asyncio.sleep(0.2)
             request = run_pb2.EvictRequest(run_id=run_id, rank=1, reason="soak")
-            assert (await run_pb2_grpc.RunServiceStub(channel).Evict(request)).members
+            assert (await aio.runs(channel).Evict(request)).members
             assert await waiting == common_pb2.OUTCOME_MEMBER_LOST
             assert await self.refused(ranks[1].hear("decision")) is grpc.StatusCode.PERMISSION_DENIED
 

@@ -355,6 +355,7 @@ def _mapped(mappings: Sequence[Mapping[str, Any]] | None, value: float) -> str |
 
 def _formatter(settings: Mapping[str, Any]) -> Callable[[float], str]:
     decimals = settings.get("decimals")
+    scales: tuple[tuple[float, str], ...]
     match settings["unit"]:
         case "s":
             scales = ((1e-6, "µs"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"), (86400, "d"))

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from jaxlib import _jax  # type: ignore[attr-defined]  # private, and without type stubs
+from jaxlib import _jax
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, Barrier, BlockingLoad, LoadSpec
 

@@ -12,7 +12,8 @@ import grpc.aio
 import uvloop
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, LoadSpec, RankTimes, RoundTimes
-from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
+from muster.v1 import common_pb2, session_pb2
+from tests.support import aio
 
 RUN_ID = "benchmark"
 PREFIX = "checkpoint"
@@ -73,8 +74,7 @@ class Rank:
 
     def __init__(self, number: int, channel: grpc.aio.Channel) -> None:
         self._number = number
-        stub: Any = session_pb2_grpc.SessionServiceStub(channel)  # typed for the synchronous client only
-        self._call = stub.Connect(wait_for_ready=True)
+        self._call = aio.sessions(channel).Connect(wait_for_ready=True)
         self._sequence = 0
 
     async def join(self, world_size: int) -> None:
@@ -111,10 +111,9 @@ class Rank:
 
     async def _read(self, wanted: str) -> session_pb2.ConnectResponse:
         while True:
-            message = await self._call.read()
-            if message is grpc.aio.EOF:
+            response = await aio.read(self._call)
+            if response is None:
                 raise RuntimeError(f"the session ended: {await self._call.details()}")
-            response: session_pb2.ConnectResponse = message
             kind = response.WhichOneof("message")
             if kind == wanted:
                 return response

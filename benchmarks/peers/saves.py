@@ -131,7 +131,7 @@ def resiliency(folder: Path, *, persistent: bool) -> Saver:
     from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
 
     _join_alone(folder)
-    torch.cuda.synchronize = lambda *_: None  # type: ignore[method-assign]
+    torch.cuda.synchronize = lambda *_: None
     # Its close() takes part in a reduction of a tensor on the GPU.
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
@@ -202,7 +202,9 @@ class TorchCheckpointing:
         """Copy, wait for the copy, and hand over to its process."""
         self._path = self._folder / str(number)
         self._pending = self._manager.save(str(self._path), dict(state))
-        self._manager._staging_future.result()
+        copying = self._manager._staging_future
+        assert copying is not None
+        copying.result()
 
     def done(self) -> bool:
         """Whether it is written; then it is synced."""

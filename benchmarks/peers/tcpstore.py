@@ -12,7 +12,7 @@ import sys
 import threading
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists it nowhere
+from torch.distributed import TCPStore
 from torch.distributed.elastic.utils.store import barrier
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, Barrier, BlockingLoad, LoadSpec

@@ -20,6 +20,7 @@ from muster.service.core.effects import (
     ForgetStoreKey,
     ForgetStoreOperation,
     GroupRecord,
+    Kept,
     ParticipantRecord,
     RoundRecord,
     RunRecord,
@@ -66,13 +67,13 @@ NODE = ParticipantRecord(
         min_nodes=2, max_nodes=4, join_timeout=600.0, last_call_timeout=30.0, keep_alive_timeout=0.5
     ),
 )
-STORE = [
+STORE: list[Kept] = [
     StoreKeyRecord("job1", "a key\0with NUL", b"\0\xff"),
     StoreKeyRecord("job1", "", b""),
     StoreOperationRecord("job1", "c1", 2**63, Number(-(2**63))),
     StoreOperationRecord("job1", "c2", 1, Done()),
 ]
-ALL_KINDS = [
+ALL_KINDS: list[Kept] = [
     RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
     GroupRecord("job1", "checkpoint", 3, 6),
     SPEAKER,
@@ -244,14 +245,14 @@ def commit(place: Place, *some) -> None:
     place.engine.commit(batch.writes, batch.cleared)
 
 
-def keep(place: Place, *some) -> list:
+def keep(place: Place, *some) -> list[Kept]:
     """Commit records, restart, and read what is there."""
     commit(place, *some)
     place.reopen()
     return list(codec.decode_all(place.engine.scan()))
 
 
-def by_key(some) -> dict:
+def by_key(some) -> dict[bytes, Kept]:
     return {codec.encode(record)[0]: record for record in some}
 
 
@@ -329,26 +330,30 @@ def test_a_node_that_leaves_a_round_and_is_in_the_next_in_one_batch_is_kept(plac
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some=st.lists(records.kept, max_size=5))
-def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list):
+def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list[Kept]):
     place.engine.commit(dict.fromkeys(place.data))
     found = by_key(keep(place, *some))
     assert found.keys() == by_key(some).keys()
     for key, record in by_key(some).items():
-        if type(record) is Decision:
+        back = found[key]
+        if isinstance(record, Decision):
+            assert isinstance(back, Decision)
             # Durations and dates are kept as finely as they are told: what a late rank hears is the same.
-            assert encode_session_message(found[key]) == encode_session_message(record)
-        elif type(record) is RoundRecord:
-            same = {"completed_at": record.completed_at, "join_seconds": record.join_seconds}
-            assert replace(found[key], **same) == record
-            assert found[key].completed_at == pytest.approx(record.completed_at, abs=2e-6)
-            assert found[key].join_seconds == pytest.approx(record.join_seconds, abs=2e-6)
-        elif type(record) is RunRecord and record.closed is not None:
-            closed = replace(found[key].closed, at=record.closed.at)
-            assert replace(found[key], closed=closed) == record
-            assert found[key].closed.at == pytest.approx(record.closed.at, abs=2e-6)
+            assert encode_session_message(back) == encode_session_message(record)
+        elif isinstance(record, RoundRecord):
+            assert isinstance(back, RoundRecord)
+            same = replace(back, completed_at=record.completed_at, join_seconds=record.join_seconds)
+            assert same == record
+            assert back.completed_at == pytest.approx(record.completed_at, abs=2e-6)
+            assert back.join_seconds == pytest.approx(record.join_seconds, abs=2e-6)
+        elif isinstance(record, RunRecord) and record.closed is not None:
+            assert isinstance(back, RunRecord)
+            assert back.closed is not None
+            assert replace(back, closed=replace(back.closed, at=record.closed.at)) == record
+            assert back.closed.at == pytest.approx(record.closed.at, abs=2e-6)
         else:
-            assert found[key] == record
-        assert codec.encode(found[key]) == codec.encode(record)
+            assert back == record
+        assert codec.encode(back) == codec.encode(record)
 
 
 def test_a_coordinator_takes_them_back(place: Place):
@@ -364,9 +369,15 @@ def test_a_coordinator_takes_them_back(place: Place):
     assert run.store.values == {"a key\0with NUL": b"\0\xff", "": b""}
 
 
-RUN_KEY, RUN_VALUE = codec.encode(ALL_KINDS[0])
-DECISION_KEY, DECISION_VALUE = codec.encode(records.decision())
-SPEAKER_KEY, SPEAKER_VALUE = codec.encode(SPEAKER)
+def row(record: Kept) -> tuple[bytes, bytes]:
+    key, value = codec.encode(record)
+    assert value is not None
+    return key, value
+
+
+RUN_KEY, RUN_VALUE = row(ALL_KINDS[0])
+DECISION_KEY, DECISION_VALUE = row(records.decision())
+SPEAKER_KEY, SPEAKER_VALUE = row(SPEAKER)
 
 
 @pytest.mark.parametrize(

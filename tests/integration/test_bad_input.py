@@ -7,11 +7,13 @@ import socket
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
@@ -34,6 +36,7 @@ class Stream:
         self.channel = grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
         self._said: list[bytes] = []
         self._more = threading.Semaphore(0)
+        connect: grpc.StreamStreamMultiCallable[bytes, session_pb2.ConnectResponse]
         connect = self.channel.stream_stream(
             "/muster.v1.SessionService/Connect",
             response_deserializer=session_pb2.ConnectResponse.FromString,
@@ -83,7 +86,7 @@ def reason_of(error: grpc.RpcError) -> str:
     assert status is not None, error
     info = ErrorInfo()
     assert status.details[0].Unpack(info)
-    return info.reason
+    return str(info.reason)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def _nobody_else_is_disturbed(coordinator: Coordinator) -> Iterator[None]:
 
 def hello(rank: int = 0, run_id: str = RUN, **more) -> session_pb2.ConnectRequest:
     process = session_pb2.Process(rank=rank, incarnation="i", host="h", pid=1)
-    fields = {"run_id": run_id, "processes": [process], "protocol_version": 1} | more
+    fields: dict[str, Any] = {"run_id": run_id, "processes": [process], "protocol_version": 1} | more
     return session_pb2.ConnectRequest(hello=session_pb2.Hello(**fields))
 
 
@@ -298,7 +301,7 @@ def test_the_http_port_answers_nonsense_with_404_or_400(coordinator: Coordinator
 
 def test_an_unknown_run_or_group_is_named(channel: grpc.Channel):
     runs, barriers = run_pb2_grpc.RunServiceStub(channel), barrier_pb2_grpc.BarrierServiceStub(channel)
-    for call, request, reason in (
+    calls: list[tuple[Callable[[Any], Message], Message, str]] = [
         (runs.Get, run_pb2.RunServiceGetRequest(run_id="nope"), "RUN_NOT_FOUND"),
         (runs.Members, run_pb2.MembersRequest(run_id="nope"), "RUN_NOT_FOUND"),
         (
@@ -312,7 +315,8 @@ def test_an_unknown_run_or_group_is_named(channel: grpc.Channel):
             "BARRIER_NOT_FOUND",
         ),
         (barriers.Abort, barrier_pb2.AbortRequest(run_id="good", prefix="good"), "NO_OPEN_BARRIER"),
-    ):
+    ]
+    for call, request, reason in calls:
         with pytest.raises(grpc.RpcError) as caught:
             call(request)
         assert reason_of(caught.value) == reason

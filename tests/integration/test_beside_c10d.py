@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import pytest
 import torch.distributed as dist
@@ -33,11 +34,20 @@ from tests.support.meeting import (
 )
 from tests.support.patience import PATIENCE, until
 
-Scenario = Callable[[Meeting], object]
-Each = Callable[[Scenario], tuple[object, object]]
-"""Runs a scenario on both; returns what came of it in theirs and in ours."""
-Both = Callable[[Scenario], object]
-"""Runs a scenario on both, which must do the same; returns it."""
+T = TypeVar("T")
+Scenario = Callable[[Meeting], T]
+
+
+class Each(Protocol):
+    """Runs a scenario on both; returns what came of it in theirs and in ours."""
+
+    def __call__(self, scenario: Scenario[T]) -> tuple[T, T]: ...
+
+
+class Both(Protocol):
+    """Runs a scenario on both, which must do the same; returns it."""
+
+    def __call__(self, scenario: Scenario[T]) -> T: ...
 
 
 @pytest.fixture
@@ -57,12 +67,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 @pytest.fixture
 def each(shared: Coordinator) -> Each:
-    def run(scenario: Scenario) -> tuple[object, object]:
-        def play(made: Meeting) -> object:
+    def run(scenario: Scenario[T]) -> tuple[T, T]:
+        def play(made: Meeting) -> T:
             with meeting(made):
                 return scenario(made)
 
-        futures: list[Future[object]] = [
+        futures: list[Future[T]] = [
             in_thread(lambda: play(TorchMeeting())),
             in_thread(lambda: play(MusterMeeting(shared))),
         ]
@@ -74,7 +84,7 @@ def each(shared: Coordinator) -> Each:
 
 @pytest.fixture
 def both(each: Each) -> Both:
-    def run(scenario: Scenario) -> object:
+    def run(scenario: Scenario[T]) -> T:
         theirs, ours = each(scenario)
         assert ours == theirs
         return ours
@@ -101,10 +111,10 @@ def shape(infos: list[RendezvousInfo]) -> tuple[list[int], set[int]]:
 
 def test_a_round_is_complete_at_once_when_the_most_are_there(both: Both):
     def scenario(run: Meeting) -> object:
-        nodes = [run.node("1:3", last_call_timeout=20) for _ in range(3)]
+        nodes = [run.node("1:3", last_call_timeout=110) for _ in range(3)]
         began = time.monotonic()
         infos = together(*nodes)
-        return shape(infos), time.monotonic() - began < 15
+        return shape(infos), time.monotonic() - began < 100
 
     assert both(scenario) == (([0, 1, 2], {3}), True)
 
@@ -343,7 +353,7 @@ def test_the_agents_of_a_round_share_a_store_that_the_next_round_does_not_see(bo
         nodes = [run.node("2") for _ in range(2)]
         first, second = together(*nodes)
         first.store.set("from", str(first.rank))
-        second.store.set("bytes", b"\x00\xff")
+        second.store.set("bytes", b"\x00\xff")  # type: ignore[arg-type]  # torch's stubs know of str alone
         got = second.store.get("from") == str(first.rank).encode(), first.store.get("bytes")
         sum = first.store.add("count", 2), second.store.add("count", 3)
         there = second.store.check(["from", "bytes", "count"])
@@ -409,7 +419,7 @@ def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(
             assert [connected(info, f"from-{info.rank}") for info in infos] == [b"here", b"here"]
         return places(sorted(infos, key=lambda info: info.rank)), gone
 
-    (theirs, gone), (ours, _) = each(scenario)  # type: ignore[misc]
+    (theirs, gone), (ours, _) = each(scenario)
     assert theirs[0][0] == "127.0.0.2"
     assert theirs[1] == gone, "rank 1 looks where rank 0 was"
     assert ours[0] == ours[1]
@@ -419,7 +429,7 @@ def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(
 def test_a_newcomer_never_hears_where_rank_0_is_in_theirs_and_does_in_ours(each: Each):
     """Rank 0 tells it once in the life of its handler, and each round has a store of its own."""
 
-    def scenario(run: Meeting) -> object:
+    def scenario(run: Meeting) -> tuple[Any, Any]:
         first = run.node("1:2", "127.0.0.1", read_timeout=3)
         together(first)
         newcomer = Joining(run.node("1:2", "127.0.0.2", read_timeout=3))
@@ -431,8 +441,8 @@ def test_a_newcomer_never_hears_where_rank_0_is_in_theirs_and_does_in_ours(each:
         return [connected(info, f"from-{info.rank}") for info in infos], len(set(places(infos)))
 
     theirs, ours = each(scenario)
-    assert theirs[0] == 2  # type: ignore[index]
-    assert "MASTER_ADDR" in theirs[1]  # type: ignore[index]
+    assert theirs[0] == 2
+    assert "MASTER_ADDR" in theirs[1]
     assert ours == ([b"here", b"here"], 1)
 
 
@@ -442,7 +452,7 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each)
         Joining(dies)
         until(lambda: run.seen().participants == 1)
         run.part(dies)
-        if run.backend == "muster":
+        if isinstance(run, MusterMeeting):
             until(lambda: not run.show().nodes[0].connected)
         comer = Joining(run.node("2", "127.0.0.1", join_timeout=2, keep_alive_interval=30))
         return comer.info().world_size if run.backend == "c10d" else str(comer.error())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch.distributed as dist
@@ -18,9 +18,10 @@ import torch.distributed.elastic.utils.store as store_util
 from torch.distributed import DistStoreError
 from torch.distributed.checkpoint._experimental.barriers import TCPStoreBarrier
 
-from muster.worker import GrpcBarrier
+from muster.worker import BarrierError, GrpcBarrier
 from muster.worker.session import Session, SessionConfig, Shape
 from tests.support.coordinator import Coordinator, free_port
+from tests.support.expect import of_kind
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
@@ -155,7 +156,7 @@ def test_ours_honours_the_timeout_that_it_is_given(coordinator: Coordinator):
 def test_the_timeout_of_a_torch_store_leaks_after_an_exception_and_ours_is_per_call(
     coordinator: Coordinator,
 ):
-    store = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    store: Any = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     before = store.timeout
     with pytest.raises(DistStoreError):
         store_util.barrier(store, 2, "leak", barrier_timeout=0.2)
@@ -201,7 +202,7 @@ def muster_reports(coordinator: Coordinator, world_size: int, present: list[int]
         try:
             barriers[rank].execute_barrier()
         except DistStoreError as error:
-            told[rank] = [one.rank for one in error.missing]
+            told[rank] = [one.rank for one in of_kind(BarrierError, error).missing]
         return True
 
     together(*(lambda rank=rank: run(rank) for rank in present))

@@ -80,7 +80,7 @@ def coordinator_of(release: Release, node: Node) -> Container:
 
 def scheme_of(release: Release) -> str:
     (container,) = release.one("StatefulSet")["spec"]["template"]["spec"]["containers"]
-    return container["readinessProbe"]["httpGet"]["scheme"]
+    return str(container["readinessProbe"]["httpGet"]["scheme"])
 
 
 @pytest.mark.parametrize(

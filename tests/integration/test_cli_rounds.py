@@ -50,7 +50,7 @@ class Nodes:
         next(stream)
         return stream
 
-    def complete(self) -> list[grpc.Call]:
+    def complete(self) -> list[Iterator[rendezvous_pb2.JoinResponse]]:
         """Three nodes, and their round."""
         streams = [self.join(number) for number in range(3)]
         for stream in streams:
@@ -66,7 +66,7 @@ class Nodes:
         return self._stub.Get(request, timeout=PATIENCE).rendezvous
 
 
-def until_told(stream, kind: str) -> rendezvous_pb2.JoinResponse:
+def until_told(stream: Iterator[rendezvous_pb2.JoinResponse], kind: str) -> rendezvous_pb2.JoinResponse:
     """The first message of a kind; a join may have been told it at once."""
     return next(one for one in stream if one.WhichOneof("message") == kind)
 

@@ -26,6 +26,8 @@ def run_example(*arguments):
 @pytest.fixture(scope="module")
 def example():
     spec = importlib.util.spec_from_file_location("with_and_without_barrier", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module

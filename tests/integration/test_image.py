@@ -73,7 +73,7 @@ def test_the_coordinator_starts_as_the_user_and_ends_on_the_signal(
 def ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE) as response:
-            return response.status == 200
+            return bool(response.status == 200)
     except OSError:
         return False
 

@@ -22,8 +22,8 @@ def test_a_closed_run_is_forgotten_by_list_watch_metrics_log_and_disk(tmp_path: 
             with job(coordinator):
                 output(coordinator.endpoint, "close", "job1")
                 assert 'run="job1"' in coordinator.get("/metrics")[1]
-            while (line := process.stdout.readline().split()[:2]) != ["job1", "FORGOTTEN"]:
-                assert line in (["RUN", "STATE"], ["job1", "OPEN"], ["job1", "CLOSED"]), process.stderr.read()
+            while (row := process.stdout.readline().split()[:2]) != ["job1", "FORGOTTEN"]:
+                assert row in (["RUN", "STATE"], ["job1", "OPEN"], ["job1", "CLOSED"]), process.stderr.read()
         until(lambda: 'run="job1"' not in coordinator.get("/metrics")[1])
         assert json.loads(muster(coordinator.endpoint, "get", "runs", "-o", "json").stdout) == {"runs": []}
         (line,) = coordinator.logged("run.forgotten")

@@ -10,6 +10,7 @@ import pytest
 import muster.worker
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
 from muster.worker import ConnectError, GrpcBarrier, Outcome, session
+from muster.worker.channel import open_channel
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
@@ -94,8 +95,13 @@ def test_a_group_whose_join_took_too_long_is_not_joined_behind_the_callers_back(
 
 
 def test_the_keepalive_follows_a_short_session_ttl(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
-    opened, used = session.open_channel, []
-    monkeypatch.setattr(session, "open_channel", lambda to, ms: used.append(ms) or opened(to, ms))
+    used: list[int] = []
+
+    def opened(endpoint: str, keepalive_ms: int) -> grpc.Channel:
+        used.append(keepalive_ms)
+        return open_channel(endpoint, keepalive_ms)
+
+    monkeypatch.setattr(session, "open_channel", opened)
     barrier(coordinator.endpoint).execute_barrier()
     assert used == [3_333, 1_000]
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
@@ -26,7 +27,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def a_page(browser: Browser, width: int, **options: object) -> Iterator[Page]:
+def a_page(browser: Browser, width: int, **options: Any) -> Iterator[Page]:
     """A page that has nothing to complain about: no error, nothing that its policy forbids."""
     complaints: list[str] = []
 

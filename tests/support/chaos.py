@@ -127,9 +127,8 @@ def run(plan: Plan, folder: Path) -> Account:
         account.events += [from_line(line) for line in history.read_text().splitlines()]
     checkpoints = folder / "checkpoints"
     account.committed = {int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")}
-    whole = partial(whole_files, world_size=plan.agents * plan.ranks)
-    if plan.kind == "checkpointer":
-        whole = whole_checkpoint
+    files = partial(whole_files, world_size=plan.agents * plan.ranks)
+    whole = whole_checkpoint if plan.kind == "checkpointer" else files
     account.wrong = verdict(account.events, whole, account.committed)
     return account
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import IO, Any
 
 import grpc
 
@@ -48,7 +49,7 @@ class Job:
         self.arrive(1, range(3))
         until(lambda: self.get().arrived == 3)
 
-    def _say(self, **message) -> None:
+    def _say(self, **message: Any) -> None:
         self._requests.put(session_pb2.ConnectRequest(**message))
 
     def arrive(self, sequence: int, ranks: Iterable[int], timeout: float = 1800) -> None:
@@ -93,9 +94,16 @@ def output(endpoint: str, *arguments: str) -> str:
     return done.stdout
 
 
+class Watching(subprocess.Popen[str]):
+    """A command that is heard while it runs."""
+
+    stdout: IO[str]
+    stderr: IO[str]
+
+
 @contextmanager
-def watching(endpoint: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+def watching(endpoint: str, *arguments: str) -> Iterator[Watching]:
+    process = Watching(
         [str(MUSTER), *arguments],
         env=environment(endpoint),
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
@@ -64,6 +64,8 @@ from muster.service.core.refusal import Reason
 from muster.service.core.retention import FOR_EVER, Retention
 from tests.support import history
 
+T = TypeVar("T")
+
 RUN = "job1"
 CKPT = "checkpoint"
 TTL = 10.0
@@ -102,17 +104,11 @@ class Disk:
                 case ForgetSpeaker():
                     self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
                 case ForgetDecision():
-                    key = (Decision, record.run_id, record.prefix, record.sequence)
-                    assert key in self.kept, "a decision is forgotten that is not kept"
-                    del self.kept[key]
+                    self._drop("decision", (Decision, record.run_id, record.prefix, record.sequence))
                 case ForgetRound():
-                    key = (RoundRecord, record.run_id, record.round)
-                    assert key in self.kept, "a round is forgotten that is not kept"
-                    del self.kept[key]
+                    self._drop("round", (RoundRecord, record.run_id, record.round))
                 case ForgetParticipant():
-                    key = (ParticipantRecord, record.run_id, record.incarnation)
-                    assert key in self.kept, "a node is forgotten that is in no round"
-                    del self.kept[key]
+                    self._drop("node in a round", (ParticipantRecord, record.run_id, record.incarnation))
                 case RunRecord():
                     before = self.kept.get((RunRecord, record.run_id))
                     if isinstance(before, RunRecord) and before.closed is not None:
@@ -144,6 +140,10 @@ class Disk:
                     decided.append(record)
                     self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
 
+    def _drop(self, what: str, key: tuple[object, ...]) -> None:
+        assert key in self.kept, f"a {what} is forgotten that is not kept"
+        del self.kept[key]
+
     def _keep_round(self, record: RoundRecord) -> None:
         rounds = self.rounds.setdefault(record.run_id, [])
         assert not rounds or record.round > rounds[-1].round, "no round is numbered twice"
@@ -171,8 +171,8 @@ class Disk:
         """All of them, in an order that no engine promises."""
         return list(reversed(self.kept.values()))
 
-    def of_kind(self, kind: type) -> list[Kept]:
-        return [record for record in self.kept.values() if type(record) is kind]
+    def of_kind(self, kind: type[T]) -> list[T]:
+        return [record for record in self.kept.values() if isinstance(record, kind)]
 
 
 @dataclass(eq=False)

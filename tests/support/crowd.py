@@ -9,12 +9,12 @@ import json
 import resource
 import sys
 from collections import defaultdict
-from typing import Any
 
 import grpc
 import uvloop
 
-from muster.v1 import common_pb2, session_pb2, session_pb2_grpc
+from muster.v1 import common_pb2, session_pb2
+from tests.support import aio
 
 CONNECTING_AT_ONCE = 50
 
@@ -31,7 +31,7 @@ async def rank(
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
         async with connecting:
-            call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+            call = aio.sessions(channel).Connect()
             process = session_pb2.Process(rank=number, incarnation=f"i{number}", host="crowd", pid=1)
             hello = session_pb2.Hello(run_id=run_id, processes=[process], protocol_version=1)
             await call.write(session_pb2.ConnectRequest(hello=hello))
@@ -56,10 +56,12 @@ async def rank(
         await call.done_writing()
 
 
-async def _next(call: Any, kind: str) -> session_pb2.ConnectResponse:
+async def _next(
+    call: grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse], kind: str
+) -> session_pb2.ConnectResponse:
     while True:
-        response = await call.read()
-        assert response is not grpc.aio.EOF, "the session ended"
+        response = await aio.read(call)
+        assert response is not None, "the session ended"
         if response.WhichOneof("message") == kind:
             return response
 
@@ -78,4 +80,5 @@ async def crowd(
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    uvloop.run(crowd(sys.argv[1], *(int(argument) for argument in sys.argv[2:6]), *sys.argv[6:]))
+    endpoint, first, count, world_size, barriers, *run_id = sys.argv[1:]
+    uvloop.run(crowd(endpoint, int(first), int(count), int(world_size), int(barriers), *run_id))

@@ -37,7 +37,7 @@ class ChangedImport(MetaPathFinder, Loader):
         spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
         assert spec is not None
         assert spec.origin is not None
-        return importlib.util.spec_from_file_location(name, spec.origin, loader=self)  # type: ignore[arg-type]
+        return importlib.util.spec_from_file_location(name, spec.origin, loader=self)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """As usual."""
@@ -128,7 +128,7 @@ def main() -> None:
     """Play one rank: the function's name, the kind of caller, rank, world size, folder."""
     name, kind, rank, world, folder = sys.argv[1:]
     sys.meta_path.insert(0, ChangedImport())
-    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}-store", rank=int(rank), world_size=int(world)

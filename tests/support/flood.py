@@ -12,13 +12,14 @@ import time
 import grpc
 
 from muster.v1 import session_pb2, session_pb2_grpc
+from tests.support import aio
 from tests.support.proxy import Proxy
 
 STREAMS = 8
 
 
 async def flood(
-    stub: session_pb2_grpc.SessionServiceStub,
+    stub: "session_pb2_grpc.SessionServiceAsyncStub",
     number: int,
     told: dict[str, float],
     begun: asyncio.Event,
@@ -59,7 +60,7 @@ async def main(port: int, source: str, rate: int) -> None:
     started = time.monotonic()
     with Proxy(port, source) as proxy:
         async with grpc.aio.insecure_channel(proxy.endpoint) as channel:
-            stub = session_pb2_grpc.SessionServiceStub(channel)
+            stub = aio.sessions(channel)
             tasks = [asyncio.create_task(flood(stub, number, told, begun, rate)) for number in range(STREAMS)]
             await begun.wait()
             print("flooding", flush=True)

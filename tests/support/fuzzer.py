@@ -125,13 +125,15 @@ class Fuzzer:
         hurried = chance.random() < GIVEN_UP
         patience = 0.005 * chance.random() if hurried else PATIENCE * chance.random() if waits else STUCK
         if kind.client_streaming:
-            call = channel.stream_stream(method)(iter([data]), timeout=patience)
-            await self._listen(call, method, data)
+            stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+            await self._listen(stream(iter([data]), timeout=patience), method, data)
             return
         if kind.server_streaming:
-            await self._listen(channel.unary_stream(method)(data, timeout=patience), method, data)
+            answers: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+            await self._listen(answers(data, timeout=patience), method, data)
             return
-        call = channel.unary_unary(method)(data, timeout=patience)
+        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        call = ask(data, timeout=patience)
         if hurried and chance.random() < 0.5:
             await asyncio.sleep(chance.choice([0, 0.001]))
             call.cancel()
@@ -170,7 +172,8 @@ class Fuzzer:
     async def _session(self, channel: grpc.aio.Channel, chance: random.Random, era: str) -> None:
         """One stream, from its first message to an end of some kind."""
         method, kind = SESSION, ALL_METHODS[SESSION].input_type
-        call = channel.stream_stream(method)()
+        connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+        call = connect()
         script = Script(self._source, kind, chance, era)
         heard: list[bytes] = []
         fence = asyncio.Event()
@@ -186,7 +189,7 @@ class Fuzzer:
             fence.set()
 
         hearing = asyncio.create_task(hear())
-        said = 0
+        said, passed = 0, False
         try:
             async with asyncio.timeout(STUCK):
                 for data in script.body:
@@ -235,7 +238,7 @@ class Fuzzer:
 
     def _look_at(self, method: str, data: bytes) -> None:
         response = session_pb2.ConnectResponse.FromString(data)
-        what = response.WhichOneof("message") or "nothing"
+        what: str = response.WhichOneof("message") or "nothing"
         if what == "refusal":
             info = ErrorInfo()
             response.refusal.error_info.Unpack(info)

@@ -6,6 +6,7 @@ and mutated from the pool in microseconds. Both follow from the seed alone.
 
 import random
 from collections.abc import Callable
+from functools import partial
 from operator import mul
 from typing import Any
 
@@ -212,7 +213,7 @@ class Source:
             if field.is_repeated and field.message_type is None:
                 entry: Any = "" if field.type == Field.TYPE_STRING else 1
                 values = getattr(message, field.name)
-                lists.append(lambda values=values, entry=entry: values.extend([entry] * MORE_ENTRIES))
+                lists.append(partial(values.extend, [entry] * MORE_ENTRIES))
         if lists:
             chance.choice(lists)()
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 import torch.distributed as dist
@@ -24,6 +25,9 @@ from muster.v1 import rendezvous_pb2_grpc
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Meeting")
 
 CONF = {
     "join_timeout": 25,
@@ -38,9 +42,9 @@ CONF = {
 _numbers = itertools.count()
 
 
-def in_thread(function: Callable[[], object]) -> "Future[object]":
+def in_thread(function: Callable[[], T]) -> "Future[T]":
     """Call a function in a thread that does not keep the process from ending."""
-    future: Future[object] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
@@ -216,7 +220,7 @@ class MusterMeeting(Meeting):
 
 
 @contextlib.contextmanager
-def meeting(made: Meeting) -> Iterator[Meeting]:
+def meeting(made: M) -> Iterator[M]:
     """A meeting whose nodes are ended afterwards."""
     try:
         yield made

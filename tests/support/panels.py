@@ -22,7 +22,8 @@ class Target:
 
 def board(name: str) -> dict[str, Any]:
     """A dashboard's file."""
-    return json.loads((FOLDER / f"{name}.json").read_text())
+    content: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return content
 
 
 def panels(name: str) -> Iterator[dict[str, Any]]:

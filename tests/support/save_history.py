@@ -162,14 +162,15 @@ def whole_checkpoint(path: Path, step: int) -> str | None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    into = {"weight": torch.zeros(ROWS, 4), "step": -1}
+    weight = torch.zeros(ROWS, 4)
+    into = {"weight": weight, "step": -1}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load(into, checkpoint_id=path, no_dist=True)
     except (Exception, CheckpointException) as error:  # Torch's is a BaseException.
         return f"it does not load: {error!r}"
-    same = torch.equal(into["weight"], weight_at(step)) and into["step"] == step
+    same = torch.equal(weight, weight_at(step)) and into["step"] == step
     return None if same else "it is not the state at that step"
 
 

@@ -177,9 +177,9 @@ class _Worker:
 
         keep = checkpointer._keep_results
 
-        def keep_results(*arguments: Any) -> None:
+        def keep_results(folder: Path, rank: int, results: list[Any]) -> None:
             before()
-            keep(*arguments)
+            keep(folder, rank, results)
 
         self.by_call.append(step)
         if self.identity.kind == "queue":
@@ -215,7 +215,7 @@ class _Worker:
             latest = self.saver.latest()
             if latest is not None:
                 self.events.append(Event(self.identity.rank, "latest", latest.step, str(latest.path)))
-            return heard + done
+            return [*heard, *done]
 
     def _remember(self, done: list[int], failed: int | None) -> None:
         rank = self.identity.rank

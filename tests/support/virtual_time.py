@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from muster.service.core.model import Instant
@@ -46,7 +46,7 @@ class LoopClock:
         return Instant(now, WALL + now)
 
 
-def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Decorator: run an async test on a loop of virtual time."""
 
     @functools.wraps(test)

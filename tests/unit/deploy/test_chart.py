@@ -54,11 +54,13 @@ def other_chart(tmp_path: Path) -> Path:
 
 
 def pod_of(release: Release) -> Manifest:
-    return release.one("StatefulSet")["spec"]["template"]
+    pod: Manifest = release.one("StatefulSet")["spec"]["template"]
+    return pod
 
 
 def container_of(release: Release) -> Manifest:
-    (container,) = pod_of(release)["spec"]["containers"]
+    containers: list[Manifest] = pod_of(release)["spec"]["containers"]
+    (container,) = containers
     return container
 
 
@@ -499,7 +501,7 @@ def test_every_rules_file_is_in_one_prometheus_rule(helm: Helm, other_chart: Pat
 def test_every_dashboard_is_a_config_map_that_grafana_finds(helm: Helm, other_chart: Path):
     release = helm.release(values_of("monitoring"), chart=other_chart)
     files = {path.name: path.read_text() for path in (other_chart / "dashboards").iterdir()}
-    found = {}
+    found: dict[str, str] = {}
     for one in release.of_kind("ConfigMap"):
         labels = one["metadata"]["labels"]
         if labels.get("grafana_dashboard") == "1":
@@ -589,7 +591,8 @@ def pasted(notes: str) -> list[Manifest]:
     lines = notes.split("Paste this", 1)[1].splitlines()
     start = lines.index("  env:")
     block = list(itertools.takewhile(str.strip, lines[start:]))
-    return yaml.safe_load("\n".join(block))["env"]
+    pasted: list[Manifest] = yaml.safe_load("\n".join(block))["env"]
+    return pasted
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -18,7 +18,8 @@ NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPS
 
 
 def read(name: str) -> Manifest:
-    return yaml.load((EXAMPLES / name).read_text(), Strict)
+    manifest: Manifest = yaml.load((EXAMPLES / name).read_text(), Strict)
+    return manifest
 
 
 def job_of(manifest: Manifest) -> Manifest | None:

@@ -15,7 +15,7 @@ RENEW = "Run: dev/pin-image.sh"
 
 def pins(name: str) -> dict[str, str]:
     """The pinned packages of a requirements file, and their versions."""
-    found = {}
+    found: dict[str, str] = {}
     for line in (ROOT / "requirements" / name).read_text().splitlines():
         if match := re.match(r"([\w.-]+)==(\S+)", line):
             found[canonicalize_name(match[1])] = match[2]

@@ -5,10 +5,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pytest
 
-from muster.service.clock import SystemClock
+from muster.service.clock import Clock, SystemClock
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
@@ -41,12 +42,14 @@ from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
+from tests.support.expect import of_kind
 from tests.support.patience import PATIENCE
 from tests.support.virtual_time import START, WALL, LoopClock, in_virtual_time
 
+T = TypeVar("T")
+
 CKPT = "checkpoint"
 TTL = 10.0
-"""Seconds until a test that hangs gives up."""
 
 
 # ---------------------------------------------------------------------- the world around the driver
@@ -170,9 +173,9 @@ class Rank:
     def heard(self) -> list[type]:
         return [type(message) for message in self.told]
 
-    async def hears(self, kind: type) -> Message:
+    async def hears(self, kind: type[T]) -> T:
         """Wait until it has been told such a message; the newest."""
-        while not (found := [message for message in self.told if type(message) is kind]):
+        while not (found := [message for message in self.told if isinstance(message, kind)]):
             self._changed.clear()
             await self._changed.wait()
         return found[-1]
@@ -183,7 +186,7 @@ async def driving(
     engine: Engine,
     observer: Recorder | None = None,
     encode: Callable[[Message], bytes] = encode_session_message,
-    clock: object = None,
+    clock: Clock | None = None,
     retention: Retention = FOR_EVER,
 ) -> AsyncIterator[Driver]:
     driver = Driver(
@@ -466,7 +469,7 @@ async def test_the_next_batch_gathers_during_a_commit_and_is_committed_after_it(
         assert rank.heard == [Welcome, GroupJoined, Decision], "the first batch, and no more"
         second.end()
         await runs(driver)
-        assert [m.sequence for m in rank.told[2:]] == [0, 1, 2, 3]
+        assert [of_kind(Decision, message).sequence for message in rank.told[2:]] == [0, 1, 2, 3]
         assert observer.commits == 2
 
 
@@ -576,7 +579,7 @@ async def test_a_rank_that_had_not_heard_gets_the_same_decision_after_a_restart(
         first = await zero.hears(Decision)
         assert first.outcome is outcome
         assert Decision not in one.heard
-        ordinals = [rank.told[0].ordinals[0] for rank in (zero, one)]
+        ordinals = [of_kind(Welcome, rank.told[0]).ordinals[0] for rank in (zero, one)]
     async with driving(engine) as driver:
         assert driver.coordinator.epoch == 2
         back = [Rank(driver, number, ordinal=ordinals[number]).hello().arrive() for number in (1, 0)]
@@ -637,7 +640,7 @@ async def test_those_who_do_not_come_back_after_a_restart_are_given_up_after_the
         zero, one = (Rank(driver, number).hello() for number in range(2))
         await one.hears(GroupJoined)
     async with driving(engine, clock=LoopClock()) as driver:
-        zero = Rank(driver, 0, ordinal=zero.told[0].ordinals[0]).hello().arrive()
+        zero = Rank(driver, 0, ordinal=of_kind(Welcome, zero.told[0]).ordinals[0]).hello().arrive()
         decision = await zero.hears(Decision)
         assert asyncio.get_running_loop().time() == START + TTL
         assert decision.outcome is Outcome.MEMBER_LOST
@@ -674,10 +677,10 @@ async def test_no_timer_outlives_the_driver():
 
 async def test_sessions_have_different_ids():
     async with driving(MemoryEngine()) as driver:
-        first = driver.connect(object())
+        first = Rank(driver, 0).id
         driver.disconnect(first)
         driver.disconnect(first)
-        assert driver.connect(object()) != first
+        assert Rank(driver, 0).id != first
 
 
 @in_virtual_time

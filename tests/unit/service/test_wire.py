@@ -1,4 +1,7 @@
+from enum import IntEnum
+
 import pytest
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +44,9 @@ def test_a_missing_rank_comes_back_to_the_millisecond(missing: MissingRank):
         (MemberState, pb.MemberState, "MEMBER_STATE_"),
     ],
 )
-def test_the_numbers_of_the_core_are_those_of_the_wire(ours: type, theirs: object, prefix: str):
+def test_the_numbers_of_the_core_are_those_of_the_wire(
+    ours: type[IntEnum], theirs: EnumTypeWrapper, prefix: str
+):
     expected = {name.removeprefix(prefix): number for name, number in theirs.items()}
     assert expected.pop("UNSPECIFIED") == 0
     assert {one.name: one.value for one in ours} == expected

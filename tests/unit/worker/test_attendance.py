@@ -12,7 +12,7 @@ from google.protobuf.any_pb2 import Any
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from muster.v1 import common_pb2
+from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import attendance as module
 from muster.worker.attendance import Attendance, NodeConfig, Place
@@ -47,7 +47,7 @@ class Failed(grpc.RpcError):
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:  # type: ignore[override]
         if not self._reason:
             return ()
         info = Any()
@@ -142,7 +142,7 @@ class Wire:
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire()
     monkeypatch.setattr(Attendance, "_channel", lambda _: wire)
-    monkeypatch.setattr(module.rendezvous_pb2_grpc, "RendezvousServiceStub", lambda channel: channel)
+    monkeypatch.setattr(rendezvous_pb2_grpc, "RendezvousServiceStub", lambda channel: channel)
     monkeypatch.setattr(module, "FIRST_BACKOFF", 0.001)
     return wire
 
@@ -312,9 +312,9 @@ def test_what_comes_late_on_an_old_stream_changes_nothing(node: Attendance, wire
 
 
 def test_it_does_not_know_whether_the_run_is_closed_before_it_was_told(node: Attendance, wire: Wire):
-    assert node.closed is None
+    before = node.closed
     stream = in_round(node, wire)
-    assert node.closed is False
+    assert (before, node.closed) == (None, False)
     stream.fail(BROKEN)
     again = wire.stream()
     assert node.closed is False, "what was told last"

@@ -14,7 +14,7 @@ from muster.worker.errors import MusterError
 def _no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_channels", {})
     monkeypatch.setattr(channel, "_owner", None)
-    monkeypatch.setattr(channel.grpc, "insecure_channel", lambda endpoint, options: object())
+    monkeypatch.setattr(grpc, "insecure_channel", lambda endpoint, options: object())
 
 
 def test_keepalive_is_set_in_every_timer_that_grpc_has_for_it():
@@ -32,7 +32,7 @@ def test_a_process_has_one_channel_for_each_coordinator():
 def test_a_forked_child_gets_none_of_its_parents(monkeypatch: pytest.MonkeyPatch):
     parent = os.getpid()
     shared_channel("a:1")
-    monkeypatch.setattr(channel.os, "getpid", lambda: parent + 1)
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     with pytest.raises(MusterError, match=f"was forked from process {parent}, which holds a store"):
         shared_channel("a:1")
 
@@ -41,13 +41,13 @@ def test_a_forked_child_cannot_speak_whatever_its_parent_spoke_for(monkeypatch: 
     parent = os.getpid()
     channel.claim("a node's place")
     channel.claim("a store")
-    monkeypatch.setattr(channel.os, "getpid", lambda: parent + 1)
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     with pytest.raises(MusterError, match="which holds a node's place"):
         channel.claim("a session")
 
 
 def test_a_child_of_a_parent_that_never_spoke_may(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(channel.os, "getpid", lambda: 2)
+    monkeypatch.setattr(os, "getpid", lambda: 2)
     assert shared_channel("a:1") is shared_channel("a:1")
 
 

@@ -69,8 +69,9 @@ def test_every_missing_state_of_the_wire_has_a_name_here():
 
 @pytest.mark.parametrize("number", [0, 99])
 def test_what_only_a_newer_coordinator_knows_is_no_release(number: int):
-    missing = pb.MissingRank(rank=1, state=number)
-    decision = decision_from_pb(pb.Decision(outcome=number, missing=[missing]))
+    missing = pb.MissingRank(rank=1, state=number)  # type: ignore[arg-type]
+    told = pb.Decision(outcome=number, missing=[missing])  # type: ignore[arg-type]
+    decision = decision_from_pb(told)
     assert decision.outcome is Outcome.UNKNOWN
     assert decision.missing[0].state is MissingState.NOT_ARRIVED
     assert type(error_for(decision)) is BarrierError

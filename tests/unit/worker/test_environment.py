@@ -1,5 +1,6 @@
 """What a worker may leave to its environment: arguments win, and what is not usable is named."""
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -80,9 +81,10 @@ def test_a_number_that_is_none_is_named_with_its_variable(
     "value", ["host", "host:", ":7550", "host:x", "host:0", "host:65536", "host:-1", "host:²", "host:7550/x"]
 )
 def test_an_endpoint_that_is_none_is_named(value: str):
-    for arguments in ((value, {}), (None, {"MUSTER_ENDPOINT": value})):
+    given: list[tuple[str | None, dict[str, str]]] = [(value, {}), (None, {"MUSTER_ENDPOINT": value})]
+    for argument, environ in given:
         with pytest.raises(EnvironmentValueError) as caught:
-            environment.endpoint(*arguments)
+            environment.endpoint(argument, environ)
         assert f'"{value}" is not host:port, such as muster.example:7550' in str(caught.value)
 
 
@@ -92,9 +94,9 @@ def test_an_endpoint_is_taken_as_it_is(value: str):
 
 
 def test_a_machine_without_a_name_still_has_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(environment.socket, "gethostname", lambda: "node-0")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-0")
     assert environment.host() == "node-0"
-    monkeypatch.setattr(environment.socket, "gethostname", lambda: "")
+    monkeypatch.setattr(socket, "gethostname", lambda: "")
     assert environment.host() == "unknown host"
 
 

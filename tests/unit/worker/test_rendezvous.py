@@ -1,7 +1,8 @@
 """The rendezvous handler without a coordinator: options, errors, and what workers inherit."""
 
 import os
-from collections.abc import Iterator
+import socket
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous.api import (
@@ -49,19 +50,18 @@ class FakeAttendance:
 
 
 @pytest.fixture(autouse=True)
-def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "Attendance", FakeAttendance)
     monkeypatch.setenv("MUSTER_ROUND", "0")
     monkeypatch.setenv("MUSTER_ENDPOINT", "")
     monkeypatch.setenv("MUSTER_RUN_ID", "")
-    return
 
 
-def params(endpoint: str = "host:1", run_id: str = "job", **conf: object) -> RendezvousParameters:
+def params(endpoint: str = "host:1", run_id: str = "job", **conf: Any) -> RendezvousParameters:
     return RendezvousParameters("muster", endpoint, run_id, 2, 4, "node-0", **conf)
 
 
-def made(endpoint: str = "host:1", **conf: object) -> tuple[MusterRendezvousHandler, FakeAttendance]:
+def made(endpoint: str = "host:1", **conf: Any) -> tuple[MusterRendezvousHandler, FakeAttendance]:
     handler = create_handler(params(endpoint, **conf))
     attendance: object = handler._attendance
     assert isinstance(attendance, FakeAttendance)
@@ -125,7 +125,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("value", ["x", "", "0", "-3", "1.5", "1e3", None, 0])
 @pytest.mark.parametrize("key", SETTINGS)
-def test_a_setting_that_is_not_usable_is_named_with_an_example(key: str, value: object):
+def test_a_setting_that_is_not_usable_is_named_with_an_example(key: str, value: Any):
     with pytest.raises(ValueError) as caught:
         made(**{key: value})
     assert str(caught.value).startswith(
@@ -164,7 +164,7 @@ def test_without_an_endpoint_it_is_the_environments(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_an_address_a_node_goes_by_its_machines_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendezvous.socket, "getfqdn", lambda: "machine.example")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "machine.example")
     handler = create_handler(RendezvousParameters("muster", "host:1", "job", 1, 1))
     assert handler._attendance.config.address == "machine.example"
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import pickle
 from datetime import timedelta
 from typing import Any
@@ -60,7 +61,7 @@ class Stub:
 
     def __init__(self, time: "Time") -> None:
         self.sent: list[tuple[str, Any, float | None]] = []
-        self.failures: list[Failure] = []
+        self.failures: list[Failure] | list[EnvironmentValueError] = []
         self.answers: dict[str, Any] = {
             "Set": pb.SetResponse(),
             "Add": pb.AddResponse(value=3),
@@ -174,7 +175,7 @@ def test_a_clone_has_the_same_keys_and_timeout(store: CoordinatorStore):
 
 
 def test_it_lives_on_when_only_torch_holds_it(stub: Stub):
-    laid = dist.PrefixStore("p", CoordinatorStore(ENDPOINT, "job"))
+    laid: Any = dist.PrefixStore("p", CoordinatorStore(ENDPOINT, "job"))
     clone = laid.clone()
     gc.collect()
     assert laid.get("k") == clone.get("k") == b"v\xff"
@@ -365,7 +366,7 @@ def test_what_is_not_given_is_taken_from_the_environment(stub: Stub, monkeypatch
 def test_a_forked_child_is_told_that_it_cannot_use_it(
     store: CoordinatorStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(store_module.os, "getpid", lambda: 2)
+    monkeypatch.setattr(os, "getpid", lambda: 2)
     # Another thread of the parent was sending a change when it was forked.
     with store._turn:
         for operation in (lambda: store.get("k"), lambda: store.add("n", 1)):
@@ -376,7 +377,7 @@ def test_a_forked_child_is_told_that_it_cannot_use_it(
 def test_a_forked_child_cannot_open_another_if_its_parent_has_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel, "_owner", None)
     channel.shared_channel(ENDPOINT)
-    monkeypatch.setattr(channel.os, "getpid", lambda: 2)
+    monkeypatch.setattr(os, "getpid", lambda: 2)
     with pytest.raises(MusterError, match="which holds a store"):
         channel.shared_channel(ENDPOINT)
 
@@ -412,11 +413,12 @@ class FakeBarrier:
     ],
 )
 def test_ranks_meet_under_the_number_of_their_barrier(
-    stub: Stub, monkeypatch: pytest.MonkeyPatch, url: str, environ: dict, rank: int, run_id: str
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], rank: int, run_id: str
 ):
     monkeypatch.setattr(init_method, "GrpcBarrier", FakeBarrier)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
+    store: Any
     store, *who = next(init_method.meet(url, timeout=timedelta(seconds=20)))
     assert who == [rank, 2]
     assert FakeBarrier.made == (rank, 2, "init_process_group", ENDPOINT, 20.0, 20.0, run_id)

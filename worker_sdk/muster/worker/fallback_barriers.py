@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 from torch.distributed.elastic.utils import store as store_util
 
 BARRIER_REGISTRY: dict[str, type] = {}

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are, in C++
+from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from muster.worker import environment

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import (  # type: ignore[attr-defined]  # they are, in C++
+from torch.distributed import (
     PrefixStore,
     Store,
     TCPStore,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from torch.distributed import Store  # type: ignore[attr-defined]  # it is, in C++
+from torch.distributed import Store
 
 from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
@@ -63,6 +63,8 @@ class CoordinatorStore(Store):
         ValueError: an argument is not usable.
         MusterError: this process was forked from one that has such a store.
     """
+
+    timeout: timedelta  # torch's, and left out of its stubs
 
     def __init__(
         self,
@@ -259,8 +261,7 @@ class CoordinatorStore(Store):
     # ------------------------------------------------------------------ sending
 
     def _timeout(self) -> float:
-        timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # torch's stubs leave it out
-        return _seconds(timeout)
+        return _seconds(self.timeout)
 
     def _change(self, method: Method[Response], request: Change) -> Response:
         # Before the lock: in a forked child it may be held for ever, by a thread that only the parent has.

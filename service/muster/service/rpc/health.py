@@ -1,7 +1,7 @@
 """grpc.health.v1: whether the coordinator serves, for probes and clients."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc
@@ -50,7 +50,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Any
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """Say it now and at the drain, and end with that."""
         if self._watchers >= MAX_WATCHERS:
             raise Refusal(

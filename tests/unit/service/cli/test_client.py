@@ -1,3 +1,5 @@
+from typing import Any, cast
+
 import grpc
 import pytest
 from typer import Exit as Ended
@@ -24,9 +26,14 @@ class Call(grpc.RpcError):
         return self._answer[2]
 
 
-def refused(refusal):
+def failed(code: grpc.StatusCode, details: str, metadata: Any = ()) -> grpc.Call:
+    """As gRPC raises it: an error that is a call too."""
+    return cast(grpc.Call, Call(code, details, metadata))
+
+
+def refused(refusal: Refusal) -> grpc.Call:
     status = errors.grpc_status(refusal)
-    return Call(status.code, status.details, status.trailing_metadata)
+    return failed(status.code, status.details, status.trailing_metadata)
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -55,7 +62,7 @@ def test_a_refusal_cannot_speak_to_the_terminal():
     ],
 )
 def test_what_no_coordinator_said_names_address_error_and_next_step(status, code, said):
-    error = explain(Call(status, "the last error"), "host:1", 2.5)
+    error = explain(failed(status, "the last error"), "host:1", 2.5)
     assert error.code is code
     assert said in str(error)
     assert "the last error" in str(error)

@@ -15,7 +15,7 @@ def lines(rows, shown, **options):
     return Table(shown, **options).text(rows).splitlines()
 
 
-PAIR = [
+PAIR: list[Column[tuple[str, str]]] = [
     Column(title="NAME", cell=lambda row: row[0]),
     Column(title="STATE", cell=lambda row: row[1], state=True),
 ]

@@ -7,6 +7,7 @@ from muster.service.core.events import CloseRun
 from muster.service.core.model import Closed, NodeStanding, Outcome
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, WALL, Crash, World
+from tests.support.expect import some
 from tests.support.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 
@@ -58,7 +59,7 @@ def test_closing_a_run_lets_who_stands_by_go_in_peace():
     a, b = world.several("a", "b")
     world.close("me", "done")
     assert (a.reason, b.reason) == (None, Reason.NODE_NOT_NEEDED)
-    assert b.refusal.message == (
+    assert some(b.refusal).message == (
         f"run job1 was closed by me: done, while node b (pid {b.pid}) stood by; it was not needed."
     )
 

@@ -17,9 +17,10 @@ from muster.service.core.events import (
     Tick,
 )
 from muster.service.core.limits import Limits
-from muster.service.core.model import Instant, MemberState, Outcome
+from muster.service.core.model import Decision, Instant, MemberState, Outcome
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from tests.support.expect import of_kind, some
 
 LONG = "x" * 10_240
 INFO = ProcessInfo(1, "p-new", "node-9", 99)
@@ -195,14 +196,14 @@ def test_an_arrival_behind_its_start_is_refused_and_says_where_it_starts():
         client.arrive()
     restarted = world.start(1)
     restarted.join()
-    event = Arrive(restarted.session, CKPT, 0, TIMEOUT, (Arrival(1),))
+    event = Arrive(some(restarted.session), CKPT, 0, TIMEOUT, (Arrival(1),))
     refused = assert_refused(world, event, Reason.SEQUENCE_BEHIND, "it starts at #1", "JoinGroup")
     assert refused.refusal.metadata == {"start_sequence": "1"}
 
 
 def test_something_that_is_no_event_is_a_fault_of_the_program():
     with pytest.raises(TypeError, match="not an event"):
-        Coordinator().step("hello", Instant(0.0, 0.0), Effects())
+        Coordinator().step("hello", Instant(0.0, 0.0), Effects())  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- sessions
@@ -242,7 +243,7 @@ def test_a_process_that_connects_again_before_its_old_stream_broke_ends_that_one
     world = World(2)
     zero, one = world.ranks()
     zero.arrive()
-    old = zero.session
+    old = some(zero.session)
     zero.stream_breaks()
     zero.connect()
     one.arrive()
@@ -251,7 +252,7 @@ def test_a_process_that_connects_again_before_its_old_stream_broke_ends_that_one
     assert refused.refusal.reason is Reason.SESSION_REPLACED
     world.do(Disconnected(old))
     world.wait(2 * TTL)
-    assert world.coordinator.runs[RUN].roster.newest(0).state is MemberState.CONNECTED
+    assert some(world.coordinator.runs[RUN].roster.newest(0)).state is MemberState.CONNECTED
 
 
 def test_the_old_stream_is_told_that_it_was_replaced():
@@ -271,7 +272,7 @@ def test_the_end_of_an_unknown_session_means_nothing():
 def test_after_a_goodbye_the_session_is_over():
     world = World(2)
     zero, _ = world.ranks()
-    session = zero.session
+    session = some(zero.session)
     zero.goodbye()
     refused = world.refused(Arrive(session, CKPT, 0, TIMEOUT, (Arrival(0),)))
     assert refused.refusal.reason is Reason.HELLO_REQUIRED
@@ -280,7 +281,7 @@ def test_after_a_goodbye_the_session_is_over():
 def test_the_reason_of_a_goodbye_is_told_to_the_operator_and_cannot_steer_a_terminal():
     world = World(2)
     zero, _ = world.ranks()
-    effects = world.do(Goodbye(zero.session, "node\x1b[2J is drained"))
+    effects = world.do(Goodbye(some(zero.session), "node\x1b[2J is drained"))
     assert [notice.message.partition("left: ")[2] for notice in effects.notices] == [
         "node\\x1b[2J is drained"
     ]
@@ -291,10 +292,10 @@ def test_a_batch_of_steps_shares_its_effects_and_a_refusal_in_it_disturbs_no_oth
     zero, one = world.ranks()
     world.streams.clear()  # nobody listens: it is the effects that are looked at
     effects = world.do(
-        Arrive(zero.session, CKPT, 0, TIMEOUT, (Arrival(0),)),
-        Arrive(zero.session, CKPT, 0, -1, (Arrival(0),)),
-        Arrive(one.session, CKPT, 0, TIMEOUT, (Arrival(1),)),
-        Arrive(one.session, CKPT, 0, TIMEOUT, (Arrival(1),)),
+        Arrive(some(zero.session), CKPT, 0, TIMEOUT, (Arrival(0),)),
+        Arrive(some(zero.session), CKPT, 0, -1, (Arrival(0),)),
+        Arrive(some(one.session), CKPT, 0, TIMEOUT, (Arrival(1),)),
+        Arrive(some(one.session), CKPT, 0, TIMEOUT, (Arrival(1),)),
     )
     first, second, third = (message for _, message in effects.deliveries)
     assert isinstance(first, Refused)
@@ -356,7 +357,8 @@ def test_a_late_call_hears_the_failure_that_it_missed():
     world.hang_up(world.call(0))
     world.wait(TIMEOUT + TTL)
     (told,) = world.ask(world.arrive_once(1, sequence=0))
+    assert isinstance(told, Decision)
     assert (told.sequence, told.outcome) == (0, Outcome.TIMED_OUT)
     assert world.last.records == []
     (told,) = world.ask(world.arrive_once(1, sequence=0))
-    assert told.outcome is Outcome.TIMED_OUT
+    assert of_kind(Decision, told).outcome is Outcome.TIMED_OUT

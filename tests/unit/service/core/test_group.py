@@ -2,11 +2,13 @@
 
 import pytest
 
+from muster.service.core.effects import GroupJoined
 from muster.service.core.events import Abort, Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
-from muster.service.core.model import MissingState, Outcome
+from muster.service.core.model import Decision, MissingState, Outcome
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
+from tests.support.expect import of_kind, some
 
 
 @pytest.fixture
@@ -378,7 +380,7 @@ def test_the_dead_fail_the_barriers_that_need_them_and_no_others():
     two.goodbye()
     assert zero.seats["eval"].heard[-1].outcome is Outcome.MEMBER_LOST
     assert zero.outcomes == []
-    assert one.arrive().outcome is Outcome.RELEASED
+    assert some(one.arrive()).outcome is Outcome.RELEASED
 
 
 def test_a_live_but_stuck_member_is_what_the_timeout_is_for(world):
@@ -425,7 +427,7 @@ def test_the_end_of_a_unary_call_is_not_a_death():
     zero.join()
     world.hang_up(world.call(1, sequence=0))
     world.wait(2 * TTL)
-    assert zero.arrive().outcome is Outcome.RELEASED
+    assert some(zero.arrive()).outcome is Outcome.RELEASED
     zero.arrive()
     world.wait(2 * TTL)
     assert zero.outcomes == [Outcome.RELEASED], "it is idle, not dead"
@@ -441,6 +443,7 @@ def test_a_vote_is_an_abort_at_once_for_all_with_rank_and_reason():
     zero, one, _ = world.ranks()
     zero.arrive()
     decision = one.arrive(failure="OSError: No space left on device")
+    assert decision is not None
     assert decision.outcome is Outcome.ABORTED
     assert zero.last == decision
     (failure,) = decision.failures
@@ -916,7 +919,7 @@ def test_a_call_that_names_no_sequence_arrives_at_the_ranks_next():
     zero.join()
     for sequence in range(3):
         call = world.call(1)
-        assert zero.arrive().sequence == sequence
+        assert some(zero.arrive()).sequence == sequence
         world.hang_up(call)
 
 
@@ -926,8 +929,8 @@ def test_a_call_that_names_no_sequence_and_is_repeated_waits_at_the_same_barrier
     zero.join()
     for _ in range(3):
         world.hang_up(world.call(1))
-    assert world.group().open.arrivals.keys() == {1}
-    assert zero.arrive().sequence == 0
+    assert some(world.group().open).arrivals.keys() == {1}
+    assert some(zero.arrive()).sequence == 0
 
 
 def test_one_stream_may_speak_for_a_whole_node():
@@ -936,9 +939,10 @@ def test_one_stream_may_speak_for_a_whole_node():
     infos = tuple(ProcessInfo(rank, f"p{rank}", "node-0", rank) for rank in range(4))
     world.do(Hello(node, RUN, 0, infos))
     (joined,) = world.ask(JoinGroup(node, CKPT, 4))
-    assert joined.positions == ((0, 0), (1, 0), (2, 0), (3, 0))
+    assert of_kind(GroupJoined, joined).positions == ((0, 0), (1, 0), (2, 0), (3, 0))
     arrivals = tuple(Arrival(rank, str(rank).encode()) for rank in range(4))
     (decision,) = world.ask(Arrive(node, CKPT, 0, TIMEOUT, arrivals))
+    assert isinstance(decision, Decision)
     assert decision.outcome is Outcome.RELEASED
     assert decision.payloads == tuple((rank, str(rank).encode()) for rank in range(4))
 

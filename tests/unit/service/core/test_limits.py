@@ -10,6 +10,7 @@ from muster.service.core.limits import Limits
 from muster.service.core.model import Outcome
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from tests.support.expect import some
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def a_barrier_that_goes_on(**limits):
     zero, one = world.ranks()
     yield world
     zero.arrive()
-    assert one.arrive().outcome is Outcome.RELEASED
+    assert some(one.arrive()).outcome is Outcome.RELEASED
     world.assert_good()
 
 
@@ -114,7 +115,7 @@ def test_limits_not_luck_too_many_decisions_in_a_row_that_someone_must_still_hea
     world = World(2, limits=Limits(max_unheard_decisions=3))
     zero = world.start(0)
     failed = [zero.arrive(failure="no") for _ in range(3)]
-    event = Arrive(zero.session, CKPT, 3, TIMEOUT, (Arrival(0),))
+    event = Arrive(some(zero.session), CKPT, 3, TIMEOUT, (Arrival(0),))
     assert_limited(world.refused(event), "max_unheard_decisions", 3, "3 decisions in a row without a release")
     assert world.group().open is None
     late = world.start(1)
@@ -148,7 +149,7 @@ def test_limits_not_luck_the_history_of_a_group_is_bounded_in_memory_and_on_disk
     assert list(decisions) == list(range(30))[-len(decisions) :]
     assert len(decisions) <= 6
     assert len(world.disk.kept) == len(decisions) + 4, "a run, a group and two speakers beside them"
-    refused = world.refused(Arrive(zero.session, CKPT, 2, TIMEOUT, (Arrival(0),)))
+    refused = world.refused(Arrive(some(zero.session), CKPT, 2, TIMEOUT, (Arrival(0),)))
     assert refused.refusal.reason is Reason.SEQUENCE_FORGOTTEN
     world.assert_good()
 
@@ -158,7 +159,7 @@ def test_limits_not_luck_without_any_history_the_next_sequence_is_still_known():
     zero, one = world.ranks()
     for sequence in range(5):
         zero.arrive()
-        assert one.arrive().sequence == sequence
+        assert some(one.arrive()).sequence == sequence
         world.crash()
         zero.connect()
         one.connect()
@@ -180,7 +181,7 @@ def test_limits_not_luck_decisions_that_are_large_are_kept_in_smaller_number():
     zero = world.start(0)
     for _ in range(20):
         zero.arrive(failure="no")
-    event = Arrive(zero.session, CKPT, 20, TIMEOUT, (Arrival(0),))
+    event = Arrive(some(zero.session), CKPT, 20, TIMEOUT, (Arrival(0),))
     assert_limited(world.refused(event), "max_unheard_decisions", 20, "20 decisions in a row")
     assert Limits().history(4) == Limits().decision_history
     assert Limits().history(65_536) == Limits().unheard_decisions(65_536) == 16

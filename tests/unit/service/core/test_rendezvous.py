@@ -9,6 +9,7 @@ from muster.service.core.model import NodeInfo, NodeStanding
 from muster.service.core.refusal import Reason
 from muster.service.core.rendezvous import MOST_DEPARTED, ROUND_HISTORY, natural
 from tests.support.core_world import CKPT, RUN, Crash
+from tests.support.expect import some
 from tests.support.rendezvous_world import JOIN, KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT, WAITING, REDUNDANT = NodeStanding
@@ -40,10 +41,10 @@ def test_a_round_is_complete_at_once_when_the_most_are_there():
     world = RendezvousWorld(nodes(1, 3))
     a, b = world.several("a", "b")
     assert (a.stands, b.stands) == (PARTICIPANT, PARTICIPANT)
-    assert "round 0 of run job1 comes together: 2 of 1 to 3 nodes have joined" in b.standing.message
+    assert "round 0 of run job1 comes together: 2 of 1 to 3 nodes have joined" in some(b.standing).message
     c = world.agent("c")
     assert world.ranks_of(a, b, c) == [0, 1, 2]
-    assert {one.place.world_size for one in (a, b, c)} == {3}
+    assert {some(one.place).world_size for one in (a, b, c)} == {3}
 
 
 def test_a_round_is_complete_when_the_last_call_after_the_fewest_is_over():
@@ -154,7 +155,7 @@ def test_who_stays_keeps_its_rank():
     z.join()
     x.join()
     assert world.ranks_of(x, a, z) == [0, 1, 2]
-    assert {one.place.round for one in (x, a, z)} == {1}
+    assert {some(one.place).round for one in (x, a, z)} == {1}
 
 
 def test_a_rank_beyond_the_smaller_world_is_given_anew():
@@ -346,7 +347,7 @@ def test_a_node_that_waits_comes_back_to_its_place(pair):
 def test_a_node_that_never_heard_of_its_round_is_told_when_it_comes_back():
     world = RendezvousWorld(nodes(2))
     a = world.agent("a")
-    a.breaks(a.session)
+    a.breaks(some(a.session))
     b = world.agent("b")
     assert world.ranks_of(a, b) == [None, 1]
     a.connect()
@@ -474,7 +475,7 @@ def test_a_join_that_takes_too_long_names_who_joined_and_who_went():
     world.agent("c").leave("bye")
     world.wait(JOIN - 100)
     assert (a.reason, b.reason) == (Reason.RENDEZVOUS_TIMED_OUT, None)
-    first, gone, what_next = a.refusal.message.splitlines()
+    first, gone, what_next = some(a.refusal).message.splitlines()
     assert first == (
         f"round 0 of run job1 did not come together within 600 s: 2 of 4 nodes had joined: "
         f"a (pid {a.pid}), b (pid {b.pid})"
@@ -490,10 +491,10 @@ def test_all_whose_time_is_over_at_once_are_named_to_each_of_them():
     world.wait(JOIN)
     for agent in agents:
         assert agent.reason is Reason.RENDEZVOUS_TIMED_OUT
-        assert "3 of 4 nodes had joined" in agent.refusal.message
+        assert "3 of 4 nodes had joined" in some(agent.refusal).message
         for other in agents:
-            assert f"{other.address} (pid {other.pid})" in agent.refusal.message
-        assert "gone" not in agent.refusal.message
+            assert f"{other.address} (pid {other.pid})" in some(agent.refusal).message
+        assert "gone" not in some(agent.refusal).message
 
 
 def test_who_gave_up_is_named_to_the_next_who_does():
@@ -502,7 +503,7 @@ def test_who_gave_up_is_named_to_the_next_who_does():
     world.wait(5)
     b = world.agent("b")
     world.wait(JOIN)
-    assert f"gone: a (pid {a.pid}) of round 0, timed out 5 s ago" in b.refusal.message
+    assert f"gone: a (pid {a.pid}) of round 0, timed out 5 s ago" in some(b.refusal).message
 
 
 def test_a_wait_to_be_let_in_takes_no_longer_than_the_join_timeout(pair):
@@ -633,7 +634,7 @@ def test_limits_not_luck_too_many_streams_of_nodes():
     world = RendezvousWorld(nodes(3), limits=Limits(max_sessions=2))
     a, _ = world.several("a", "b")
     c = world.agent("c")
-    assert c.refusal.metadata == {"limit": "max_sessions", "value": "2"}
+    assert some(c.refusal).metadata == {"limit": "max_sessions", "value": "2"}
     a.connect()
     assert a.stands is PARTICIPANT
     a.leave()
@@ -644,7 +645,7 @@ def test_limits_not_luck_too_many_runs_of_nodes():
     world = RendezvousWorld(nodes(2), limits=Limits(max_runs=1))
     world.agent("a")
     refused = world.agent("b", run="job2")
-    assert refused.refusal.metadata == {"limit": "max_runs", "value": "1"}
+    assert some(refused.refusal).metadata == {"limit": "max_runs", "value": "1"}
     assert list(world.coordinator.runs) == [RUN]
 
 
@@ -654,8 +655,8 @@ def test_limits_not_luck_too_many_nodes_that_have_a_place():
         world.agent(address).lose_stream()
     c = world.agent("c")
     d = world.agent("d")
-    assert d.refusal.metadata == {"limit": "max_sessions", "value": "3"}
-    assert "3 nodes have a place" in d.refusal.message
+    assert some(d.refusal).metadata == {"limit": "max_sessions", "value": "3"}
+    assert "3 nodes have a place" in some(d.refusal).message
     c.join()
     world.wait(KEEP_ALIVE)
     assert world.agent("d").stands is PARTICIPANT
@@ -733,7 +734,7 @@ def test_rounds_are_never_numbered_twice_over_restarts():
             a.leave()
         world.crash()
         a.join()
-        assert a.place.round == number
+        assert some(a.place).round == number
     assert [one.round for one in world.completed] == [0, 1, 2, 3, 4, 5]
 
 
@@ -861,5 +862,5 @@ def test_those_who_time_out_a_moment_apart_are_one_company():
     world.wait(0.01)
     b = world.agent("b")
     world.wait(JOIN)
-    assert "2 of 3 nodes had joined: b" in b.refusal.message
-    assert "gone" not in b.refusal.message
+    assert "2 of 3 nodes had joined: b" in some(b.refusal).message
+    assert "gone" not in some(b.refusal).message

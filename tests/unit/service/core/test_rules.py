@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from muster.service.core.effects import Refused
 from muster.service.core.refusal import Reason
 from tests.support.core_world import RUN, Client, Crash, World
+from tests.support.expect import some
 
 PREFIXES = ("checkpoint", "checkpoint", "eval")
 TIMEOUTS = (4.0, 30.0)
@@ -228,7 +229,9 @@ class Job(RuleBasedStateMachine):
                 )
             case Reason.SEQUENCE_BEHIND:
                 # The group was taken anew while it was away, and the sequence is one of the old era.
-                assert client.seats[refused.prefix].first_era < self.world.disk.eras[RUN, refused.prefix]
+                assert (
+                    some(client.seats[refused.prefix].first_era) < self.world.disk.eras[RUN, refused.prefix]
+                )
             case _:
                 raise AssertionError(refused.refusal.message)
 

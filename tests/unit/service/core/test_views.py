@@ -5,6 +5,7 @@ from muster.service.core.events import Evict
 from muster.service.core.model import MemberState, NodeStanding, Outcome
 from muster.service.core.refusal import Reason, Refusal
 from tests.support.core_world import CKPT, RUN, TTL, World
+from tests.support.expect import some
 from tests.support.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT = NodeStanding.PARTICIPANT
@@ -63,7 +64,7 @@ def test_a_decided_barrier_is_shown_as_its_decision(world):
     assert view.message == view.decision.message
     world.wait(200)
     last = views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
-    assert (last.sequence, last.decision.outcome) == (2, Outcome.TIMED_OUT)
+    assert (last.sequence, some(last.decision).outcome) == (2, Outcome.TIMED_OUT)
 
 
 def test_barriers_are_shown_open_first_and_then_the_newest(world):

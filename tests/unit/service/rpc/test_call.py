@@ -1,39 +1,40 @@
 """A unary call as a session of the driver."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from muster.service.core.effects import Message, Refused
-from muster.service.core.events import Disconnected, Event
+from muster.service.core.events import Disconnected, Event, SessionId
 from muster.service.core.operations import Done, Number
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.driver import Outgoing
+from muster.service.driver import Driver, Outgoing, Sink
 from muster.service.rpc import errors
 from muster.service.rpc.call import Call, LongPolls
 
 REFUSAL = Refusal(Reason.RUN_NOT_FOUND, "no such run.")
 
 
-class FakeDriver:
+class FakeDriver(Driver):
     """Names calls, and remembers what it was handed."""
 
     def __init__(self) -> None:
-        self.sinks: dict[int, Call] = {}
+        self.sinks: dict[int, Sink] = {}
         self.events: list[Event] = []
 
-    def connect(self, sink: Call) -> int:
+    def connect(self, sink: Sink) -> SessionId:
         self.sinks[len(self.sinks) + 1] = sink
         return len(self.sinks)
 
-    def disconnect(self, session: int) -> None:
+    def disconnect(self, session: SessionId) -> None:
         del self.sinks[session]
 
     def submit(self, event: Event) -> None:
         self.events.append(event)
 
 
-def told(call: Call, *messages: Message) -> None:
+def told(call: Call[Any], *messages: Message) -> None:
     for message in messages:
         call.deliver(Outgoing(message, lambda _: b""))
 

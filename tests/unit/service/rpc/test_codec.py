@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -33,6 +34,7 @@ from muster.service.version import VERSION
 from muster.service.wire import decision_from_pb, members_to_pb, rendezvous_to_pb
 from muster.v1 import common_pb2, rendezvous_pb2, session_pb2
 from tests.support import records
+from tests.support.expect import of_kind
 
 SESSION = 5
 MISSING = MissingRank(3, MissingState.CONNECTION_LOST, "node-0", 4121, 41.5, 6)
@@ -113,10 +115,10 @@ class TestParse:
 
     def test_a_vote_without_a_reason_is_still_a_vote(self):
         said = session_pb2.Arrive(arrivals=[session_pb2.Arrival(rank=1, failure="")])
-        assert parse(arrive=said).arrivals[0].failure == ""
+        assert of_kind(events.Arrive, parse(arrive=said)).arrivals[0].failure == ""
 
     def test_a_sequence_that_is_not_set_is_the_first(self):
-        assert parse(arrive=session_pb2.Arrive(prefix="ckpt")).sequence == 0
+        assert of_kind(events.Arrive, parse(arrive=session_pb2.Arrive(prefix="ckpt"))).sequence == 0
 
     def test_a_goodbye(self):
         assert parse(goodbye=session_pb2.Goodbye(reason="done")) == events.Goodbye(SESSION, "done")
@@ -291,7 +293,7 @@ class TestNodes:
                 Standing(NodeStanding.WAITING, 7, "wait"),
                 {
                     "standing": rendezvous_pb2.Standing(
-                        standing="NODE_STANDING_WAITING", round=7, message="wait"
+                        standing=rendezvous_pb2.NODE_STANDING_WAITING, round=7, message="wait"
                     )
                 },
             ),
@@ -303,7 +305,7 @@ class TestNodes:
             (CLOSED, {"closed": CLOSED_PB}),
         ],
     )
-    def test_what_a_node_is_told(self, message: object, told: dict):
+    def test_what_a_node_is_told(self, message: object, told: dict[str, Any]):
         response = codec.join_response(message)  # type: ignore[arg-type]
         assert response == rendezvous_pb2.JoinResponse(**told)
         assert response.WhichOneof("message") == next(iter(told))

@@ -94,7 +94,7 @@ class World:
             self.seen.append(request)
             return run_pb2.RunServiceGetResponse()
 
-        made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
+        made: Any = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
         data = request if isinstance(request, bytes) else request.SerializeToString()
         assert await self.call(GET, made, data, metadata) == [run_pb2.RunServiceGetResponse()]
 
@@ -103,7 +103,7 @@ class World:
             for run_id in runs:
                 yield run_pb2.WatchResponse(run=run_pb2.Run(run_id=run_id))
 
-        made = grpc.unary_stream_rpc_method_handler(behavior, run_pb2.WatchRequest.FromString)
+        made: Any = grpc.unary_stream_rpc_method_handler(behavior, run_pb2.WatchRequest.FromString)
         return [response.run.run_id for response in await self.call(WATCH, made)]
 
     async def connect(self, behavior: Any, metadata: Any = BEARING) -> None:
@@ -158,7 +158,7 @@ async def test_a_unary_call_finds_out_as_whom_it_was_admitted():
     async def behavior(request: Any, context: Any) -> Any:
         admissions.append(ADMISSION.get())
 
-    made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
+    made: Any = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
     await world.call(GET, made, get("a-1").SerializeToString())
     assert admissions == [Admission(world.grant, world.traffic, "10.0.0.7")]
 
@@ -205,7 +205,7 @@ async def test_a_request_is_read_when_its_caller_was_let_in():
 
     world = World(max_messages_per_second_per_peer=1)
     world.traffic._sleep = slow
-    made = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
+    made: Any = grpc.unary_unary_rpc_method_handler(behavior, run_pb2.RunServiceGetRequest.FromString)
     for what, metadata in (("let in", BEARING), ("refused", ()), ("let in", BEARING)):
         context = Watched(get("a-1").SerializeToString())
         context.what = what
@@ -253,8 +253,8 @@ async def test_health_needs_no_token_and_is_bounded_all_the_same():
         with pytest.raises(Refusal, match="max_sessions_per_peer is 1"):
             await world.call(f"{HEALTH}/Watch", watching, metadata=())
 
-    checking = grpc.unary_unary_rpc_method_handler(check)
-    watching = grpc.unary_stream_rpc_method_handler(watch)
+    checking: Any = grpc.unary_unary_rpc_method_handler(check)
+    watching: Any = grpc.unary_stream_rpc_method_handler(watch)
     for _ in range(2):
         assert await world.call(f"{HEALTH}/Check", checking, metadata=()) == ["serving"]
     assert world.slept == [1.0]
@@ -309,7 +309,7 @@ async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
 
     async def check(request: Any, context: Any) -> None: ...
 
-    made = grpc.unary_unary_rpc_method_handler(check)
+    made: Any = grpc.unary_unary_rpc_method_handler(check)
     for _ in range(100):
         with pytest.raises(Refusal):
             await world.get(get("a-1"), ())
@@ -329,7 +329,7 @@ async def test_reflection_needs_a_token_and_is_bounded():
         async for request in requests:
             yield request
 
-    made = grpc.stream_stream_rpc_method_handler(behavior, bytes)
+    made: Any = grpc.stream_stream_rpc_method_handler(behavior, bytes)
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     handler = await world.handler(method, made)
     context = Context(b"one", b"two")

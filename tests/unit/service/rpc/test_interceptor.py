@@ -51,14 +51,19 @@ class Context:
         raise Aborted
 
 
-async def intercepted(handler: grpc.RpcMethodHandler | None, observer: Observer) -> Any:
-    class Details:
-        method = METHOD
+class Details(grpc.HandlerCallDetails):
+    method = METHOD
+    invocation_metadata = ()
 
+
+DETAILS = Details()
+
+
+async def intercepted(handler: Any, observer: Observer) -> Any:
     async def continuation(_: object) -> Any:
         return handler
 
-    return await CallInterceptor(observer).intercept_service(continuation, Details())
+    return await CallInterceptor(observer).intercept_service(continuation, DETAILS)
 
 
 async def call(behavior: Any, kind: str = "unary", context: Context | None = None) -> tuple[Any, Observer]:
@@ -195,10 +200,11 @@ async def test_messages_are_coded_as_before():
 
 async def test_a_request_that_cannot_be_parsed_is_a_refusal_and_no_fault():
     """Left to gRPC it would be a traceback in the log."""
-    for make, kind in (
+    calls: list[tuple[Any, str]] = [
         (grpc.unary_unary_rpc_method_handler(echo, Duration.FromString), "unary_unary"),
         (grpc.unary_stream_rpc_method_handler(echo_once, Duration.FromString), "unary_stream"),
-    ):
+    ]
+    for make, kind in calls:
         observer, context = Observer(), Context()
         answer = getattr(await intercepted(make, observer), kind)(b"\xff" * 9, context)
         with pytest.raises(Aborted):
@@ -217,7 +223,7 @@ async def test_what_is_said_on_a_stream_is_parsed_one_by_one_and_refused_too():
         for data in said:
             yield data
 
-    make = grpc.stream_stream_rpc_method_handler(echo_each, Duration.FromString)
+    make: Any = grpc.stream_stream_rpc_method_handler(echo_each, Duration.FromString)
     observer, context = Observer(), Context()
     handler = await intercepted(make, observer)
     assert handler.request_deserializer is None
@@ -261,10 +267,7 @@ async def test_a_call_that_is_a_stream_to_grpc_alone_is_counted_as_what_it_is():
 
         return grpc.stream_stream_rpc_method_handler(behavior)
 
-    class Details:
-        method = METHOD
-
     interceptor = CallInterceptor(observer, {METHOD: "unary"})
-    handler = await interceptor.intercept_service(continuation, Details())
+    handler = await interceptor.intercept_service(continuation, DETAILS)
     await handler.stream_stream(None, Context())
     assert observer.calls == [("started", "unary", METHOD), ("handled", "unary", METHOD, "OK")]

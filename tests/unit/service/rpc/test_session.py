@@ -17,6 +17,7 @@ from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.session import Session, SessionServicer
 from muster.service.security.tokens import Grant, Role
 from muster.v1 import session_pb2
+from tests.support.expect import some
 from tests.support.virtual_time import START, in_virtual_time
 
 HELLO = session_pb2.ConnectRequest(hello=session_pb2.Hello(run_id="job", protocol_version=1))
@@ -86,7 +87,7 @@ class Stream:
         self.driver = FakeDriver()
         self.context = FakeContext()
         self.session = Session(self.driver, max_unsent)  # type: ignore[arg-type]
-        self.serving: asyncio.Task[None] | None = None
+        self.serving: asyncio.Task[None]
 
     def start(self) -> None:
         self.serving = asyncio.create_task(self.session.serve(self.context, hello_timeout=10.0))
@@ -96,7 +97,6 @@ class Stream:
 
     async def ends(self) -> grpc.Status | None:
         """Wait for the end of the stream; its status, None for OK."""
-        assert self.serving is not None
         try:
             await self.serving
         except Ended:
@@ -113,7 +113,6 @@ async def stream(max_unsent: int = 3, *, hello: bool = True) -> AsyncIterator[St
         opened.context.says(HELLO)
         await opened.driver.hears(1)
     yield opened
-    assert opened.serving is not None
     opened.serving.cancel()
     await asyncio.wait({opened.serving})
 
@@ -176,7 +175,7 @@ async def test_a_stream_that_is_closed_before_it_said_anything_is_refused():
 @in_virtual_time
 async def test_a_peer_that_says_no_hello_is_refused_after_the_timeout():
     async with stream(hello=False) as one:
-        status = await one.ends()
+        status = some(await one.ends())
         assert asyncio.get_running_loop().time() == START + 10
         assert_refused(status, Reason.HELLO_REQUIRED)
         assert "no Hello came within 10 s" in status.details
@@ -258,12 +257,12 @@ async def test_a_call_that_breaks_is_a_disconnection():
         assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
 
 
-async def test_a_write_that_fails_is_a_disconnection():
+async def test_a_write_that_fails_is_a_disconnection(monkeypatch: pytest.MonkeyPatch):
     async def broken(data: bytes) -> None:
         raise grpc.aio.InternalError("the stream is gone")
 
     async with stream() as one:
-        one.context.write = broken
+        monkeypatch.setattr(one.context, "write", broken)
         one.deliver()
         with pytest.raises(grpc.aio.InternalError):
             await one.ends()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ async def test_each_operation_is_carried_out_and_answered(ask: Service):
     ],
 )
 async def test_every_change_may_name_itself_and_is_then_carried_out_once(
-    ask: Service, method: str, fields: dict
+    ask: Service, method: str, fields: dict[str, Any]
 ):
     operation = pb.OperationId(client="c", number=1)
     first = await ask(method, **fields, operation=operation)

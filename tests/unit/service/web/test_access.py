@@ -14,6 +14,7 @@ from muster.service.security.tokens import Grant, Role, Tokens
 from muster.service.web.access import guarded
 from muster.service.web.viewer import GRANT
 
+Client = TestClient[web.Request, web.Application]
 ALL, TEAM = "s3cr3t-of-all-0123456789", "s3cr3t-of-team-0123456789"
 
 
@@ -26,7 +27,7 @@ TOKENS = Tokens((grant(ALL, "*"), grant(TEAM, "a-*")))
 
 
 @asynccontextmanager
-async def site(access: Access | None, *, needs_certificate: bool = False) -> AsyncIterator[TestClient]:
+async def site(access: Access | None, *, needs_certificate: bool = False) -> AsyncIterator[Client]:
     async def show(request: web.Request) -> web.Response:
         known = request[GRANT]
         return web.Response(text=known.name if known else "everyone")
@@ -38,7 +39,7 @@ async def site(access: Access | None, *, needs_certificate: bool = False) -> Asy
         yield client
 
 
-async def ask(client: TestClient, path: str, authorization: str = "") -> tuple[int, str]:
+async def ask(client: Client, path: str, authorization: str = "") -> tuple[int, str]:
     headers = {"Authorization": authorization} if authorization else {}
     answer = await client.get(path, headers=headers)
     return answer.status, (await answer.text()).strip()

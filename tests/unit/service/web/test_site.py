@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -14,6 +15,8 @@ from prometheus_client.registry import Collector
 from muster.service.web import answers
 from muster.service.web.site import build_site
 from tests.support import scenes
+
+Client = TestClient[web.Request, web.Application]
 
 
 class Readiness:
@@ -30,14 +33,14 @@ def readiness() -> Readiness:
 
 
 @pytest.fixture
-async def client(readiness: Readiness) -> AsyncIterator[TestClient]:
+async def client(readiness: Readiness) -> AsyncIterator[Client]:
     registry = CollectorRegistry()
     Counter("muster_things", "Things.", registry=registry).inc(3)
     async with TestClient(TestServer(build_site(lambda: registry, readiness, scenes.Scene()))) as client:
         yield client
 
 
-async def test_metrics_are_in_the_text_format_that_prometheus_reads(client: TestClient):
+async def test_metrics_are_in_the_text_format_that_prometheus_reads(client: Client):
     answer = await client.get("/metrics")
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -46,7 +49,7 @@ async def test_metrics_are_in_the_text_format_that_prometheus_reads(client: Test
     assert things.samples[0].value == 3
 
 
-async def test_metrics_are_in_openmetrics_for_those_who_ask(client: TestClient):
+async def test_metrics_are_in_openmetrics_for_those_who_ask(client: Client):
     answer = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert (await answer.text()).endswith("# EOF\n")
@@ -76,13 +79,13 @@ def scraped() -> Scraped:
 @pytest.fixture
 async def scraper(
     readiness: Readiness, scraped: Scraped, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[TestClient]:
+) -> AsyncIterator[Client]:
     monkeypatch.setattr(answers, "FRESH_FOR", 600.0)
     async with TestClient(TestServer(build_site(scraped, readiness, scenes.Scene()))) as scraper:
         yield scraper
 
 
-async def test_metrics_are_taken_on_the_loop_and_encoded_beside_it(scraper: TestClient, scraped: Scraped):
+async def test_metrics_are_taken_on_the_loop_and_encoded_beside_it(scraper: Client, scraped: Scraped):
     assert (await scraper.get("/metrics")).status == 200
     here = threading.get_ident()
     assert scraped.taken == [here]
@@ -90,13 +93,13 @@ async def test_metrics_are_taken_on_the_loop_and_encoded_beside_it(scraper: Test
     assert scraped.collected != [here]
 
 
-async def test_those_who_scrape_at_once_cost_what_one_does(scraper: TestClient, scraped: Scraped):
+async def test_those_who_scrape_at_once_cost_what_one_does(scraper: Client, scraped: Scraped):
     said = await asyncio.gather(*(scraper.get("/metrics") for _ in range(20)))
     assert {await one.text() for one in said} == {await (await scraper.get("/metrics")).text()}
     assert len(scraped.taken) == 1
 
 
-async def test_each_format_is_an_answer_of_its_own(scraper: TestClient, scraped: Scraped):
+async def test_each_format_is_an_answer_of_its_own(scraper: Client, scraped: Scraped):
     openmetrics = {"Accept": "application/openmetrics-text; version=1.0.0"}
     said = [await (await scraper.get("/metrics", headers=one)).text() for one in ({}, openmetrics) * 2]
     assert [text.endswith("# EOF\n") for text in said] == [False, True] * 2
@@ -105,7 +108,7 @@ async def test_each_format_is_an_answer_of_its_own(scraper: TestClient, scraped:
 
 @pytest.mark.parametrize("version", ["1.0.1", "7.7.7", "abc", ""])
 async def test_the_version_that_a_client_names_makes_no_answer_of_its_own(
-    scraper: TestClient, scraped: Scraped, version: str
+    scraper: Client, scraped: Scraped, version: str
 ):
     for one in ("1.0.0", version):
         accept = f"application/openmetrics-text; version={one}"
@@ -114,7 +117,7 @@ async def test_the_version_that_a_client_names_makes_no_answer_of_its_own(
     assert len(scraped.taken) == 1
 
 
-async def test_metrics_are_zipped_for_those_who_take_that(scraper: TestClient):
+async def test_metrics_are_zipped_for_those_who_take_that(scraper: Client):
     plain, zipped = [
         await scraper.get("/metrics", headers={"Accept-Encoding": encoding})
         for encoding in ("identity", "gzip")
@@ -125,18 +128,18 @@ async def test_metrics_are_zipped_for_those_who_take_that(scraper: TestClient):
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/html;q=0.9", "nonsense;;;=", "x" * 4000])
-async def test_any_accept_header_is_answered(client: TestClient, accept: str):
+async def test_any_accept_header_is_answered(client: Client, accept: str):
     answer = await client.get("/metrics", headers={"Accept": accept})
     assert answer.status == 200
 
 
-async def test_it_is_alive_and_ready(client: TestClient):
+async def test_it_is_alive_and_ready(client: Client):
     for path in ("/healthz", "/readyz"):
         answer = await client.get(path)
         assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
-async def test_when_it_is_not_ready_it_says_why_and_is_still_alive(client: TestClient, readiness: Readiness):
+async def test_when_it_is_not_ready_it_says_why_and_is_still_alive(client: Client, readiness: Readiness):
     readiness.why_not = "draining"
     answer = await client.get("/readyz")
     assert (answer.status, await answer.text()) == (503, "not ready: draining\n")
@@ -146,12 +149,12 @@ async def test_when_it_is_not_ready_it_says_why_and_is_still_alive(client: TestC
     assert (await client.get("/readyz")).status == 200
 
 
-async def test_probes_may_ask_with_head(client: TestClient, readiness: Readiness):
+async def test_probes_may_ask_with_head(client: Client, readiness: Readiness):
     assert (await client.head("/readyz")).status == 200
     readiness.why_not = "draining"
     assert (await client.head("/readyz")).status == 503
 
 
-async def test_nothing_else_is_there_and_nothing_can_be_posted(client: TestClient):
+async def test_nothing_else_is_there_and_nothing_can_be_posted(client: Client):
     assert (await client.get("/nothing")).status == 404
     assert (await client.post("/metrics", data=b"x")).status == 405

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 from yarl import URL
@@ -23,6 +24,7 @@ from tests.support import scenes
 from tests.unit.service.web.markup import Markup
 
 T = TypeVar("T")
+Client = TestClient[web.Request, web.Application]
 HOSTILE = [
     "a/b",
     "..",
@@ -65,7 +67,7 @@ async def scene() -> CountedScene:
 
 
 @pytest.fixture
-async def client(scene: CountedScene) -> AsyncIterator[TestClient]:
+async def client(scene: CountedScene) -> AsyncIterator[Client]:
     async with TestClient(TestServer(build_site(CollectorRegistry, lambda: None, scene))) as client:
         yield client
 
@@ -85,7 +87,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_every_answer_is_guarded(client: TestClient, scene: CountedScene, path: str):
+async def test_every_answer_is_guarded(client: Client, scene: CountedScene, path: str):
     scenes.Job(scene, "job1", 8)
     answer = await client.get(path)
     assert answer.status == (404 if "unknown" in path else 200)
@@ -97,7 +99,7 @@ async def test_every_answer_is_guarded(client: TestClient, scene: CountedScene, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_it_can_be_read_and_nothing_else(client: TestClient, path: str):
+async def test_it_can_be_read_and_nothing_else(client: Client, path: str):
     assert (await client.head("/")).status == 200
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert (await client.request(method, path)).status == 405
@@ -127,7 +129,7 @@ async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene)
             assert (f"Only the runs that your token is for: {runs}" in page) == (runs != "*")
 
 
-async def test_nothing_comes_from_elsewhere(client: TestClient, scene: CountedScene):
+async def test_nothing_comes_from_elsewhere(client: Client, scene: CountedScene):
     scenes.Job(scene, "job1", 8)
     for path in ("/", "/runs/job1"):
         page = Markup(await (await client.get(path)).text())
@@ -146,7 +148,7 @@ async def test_nothing_comes_from_elsewhere(client: TestClient, scene: CountedSc
 
 
 @pytest.mark.parametrize("run_id", HOSTILE)
-async def test_a_run_of_any_name_is_found(client: TestClient, scene: CountedScene, run_id: str):
+async def test_a_run_of_any_name_is_found(client: Client, scene: CountedScene, run_id: str):
     scenes.Job(scene, run_id, 8)
     page = await client.get(URL(f"/{links.run_page(run_id)}", encoded=True))
     assert (page.status, page.content_type) == (200, "text/html")
@@ -155,7 +157,7 @@ async def test_a_run_of_any_name_is_found(client: TestClient, scene: CountedScen
     assert (await twin.json())["run"]["run_id"] == run_id
 
 
-async def test_a_run_that_is_not_known_is_said_so(client: TestClient):
+async def test_a_run_that_is_not_known_is_said_so(client: Client):
     page = await client.get("/runs/%3Cb%3E")
     assert page.status == 404
     assert "RUN_NOT_FOUND" in Markup(await page.text()).text
@@ -164,11 +166,11 @@ async def test_a_run_that_is_not_known_is_said_so(client: TestClient):
     assert (await twin.json())["error"]["reason"] == "RUN_NOT_FOUND"
 
 
-async def test_a_path_that_is_no_text_finds_nothing(client: TestClient):
+async def test_a_path_that_is_no_text_finds_nothing(client: Client):
     assert (await client.get(URL("/runs/%ff%fe", encoded=True))).status == 404
 
 
-async def test_a_hundred_viewers_cost_what_one_does(client: TestClient, scene: CountedScene):
+async def test_a_hundred_viewers_cost_what_one_does(client: Client, scene: CountedScene):
     scenes.Job(scene, "job1", 8)
     scene.may_look.clear()
     viewers = [asyncio.create_task(client.get("/runs/job1")) for _ in range(100)]
@@ -182,7 +184,7 @@ async def test_a_hundred_viewers_cost_what_one_does(client: TestClient, scene: C
     assert scene.looks == 2, "the twin is another picture"
 
 
-async def test_it_is_sent_zipped_to_those_who_take_that(client: TestClient, scene: CountedScene):
+async def test_it_is_sent_zipped_to_those_who_take_that(client: Client, scene: CountedScene):
     scenes.Job(scene, "job1", 8)
     plain = await client.get("/runs/job1", headers={"Accept-Encoding": "identity"})
     assert "Content-Encoding" not in plain.headers
@@ -192,7 +194,7 @@ async def test_it_is_sent_zipped_to_those_who_take_that(client: TestClient, scen
     assert "no-store" in plain.headers["Cache-Control"]
 
 
-async def test_the_twin_has_the_fields_of_the_wire(client: TestClient):
+async def test_the_twin_has_the_fields_of_the_wire(client: Client):
     sixteen = scenes.sixteen()
     async with TestClient(TestServer(build_site(CollectorRegistry, lambda: None, sixteen))) as client:
         shown = json.loads(await (await client.get("/status.json")).text())
@@ -218,7 +220,7 @@ async def test_the_twin_has_the_fields_of_the_wire(client: TestClient):
 
 
 async def test_a_twin_names_the_missing_of_as_many_decisions_as_is_bearable(
-    client: TestClient, scene: CountedScene, monkeypatch: pytest.MonkeyPatch
+    client: Client, scene: CountedScene, monkeypatch: pytest.MonkeyPatch
 ):
     job = scenes.Job(scene, "job1", 16)
     job.join("checkpoint")

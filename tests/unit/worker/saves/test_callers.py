@@ -245,7 +245,7 @@ def test_a_child_collects_no_garbage_from_its_first_moment_on(
             raise OSError("no more processes")
         return pid
 
-    monkeypatch.setattr(callers.os, "fork", fork)
+    monkeypatch.setattr(os, "fork", fork)
     assert gc.isenabled()
     try:
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
 
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
@@ -273,7 +274,7 @@ def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.Monkey
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.FileSystemWriter, "prepare_local_plan", fail)
+        patched.setattr(FileSystemWriter, "prepare_local_plan", fail)
         with pytest.raises(type(error)):
             made.save(1, state(1))
     assert made._queue.next_idx == 1

@@ -2,12 +2,12 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.worker.saves import directory as module
 from muster.worker.saves.directory import MARKER, CheckpointDirectory, Committed, Life, UncommittedError
 
 
@@ -126,7 +126,7 @@ def test_half_of_one_never_looks_like_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.shutil, "rmtree", killed)
+        patched.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             folder.sweep(1)
     assert sorted(path.name for path in folder.folder.iterdir()) == [

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def test_several_in_flight_are_finalized_in_order(queue: AsyncCallsQueue, barrie
     order: list[Any] = []
     barrier.open.clear()
     for number in range(3):
-        request = AsyncRequest(nothing, (), [lambda n=number: order.append(n)])
-        request.add_finalize_fn(lambda n=number: order.append(f"{n} again"))
+        request = AsyncRequest(nothing, (), [partial(order.append, number)])
+        request.add_finalize_fn(partial(order.append, f"{number} again"))
         assert queue.schedule_async_request(request) == number
     assert queue.get_num_unfinalized_calls() == 3
     assert queue.maybe_finalize_async_calls(no_dist=True) == []
@@ -129,7 +130,7 @@ def test_what_the_training_thread_waited_for_before_is_in_the_stall(barrier: Fak
 def test_a_failed_save_is_finalized_nowhere_and_later_ones_are(queue: AsyncCallsQueue, barrier: FakeBarrier):
     done: list[int] = []
     for number, write in enumerate((nothing, kill_itself, nothing)):
-        queue.schedule_async_request(AsyncRequest(write, (), [lambda n=number: done.append(n)]))
+        queue.schedule_async_request(AsyncRequest(write, (), [partial(done.append, number)]))
     with pytest.raises(AsyncSaveError, match=r"save 1 was not committed, on any rank.*SIGKILL") as caught:
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
     assert (caught.value.call_idx, caught.value.finalized, done) == (1, (0,), [0])
@@ -247,7 +248,7 @@ def test_closing_does_not_wait_for_ever_for_a_coordinator_that_is_away(barrier: 
         queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
         with queue._changed:
             for number in range(3):
-                queue.schedule_async_request(AsyncRequest(nothing, (), [lambda n=number: done.append(n)]))
+                queue.schedule_async_request(AsyncRequest(nothing, (), [partial(done.append, number)]))
             queue._state.closing = True
         with pytest.raises(OutcomeUnknownError):
             queue.close()
@@ -272,7 +273,7 @@ def test_closing_finalizes_what_was_scheduled_and_raises_the_first_failure(barri
     with no_child_left():
         queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
         for number, write in enumerate((kill_itself, nothing, kill_itself, nothing)):
-            queue.schedule_async_request(AsyncRequest(write, (), [lambda n=number: done.append(n)]))
+            queue.schedule_async_request(AsyncRequest(write, (), [partial(done.append, number)]))
         with pytest.raises(AsyncSaveError, match="save 0"):
             queue.close()
         assert done == [1, 3]
@@ -379,7 +380,7 @@ def test_what_finalize_functions_hold_is_let_go(queue: AsyncCallsQueue):
 
     state = State()
     held = weakref.ref(state)
-    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda state=state: None]))
+    queue.schedule_async_request(AsyncRequest(nothing, (), [partial(id, state)]))
     del state
     assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
     until(lambda: held() is None)

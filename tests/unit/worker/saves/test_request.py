@@ -48,14 +48,14 @@ def test_it_is_written_at_once_and_finalized_if_all_have_written():
     request = AsyncRequest(
         lambda *a, **k: order.append((a, k)), (1,), [lambda: order.append("end")], {"x": 2}
     )
-    request.execute_sync(FakeBarrier())
+    request.execute_sync(FakeBarrier())  # type: ignore[arg-type]
     assert order == [((1,), {"x": 2}), "end"]
 
 
 def test_a_write_at_once_that_fails_is_told_to_all():
     barrier, finalized = FakeBarrier(), []
     with pytest.raises(AsyncSaveError, match="ZeroDivisionError"):
-        AsyncRequest(lambda: 1 / 0, (), [lambda: finalized.append(1)]).execute_sync(barrier)
+        AsyncRequest(lambda: 1 / 0, (), [lambda: finalized.append(1)]).execute_sync(barrier)  # type: ignore[arg-type]
     assert barrier.votes[0] is not None
     assert finalized == []
 
@@ -64,6 +64,6 @@ def test_a_write_at_once_is_not_finalized_if_another_rank_failed():
     barrier, finalized = FakeBarrier(world_size=2), []
     barrier.others_fail[0] = "no space left"
     with pytest.raises(AsyncSaveError, match="no space left") as caught:
-        AsyncRequest(None, (), [lambda: finalized.append(1)]).execute_sync(barrier)
+        AsyncRequest(None, (), [lambda: finalized.append(1)]).execute_sync(barrier)  # type: ignore[arg-type]
     assert [one.rank for one in caught.value.failures] == [1]
     assert finalized == []

@@ -63,7 +63,7 @@ def test_tensors_without_a_storage_on_the_host_are_taken_too(tensor: torch.Tenso
 
 def test_only_what_is_shared_is_copied():
     own, shared = torch.ones(3), torch.ones(3).share_memory_()
-    state = {"own": own, "list": [own, shared], "tuple": (shared, 7)}
+    state: dict[str, Any] = {"own": own, "list": [own, shared], "tuple": (shared, 7)}
     copied = unshared(state)
     assert state["list"][1] is shared
     assert copied["own"] is own

@@ -2,10 +2,11 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+DOCS := .venv-docs/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test lint types stubs check-stubs dashboards unit bench bench-venv soak format clean
+.PHONY: help venv tools demo test lint types stubs check-stubs dashboards docs unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,6 +54,19 @@ unit: venv tools ## All tests.
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards
 
+# A virtual environment of its own: without torch, and with nothing that the tests need.
+.venv-docs/.installed: requirements/docs.txt requirements/docs-assets.txt
+	test -x $(DOCS)/python || $(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	rm -rf .venv-docs/assets
+	$(DOCS)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+	  --python-version 3.12 --dest .venv-docs/assets -r requirements/docs-assets.txt
+	cd .venv-docs/assets && ../bin/python -m zipfile --extract *.whl .
+	@touch $@
+
+docs: .venv-docs/.installed ## Make the site in build/site from docs/, the SDK's docstrings and the protos' comments.
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/python -m mkdocs build
+
 .venv/.bench-installed: .venv/.installed requirements/bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
 	@touch $@
@@ -73,4 +87,4 @@ format: venv ## Format the code and the protos.
 	cd proto && ../$(BIN)/buf format --write
 
 clean: ## Remove what the targets made.
-	rm -rf .venv .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-docs .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -6,7 +6,7 @@ DOCS := .venv-docs/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test lint types stubs check-stubs dashboards docs unit bench bench-venv soak format clean
+.PHONY: help venv tools demo test lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +66,18 @@ dashboards: venv ## Generate the dashboards' files again.
 
 docs: .venv-docs/.installed ## Make the site in build/site from docs/, the SDK's docstrings and the protos' comments.
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/python -m mkdocs build
+
+.tools/twine/.installed: requirements/dist.txt
+	test -x .tools/twine/bin/python || $(PYTHON) -m venv .tools/twine
+	.tools/twine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dist.txt
+	@touch $@
+
+dist: venv .tools/twine/.installed ## Make wheel and sdist in dist/, and check them in clean environments, with each extra.
+	$(BIN)/pytest -q tests/unit/project/test_distribution.py
+	rm -rf dist
+	$(BIN)/hatchling build --directory dist
+	.tools/twine/bin/twine check --strict dist/*
+	$(BIN)/python dev/check-wheel.py dist/*.whl
 
 .venv/.bench-installed: .venv/.installed requirements/bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt

@@ -32,11 +32,15 @@ demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node an
 
 test: venv tools check-stubs lint types unit ## Everything that CI runs.
 
+# Nothing in the protos may break what the last release says; its wheel has them.
+LAST_RELEASE = $(wildcard tests/releases/*.whl)
+
 lint: venv ## Format, lint, the walls between the packages, and the protos.
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --output-format concise $(SOURCES)
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	cd proto && ../$(BIN)/buf breaking --against '../$(LAST_RELEASE)#format=zip'
 
 types: venv ## mypy, strict.
 	$(BIN)/mypy service worker_sdk examples

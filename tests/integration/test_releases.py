@@ -233,6 +233,6 @@ def test_the_reasons_of_refusals_stay():
         for one in released("muster/service/core/refusal.py").body
         if isinstance(one, ast.ClassDef) and one.name == "Reason"
     )
-    names = [one.targets[0].id for one in reasons.body if isinstance(one, ast.Assign)]
+    names = [ast.unparse(one.targets[0]) for one in reasons.body if isinstance(one, ast.Assign)]
     assert "PROTOCOL_VERSION" in names
     assert set(names) <= set(Reason.__members__)

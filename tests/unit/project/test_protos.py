@@ -31,7 +31,9 @@ def protos(tmp_path: Path) -> Path:
         ),
         pytest.param("session", "bytes payload = 2", "string payload = 2", '"payload"', id="type"),
         pytest.param("common", "OUTCOME_ABORTED = 3", "OUTCOME_ABORTED = 9", '"3"', id="value of an enum"),
-        pytest.param("state", "message GroupRecord", "message Flock", "GroupRecord", id="record of the state"),
+        pytest.param(
+            "state", "message GroupRecord", "message Flock", "GroupRecord", id="record of the state"
+        ),
     ],
 )
 def test_what_breaks_a_peer_or_a_state_is_found(protos: Path, file: str, before: str, after: str, said: str):

@@ -18,6 +18,14 @@ class Loader(yaml.SafeLoader):
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 NAVIGATION = str(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"])
 
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.parametrize("page", sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")))
+def test_every_page_of_the_docs_is_in_the_navigation(page: str):
+    assert f"'{page}'" in NAVIGATION
+
+
 # ---------------------------------------------------------------------- of the SDK
 
 

@@ -6,7 +6,7 @@ DOCS := .venv-docs/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
+.PHONY: help venv tools demo test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,10 @@ demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node an
 
 test: venv tools check-stubs lint types unit ## Everything that CI runs.
 
+# The loop while one works.
+quick: venv lint types ## Format, lint, types and the unit tests, in a minute or so.
+	$(BIN)/pytest -q -n 4 --dist worksteal tests/unit tests/contract
+
 # Nothing in the protos may break what the last release says; its wheel has them.
 LAST_RELEASE = $(wildcard tests/releases/*.whl)
 
@@ -51,9 +55,12 @@ stubs: ## Generate the stubs of the protos again.
 check-stubs: venv ## The committed stubs are those of the protos, and load on the oldest libraries.
 	dev/check-stubs.sh
 
-# Two at a time: most tests wait for processes. A module's tests stay together, for they share what is dear.
+# Four at a time on two cores: most tests wait for processes. A module's tests stay together, for they share what is dear.
 unit: venv tools ## All tests.
-	$(BIN)/pytest -q -n 2 --dist loadscope
+	$(BIN)/pytest -q -n 4 --dist loadscope
+
+thorough: venv tools ## All tests, and those that are worth more the longer they run for longer.
+	$(BIN)/pytest -q -n 4 --dist loadscope --thorough
 
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards

@@ -1,6 +1,7 @@
 """Malformed, oversized, out-of-order and hostile input: a clear error each, and nobody is disturbed."""
 
 import http.client
+import itertools
 import os
 import socket
 import sqlite3
@@ -14,17 +15,22 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
+import muster.worker
 from muster.v1 import barrier_pb2, barrier_pb2_grpc, run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
 from muster.worker import GrpcBarrier, RefusedError
 from tests.support.coordinator import MUSTER, Coordinator, free_port
+from tests.support.patience import PATIENCE
 
-pytestmark = pytest.mark.timeout(120)
+RUN = "bad"
+"""Stands for the run of a test's own."""
+_numbers = itertools.count()
 
 
 class Stream:
-    """One raw session, for saying what the SDK never would."""
+    """One raw session in a run of its own, for saying what the SDK never would."""
 
     def __init__(self, endpoint: str) -> None:
+        self.run_id = f"{RUN}-{next(_numbers)}"
         self.channel = grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
         self._said: list[bytes] = []
         self._more = threading.Semaphore(0)
@@ -42,6 +48,8 @@ class Stream:
             yield self._said.pop(0)
 
     def say(self, message: session_pb2.ConnectRequest | bytes) -> "Stream":
+        if isinstance(message, session_pb2.ConnectRequest) and message.hello.run_id == RUN:
+            message.hello.run_id = self.run_id
         self._said.append(message if isinstance(message, bytes) else message.SerializeToString())
         self._more.release()
         return self
@@ -78,6 +86,14 @@ def reason_of(error: grpc.RpcError) -> str:
     return info.reason
 
 
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """One for all: what one test says must not disturb the next."""
+    with Coordinator(tmp_path_factory.mktemp("coordinator"), session_ttl=3.0) as running:
+        yield running
+        muster.worker.close()
+
+
 @pytest.fixture
 def stream(coordinator: Coordinator) -> Iterator[Stream]:
     opened = Stream(coordinator.endpoint)
@@ -103,7 +119,7 @@ def _nobody_else_is_disturbed(coordinator: Coordinator) -> Iterator[None]:
     assert '"level": "error"' not in text
 
 
-def hello(rank: int = 0, run_id: str = "bad", **more) -> session_pb2.ConnectRequest:
+def hello(rank: int = 0, run_id: str = RUN, **more) -> session_pb2.ConnectRequest:
     process = session_pb2.Process(rank=rank, incarnation="i", host="h", pid=1)
     fields = {"run_id": run_id, "processes": [process], "protocol_version": 1} | more
     return session_pb2.ConnectRequest(hello=session_pb2.Hello(**fields))
@@ -191,7 +207,7 @@ def test_a_bad_arrival_is_refused(stream: Stream, request_, reason: str, words: 
 
 
 def test_a_sequence_from_before_it_joined_is_refused(coordinator: Coordinator, stream: Stream):
-    barrier = GrpcBarrier(0, 1, "p", coordinator.endpoint, 20, 20, run_id="bad")
+    barrier = GrpcBarrier(0, 1, "p", coordinator.endpoint, 20, 20, run_id=stream.run_id)
     barrier.execute_barrier()
     stream.say(hello()).hear()
     assert stream.say(join(world_size=1)).hear().group_joined.positions[0].sequence == 1
@@ -260,9 +276,9 @@ def test_the_sdk_names_the_argument_that_is_not_usable(coordinator: Coordinator,
 
 def test_garbage_bytes_and_other_protocols_on_the_port(coordinator: Coordinator):
     for garbage in (b"\x00" * 1000, os.urandom(5000), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", coordinator.port), timeout=5) as raw:
+        with socket.create_connection(("127.0.0.1", coordinator.port), timeout=PATIENCE) as raw:
             raw.sendall(garbage)
-            raw.settimeout(5)
+            raw.settimeout(PATIENCE)
             try:
                 while raw.recv(4096):
                     pass
@@ -272,7 +288,7 @@ def test_garbage_bytes_and_other_protocols_on_the_port(coordinator: Coordinator)
 
 def test_the_http_port_answers_nonsense_with_404_or_400(coordinator: Coordinator):
     assert coordinator.get("/nothing/here")[0] == 404
-    client = http.client.HTTPConnection("127.0.0.1", coordinator.http_port, timeout=5)
+    client = http.client.HTTPConnection("127.0.0.1", coordinator.http_port, timeout=PATIENCE)
     client.putrequest("GET", "/metrics")
     client.putheader("X-Long", "x" * 100_000)
     client.endheaders()
@@ -332,7 +348,7 @@ def test_the_session_stub_works_for_others(coordinator: Coordinator, channel: gr
 
 def serve(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(MUSTER), "serve", *arguments], capture_output=True, text=True, timeout=60, **more
+        [str(MUSTER), "serve", *arguments], capture_output=True, text=True, timeout=PATIENCE, **more
     )
 
 
@@ -410,7 +426,7 @@ def test_closed_standard_streams_do_not_hurt(tmp_path: Path):
         barrier.execute_barrier()
     finally:
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_log_that_nobody_reads_does_not_stop_the_coordinator(tmp_path: Path):

@@ -1,12 +1,8 @@
 """Ranks behind a proxy that drops, delays and black-holes."""
 
-import pytest
-
 from tests.support.coordinator import Coordinator
 from tests.support.proxy import Proxy
 from tests.support.ranks import assert_good_history, everyone, ranks
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def test_reconnecting_again_and_again_never_counts_twice(coordinator: Coordinator):

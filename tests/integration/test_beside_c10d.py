@@ -22,7 +22,6 @@ from torch.distributed.elastic.rendezvous.api import (
 import muster.worker
 from tests.support.coordinator import Coordinator
 from tests.support.meeting import (
-    TIMEOUT,
     Joining,
     Meeting,
     MusterMeeting,
@@ -31,10 +30,8 @@ from tests.support.meeting import (
     in_thread,
     kept_environment,
     meeting,
-    until,
 )
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.patience import PATIENCE, until
 
 Scenario = Callable[[Meeting], object]
 Each = Callable[[Scenario], tuple[object, object]]
@@ -69,7 +66,7 @@ def each(shared: Coordinator) -> Each:
             in_thread(lambda: play(TorchMeeting())),
             in_thread(lambda: play(MusterMeeting(shared))),
         ]
-        theirs, ours = [future.result(2 * TIMEOUT) for future in futures]
+        theirs, ours = [future.result(2 * PATIENCE) for future in futures]
         return theirs, ours
 
     return run
@@ -353,7 +350,7 @@ def test_the_agents_of_a_round_share_a_store_that_the_next_round_does_not_see(bo
         late = in_thread(lambda: second.store.get("later"))
         first.store.set("later", "on")
         again, _ = together(*nodes)
-        return got, sum, there, late.result(TIMEOUT), again.store.check(["from"])
+        return got, sum, there, late.result(PATIENCE), again.store.check(["from"])
 
     assert both(scenario) == ((True, b"\x00\xff"), (2, 5), True, b"on", False)
 
@@ -362,7 +359,7 @@ def connected(info: RendezvousInfo, key: str) -> bytes:
     """What a worker does: a TCPStore client of the agents' store. Returns what it reads back."""
     where = info.bootstrap_store_info
     assert where is not None
-    timeout = timedelta(seconds=TIMEOUT)
+    timeout = timedelta(seconds=PATIENCE)
     store = dist.TCPStore(where.master_addr, where.master_port, is_master=False, timeout=timeout)
     store.set(key, "here")
     return store.get(key)

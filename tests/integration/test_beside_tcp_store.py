@@ -23,7 +23,6 @@ from muster.worker.session import Session, SessionConfig, Shape
 from tests.support.coordinator import Coordinator, free_port
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 

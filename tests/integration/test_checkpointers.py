@@ -6,11 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.coordinator import Coordinator
-
-pytestmark = pytest.mark.timeout(180)
+from tests.support.patience import PATIENCE
 
 EXPERIMENTAL = """
 import sys, torch
@@ -126,7 +123,7 @@ def run_ranks(program: str, tmp_path: Path, coordinator: Coordinator, world: int
         )
         for rank in range(world)
     ]
-    outputs = [rank.communicate(timeout=170)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=2 * PATIENCE)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
     assert all("loaded" in output for output in outputs)
 
@@ -134,7 +131,7 @@ def run_ranks(program: str, tmp_path: Path, coordinator: Coordinator, world: int
 def decided(coordinator: Coordinator, run_id: str) -> list[tuple[int, str]]:
     return [
         (line["sequence"], line["outcome"])
-        for line in coordinator.log("barrier.decided")
+        for line in coordinator.logged("barrier.decided")
         if line["run"] == run_id
     ]
 

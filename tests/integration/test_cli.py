@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from muster.v1 import common_pb2
-from tests.support.command import TIMEOUT, Job, ended, environment, job, muster, output, watching
+from tests.support.command import Job, ended, environment, job, muster, output, watching
 from tests.support.coordinator import MUSTER, Coordinator, free_port
+from tests.support.patience import PATIENCE
 
 WAITING = 'barrier "checkpoint" #1 of run job1 has waited'
 MISSING = "missing: rank 3 (node-1, pid 4003, connected, still at #0)"
@@ -100,7 +101,7 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(coordinator: Coordinator, 
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT,
+        timeout=PATIENCE,
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
@@ -148,7 +149,7 @@ def test_a_watch_of_a_coordinator_that_dies_says_that_it_cannot_be_reached(own_c
     with job(own_coordinator), watching(own_coordinator.endpoint, "get", "runs", "-w") as process:
         process.stdout.readline()
         own_coordinator.kill()
-        _, said = process.communicate(timeout=TIMEOUT)
+        _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == 3
         assert f"the coordinator at {own_coordinator.endpoint} cannot be reached" in said
 
@@ -312,7 +313,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Read until the text was drawn, beginning after the last text that was waited for."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while text not in self._seen:
             left = deadline - time.monotonic()
             assert left > 0, f"it never drew {text!r}: {self._seen}"
@@ -327,7 +328,7 @@ class Terminal:
         """Wait for its end; exit code and stderr. The terminal must be as it was."""
         # Its output is read before its end is waited for: a terminal that nobody reads stops the writer.
         self.wait_for("\x1b[?1049l")
-        _, said = self.process.communicate(timeout=TIMEOUT)
+        _, said = self.process.communicate(timeout=PATIENCE)
         assert termios.tcgetattr(self._theirs) == self.settings
         return self.process.returncode, said
 
@@ -368,7 +369,7 @@ def test_top_outlives_the_coordinator(own_coordinator: Coordinator):
 def test_top_without_a_coordinator_fails_before_it_draws():
     endpoint = f"127.0.0.1:{free_port()}"
     with Terminal(endpoint) as terminal:
-        _, said = terminal.process.communicate(timeout=TIMEOUT)
+        _, said = terminal.process.communicate(timeout=PATIENCE)
         assert terminal.process.returncode == 3
         assert f"the coordinator at {endpoint} cannot be reached" in said
 
@@ -382,7 +383,7 @@ def test_a_terminal_gets_colours(coordinator: Coordinator, waiting: Job):
         stdout=theirs,
         stdin=subprocess.DEVNULL,
     ) as process:
-        assert process.wait(TIMEOUT) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(theirs)
     text = os.read(side, 65536).decode()
     os.close(side)

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from muster.v1 import common_pb2, rendezvous_pb2, rendezvous_pb2_grpc
-from tests.support.command import TIMEOUT, ended, job, muster, output, watching
+from tests.support.command import ended, job, muster, output, watching
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 
 ROUNDS = ["ROUND", "STATE", "NODES", "WAITING", "JOINED", "IN", "COMPLETED", "AT"]
 
@@ -44,7 +45,7 @@ class Nodes:
                 keep_alive_timeout_ms=600_000,
                 protocol_version=1,
             ),
-            timeout=10 * TIMEOUT,
+            timeout=10 * PATIENCE,
         )
         next(stream)
         return stream
@@ -58,11 +59,11 @@ class Nodes:
 
     def leave(self, number: int, reason: str = "") -> None:
         request = rendezvous_pb2.LeaveRequest(run_id="job1", incarnation=f"agent-{number}", reason=reason)
-        assert self._stub.Leave(request, timeout=TIMEOUT).had_place
+        assert self._stub.Leave(request, timeout=PATIENCE).had_place
 
     def get(self) -> rendezvous_pb2.Rendezvous:
         request = rendezvous_pb2.RendezvousServiceGetRequest(run_id="job1")
-        return self._stub.Get(request, timeout=TIMEOUT).rendezvous
+        return self._stub.Get(request, timeout=PATIENCE).rendezvous
 
 
 def until_told(stream, kind: str) -> rendezvous_pb2.JoinResponse:

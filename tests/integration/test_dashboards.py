@@ -15,8 +15,6 @@ from tests.support.panels import DASHBOARDS, board, panels, substitute, targets
 from tests.support.prometheus import ROOT, RULES, Series, promtool
 from tests.support.watched import RUN, Watched, watched_job
 
-pytestmark = pytest.mark.timeout(150)
-
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 ALERT_TESTS = sorted((ROOT / "tests" / "alerts").glob("*.test.yaml"))
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 PROGRAM = Path(__file__).parents[2] / "examples" / "with_and_without_barrier.py"
 REPETITIONS = 5
 FOREIGN = ("MUSTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "MASTER_")
@@ -16,7 +18,9 @@ FOREIGN = ("MUSTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "MASTER_")
 def run_example(*arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     command = [sys.executable, str(PROGRAM), "--ranks", "2", "--repetitions", str(REPETITIONS), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
 
 
 @pytest.fixture(scope="module")

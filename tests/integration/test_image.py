@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import dockerfile
-from tests.support.coordinator import START_TIMEOUT, free_port
+from tests.support.coordinator import free_port
 from tests.support.dockerfile import Image
+from tests.support.patience import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def run(image: Image, *command: str) -> subprocess.CompletedProcess[str]:
         env=image.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 
@@ -59,23 +59,20 @@ def test_the_coordinator_starts_as_the_user_and_ends_on_the_signal(
     image: Image, started: tuple[subprocess.Popen[str], int]
 ):
     process, port = started
-    deadline = time.monotonic() + START_TIMEOUT
-    while not ready(port):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: ready(port) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[1]
     if dockerfile.unprivileged():
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert "Uid:\t10001\t10001\t10001\t10001" in status
         assert "Groups:\t\n" in status or "Groups:\t \n" in status
     assert image.at("/var/lib/muster/muster.db").exists()
     process.send_signal(getattr(signal, image.signal))
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
 
 
 def ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE) as response:
             return response.status == 200
     except OSError:
         return False
@@ -90,7 +87,7 @@ def test_there_is_no_torch_in_it(image: Image):
 def test_what_the_service_needs_is_all_there(image: Image, tmp_path: Path):
     python = str(image.at("/opt/muster/bin/python"))
     check = [str(image.root.parent / "base/bin/pip"), "--python", python, "check"]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "No broken requirements found.\n")
 
 

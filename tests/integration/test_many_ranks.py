@@ -5,16 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 
 RANKS = 2_000
 PROCESSES = 4
 BARRIERS = 3
 
 
-@pytest.mark.timeout(300)
 def test_two_thousand_ranks_meet(tmp_path: Path):
     share = RANKS // PROCESSES
     # Two busy cores are shared by all; nobody must be taken for dead while its process waits for a core.
@@ -29,7 +27,7 @@ def test_two_thousand_ranks_meet(tmp_path: Path):
             )
             for first in range(0, RANKS, share)
         ]
-        outputs = [crowd.communicate(timeout=280) for crowd in crowds]
+        outputs = [crowd.communicate(timeout=2 * PATIENCE) for crowd in crowds]
         assert [crowd.returncode for crowd in crowds] == [0] * PROCESSES, outputs
         heard = [json.loads(output) for output, _ in outputs]
         assert all(one == heard[0] for one in heard)

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 from muster.service.storage.sqlite import SqliteEngine
-from tests.support.command import TIMEOUT, job, muster, output, until, watching
+from tests.support.command import job, muster, output, watching
 from tests.support.coordinator import MUSTER, Coordinator
+from tests.support.patience import PATIENCE, until
 
 # ---------------------------------------------------------------------- retention
 
@@ -25,7 +26,7 @@ def test_a_closed_run_is_forgotten_by_list_watch_metrics_log_and_disk(tmp_path: 
                 assert line in (["RUN", "STATE"], ["job1", "OPEN"], ["job1", "CLOSED"]), process.stderr.read()
         until(lambda: 'run="job1"' not in coordinator.get("/metrics")[1])
         assert json.loads(muster(coordinator.endpoint, "get", "runs", "-o", "json").stdout) == {"runs": []}
-        (line,) = coordinator.log("run.forgotten")
+        (line,) = coordinator.logged("run.forgotten")
         assert line["reason"] == "run job1 was forgotten: closed, and nobody has used it for 300 ms"
         coordinator.stop()
         engine = SqliteEngine(tmp_path / "muster.db")
@@ -94,11 +95,11 @@ def test_a_backup_of_a_running_coordinator_comes_back_in_its_place(coordinator: 
 def test_a_shell_can_complete_commands(tmp_path: Path):
     completing = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": "muster do", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [str(MUSTER)], env={**os.environ, **completing}, capture_output=True, text=True, timeout=TIMEOUT
+        [str(MUSTER)], env={**os.environ, **completing}, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["doctor"], "")
     script = subprocess.run(
-        [str(MUSTER), "--show-completion", "bash"], capture_output=True, text=True, timeout=TIMEOUT
+        [str(MUSTER), "--show-completion", "bash"], capture_output=True, text=True, timeout=PATIENCE
     )
     assert (script.returncode, script.stderr) == (0, "")
     assert "complete -o default -F _muster_completion muster" in script.stdout

@@ -3,12 +3,8 @@
 import signal
 import socket
 
-import pytest
-
 from tests.support.coordinator import Coordinator
 from tests.support.ranks import everyone, ranks
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def outcomes(heard):

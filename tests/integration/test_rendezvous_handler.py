@@ -24,7 +24,6 @@ from muster.worker import GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.meeting import (
-    TIMEOUT,
     Joining,
     Meeting,
     MusterMeeting,
@@ -32,10 +31,8 @@ from tests.support.meeting import (
     in_thread,
     kept_environment,
     meeting,
-    until,
 )
-
-pytestmark = pytest.mark.timeout(120)
+from tests.support.patience import PATIENCE, until
 
 
 @pytest.fixture
@@ -193,7 +190,7 @@ def test_torchrun_shows_both_to_its_user(tmp_path: Path):
         )
 
     runs = [torchrun("join_timeout=soon"), torchrun("read_timeout=1,close_timeout=1")]
-    said = [run.communicate(timeout=60)[0] for run in runs]
+    said = [run.communicate(timeout=PATIENCE)[0] for run in runs]
     assert [run.returncode for run in runs] == [1, 1], said
     assert "ValueError: --rdzv-conf join_timeout=soon: it must be a whole number above 0" in said[0]
     assert f"RendezvousConnectionError: the coordinator at 127.0.0.1:{port} could not be reached" in said[1]
@@ -351,7 +348,7 @@ def test_a_round_whose_rank_0_dies_before_it_says_where_it_is_is_left(
     place = in_thread(mute.join)
     until(lambda: run.seen().participants == 1)
     survivor = Joining(run.node("2", read_timeout=2))
-    assert place.result(TIMEOUT) == Place(0, 0, 2)
+    assert place.result(PATIENCE) == Place(0, 0, 2)
     mute.leave("it dies")
     newcomer = Joining(run.node("2"))
     assert {survivor.info().world_size, newcomer.info().world_size} == {2}

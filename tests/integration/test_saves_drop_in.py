@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 
 WORLD = 2
 
@@ -44,7 +45,7 @@ def test_their_calls(calls: str, kind: str, coordinator: Coordinator, tmp_path: 
     ]
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=120)
+            output, _ = rank.communicate(timeout=PATIENCE)
             assert rank.returncode == 0, output
             assert "loaded" in output
     finally:

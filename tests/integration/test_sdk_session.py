@@ -11,10 +11,9 @@ import muster.worker
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
 from muster.worker import ConnectError, GrpcBarrier, Outcome, session
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.ranks import everyone, ranks
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def barrier(endpoint: str, rank: int = 0, world_size: int = 1, prefix: str = "p", **more: Any) -> GrpcBarrier:
@@ -80,7 +79,7 @@ def test_a_session_that_is_closed_while_its_stream_is_broken_still_says_goodbye(
         proxy.heal()
         closed.join()
         assert other.answer().outcome == "MEMBER_LOST"
-    gone = [line["reason"] for line in coordinator.log("member.gone")]
+    gone = [line["reason"] for line in coordinator.logged("member.gone")]
     assert any("rank 0" in line and "left: done" in line for line in gone), gone
 
 
@@ -127,7 +126,7 @@ def test_a_peer_that_never_says_welcome_is_called_again(monkeypatch: pytest.Monk
     )
     opened = session.Session(config)
     try:
-        assert mute.called_again.wait(30)
+        assert mute.called_again.wait(PATIENCE)
     finally:
         opened.close()
         server.stop(None)

@@ -43,11 +43,10 @@ from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.decision import Decision
 from tests.integration.test_bad_input import reason_of
 from tests.support.authority import Authority
-from tests.support.command import job, until
+from tests.support.command import job
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
-
-pytestmark = pytest.mark.timeout(60)
 
 SECRETS = {role: f"{role.name.lower()}-of-team-a-0123456789" for role in Role}
 ANOTHER = "operator-of-all-0123456789"
@@ -122,7 +121,7 @@ def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) 
     )
     given = iter([request]) if kind == "stream_stream" else request
     try:
-        answer = multi(given, metadata=metadata, timeout=5)
+        answer = multi(given, metadata=metadata, timeout=PATIENCE)
         if kind != "unary_unary":
             next(answer)
             answer.cancel()
@@ -135,12 +134,12 @@ def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) 
 
 def arrive_alone(connection: grpc.Channel, run_id: str) -> None:
     request = barrier_pb2.ArriveRequest(run_id=run_id, prefix="p", world_size=1, timeout_ms=5_000)
-    barrier_pb2_grpc.BarrierServiceStub(connection).Arrive(request, metadata=ALL, timeout=5)
+    barrier_pb2_grpc.BarrierServiceStub(connection).Arrive(request, metadata=ALL, timeout=PATIENCE)
 
 
 def runs_of(connection: grpc.Channel, metadata=ALL) -> list[str]:
     stub = run_pb2_grpc.RunServiceStub(connection)
-    found = stub.List(run_pb2.RunServiceListRequest(), metadata=metadata, timeout=5)
+    found = stub.List(run_pb2.RunServiceListRequest(), metadata=metadata, timeout=PATIENCE)
     return [run.run_id for run in found.runs]
 
 
@@ -179,11 +178,13 @@ def test_lists_and_watches_show_the_runs_that_one_may_see(connection: grpc.Chann
     assert all(run.startswith("a-") for run in runs_of(connection, viewer))
     assert "a-seen" in runs_of(connection, viewer)
 
-    found = stub.List(barrier_pb2.BarrierServiceListRequest(), metadata=viewer, timeout=5)
+    found = stub.List(barrier_pb2.BarrierServiceListRequest(), metadata=viewer, timeout=PATIENCE)
     assert {barrier.run_id for barrier in found.barriers} >= {"a-seen"}
     assert all(barrier.run_id.startswith("a-") for barrier in found.barriers)
 
-    watch = run_pb2_grpc.RunServiceStub(connection).Watch(run_pb2.WatchRequest(), metadata=viewer, timeout=5)
+    watch = run_pb2_grpc.RunServiceStub(connection).Watch(
+        run_pb2.WatchRequest(), metadata=viewer, timeout=PATIENCE
+    )
     shown = {next(watch).run.run_id}
     arrive_alone(connection, "b-later")
     arrive_alone(connection, "a-later")
@@ -197,16 +198,18 @@ def test_health_is_open_and_reflection_is_not(connection: grpc.Channel):
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
     health = health_pb2_grpc.HealthStub(connection)
-    health.Check(health_pb2.HealthCheckRequest(), timeout=5)
-    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=5)
+    health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()
     stub = reflection_pb2_grpc.ServerReflectionStub(connection)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     with pytest.raises(grpc.RpcError) as caught:
-        list(stub.ServerReflectionInfo(iter([request]), timeout=5))
+        list(stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE))
     assert reason_of(caught.value) == "TOKEN_MISSING"
-    (answer,) = stub.ServerReflectionInfo(iter([request]), metadata=bearing(SECRETS[Role.VIEWER]), timeout=5)
+    (answer,) = stub.ServerReflectionInfo(
+        iter([request]), metadata=bearing(SECRETS[Role.VIEWER]), timeout=PATIENCE
+    )
     assert answer.list_services_response.service
 
 
@@ -306,7 +309,9 @@ def test_the_doctor_says_what_a_token_is_too_little_for(
 
 def test_who_needs_no_token_is_told_nothing_about_one(connection: grpc.Channel, tmp_path: Path):
     ask = coordinator_pb2.StatusRequest()
-    guarded = coordinator_pb2_grpc.CoordinatorServiceStub(connection).Status(ask, metadata=ALL, timeout=5)
+    guarded = coordinator_pb2_grpc.CoordinatorServiceStub(connection).Status(
+        ask, metadata=ALL, timeout=PATIENCE
+    )
     assert guarded.caller == coordinator_pb2.Caller(
         token_name="all", role=coordinator_pb2.ROLE_OPERATOR, run_patterns=["*"]
     )
@@ -314,7 +319,7 @@ def test_who_needs_no_token_is_told_nothing_about_one(connection: grpc.Channel, 
         Coordinator(tmp_path, state="memory:") as coordinator,
         grpc.insecure_channel(coordinator.endpoint) as channel,
     ):
-        status = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Status(ask, timeout=5)
+        status = coordinator_pb2_grpc.CoordinatorServiceStub(channel).Status(ask, timeout=PATIENCE)
         assert not status.HasField("caller")
 
 
@@ -363,7 +368,7 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         assert second.vote().outcome.name == "RELEASED"
         store.set("later", b"value")
         assert partner.join().world_size == 2
-        answers = [heard.get(timeout=30) for _ in range(3)]
+        answers = [heard.get(timeout=PATIENCE) for _ in range(3)]
         assert b"value" in answers
         assert [one.world_size for one in answers if isinstance(one, Place)] == [2]
         assert [one.outcome.name for one in answers if isinstance(one, Decision)] == ["RELEASED"]
@@ -372,7 +377,7 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         log = coordinator.log_path.read_text()
         assert "Traceback" not in log
         assert not any(secret in log for secret in (*SECRETS.values(), ROTATED, ANOTHER))
-        assert [line["level"] for line in coordinator.log("tokens.kept")] == ["error"]
+        assert [line["level"] for line in coordinator.logged("tokens.kept")] == ["error"]
         muster.worker.close()
 
 
@@ -382,7 +387,7 @@ def muster_view(coordinator: Coordinator) -> Callable[[str], barrier_pb2.Barrier
 
     def look(run_id: str) -> barrier_pb2.Barrier:
         request = barrier_pb2.BarrierServiceListRequest(run_id=run_id)
-        found = stub.List(request, metadata=ALL, timeout=5).barriers
+        found = stub.List(request, metadata=ALL, timeout=PATIENCE).barriers
         return found[0] if found else barrier_pb2.Barrier()
 
     return look
@@ -431,7 +436,7 @@ def test_every_kind_of_open_call_ends_when_its_token_is_taken_away(tmp_path: Pat
                     pass
             assert reason_of(caught.value) == "TOKEN_UNKNOWN"
         with pytest.raises(grpc.RpcError) as caught:
-            wait.result(timeout=30)
+            wait.result(timeout=PATIENCE)
         assert reason_of(caught.value) == "TOKEN_UNKNOWN"
         said.put(None)  # type: ignore[arg-type]
         assert "Traceback" not in coordinator.log_path.read_text()
@@ -500,7 +505,7 @@ def test_a_flood_of_one_peer_is_slowed_down_and_another_runs_barriers_go_on(tmp_
             for sequence in range(2, 22):
                 running.arrive(sequence, range(4))
                 running.decision()
-        out, err = flood.communicate("enough\n", timeout=40)
+        out, err = flood.communicate("enough\n", timeout=PATIENCE)
         assert flood.returncode == 0, err
         told = json.loads(out)
         # What one burst and the rate allow; its streams had far more to say.
@@ -529,7 +534,7 @@ def test_connections_that_say_nothing_or_little_are_let_go_and_disturb_nobody(tm
             assert coordinator.get("/readyz")[0] == 200
             # They are let go by the coordinator; until then they only wait.
             for crowd in crowds:
-                out, err = crowd.communicate(timeout=50)
+                out, err = crowd.communicate(timeout=PATIENCE)
                 assert (crowd.returncode, out, err) == (0, "all were closed\n", "")
         finally:
             for crowd in crowds:
@@ -560,7 +565,7 @@ def test_connections_that_begin_no_tls_are_bounded_on_the_http_port(
             assert 0 < held <= MAX_CONNECTIONS + 1
             # A probe is answered all the same.
             assert coordinator.get("/readyz")[0] == 200
-            out, err = crowd.communicate(timeout=50)
+            out, err = crowd.communicate(timeout=PATIENCE)
             assert (crowd.returncode, out, err) == (0, "all were closed\n", "")
         finally:
             crowd.kill()
@@ -616,13 +621,13 @@ def test_tags_and_escape_codes_are_shown_and_not_obeyed(tmp_path: Path):
                 failure=f"{TAG}{ESCAPES}\nforged line",
             )
             stub = barrier_pb2_grpc.BarrierServiceStub(connection)
-            stub.Arrive(request, timeout=5)
+            stub.Arrive(request, timeout=PATIENCE)
             for field in ("run_id", "prefix", "host"):
                 bad = barrier_pb2.ArriveRequest()
                 bad.CopyFrom(request)
                 setattr(bad, field, ESCAPES)
                 with pytest.raises(grpc.RpcError) as caught:
-                    stub.Arrive(bad, timeout=5)
+                    stub.Arrive(bad, timeout=PATIENCE)
                 assert reason_of(caught.value) == "INVALID_ARGUMENT"
                 assert_harmless(caught.value.details())
         said = [

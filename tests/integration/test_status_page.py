@@ -10,16 +10,17 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 from tests.support.browser import chromium
 from tests.support.command import output
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 from tests.support.troupe import Troupe
 
 WIDTHS = (360, 1280)
-PATIENCE = 20_000
+PATIENCE_MS = 1_000 * PATIENCE
 HOSTILE = "job/../<script>alert('x')</script>\"'&%2e%2f?#\\" + "ש" * 20 + ".json"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
+    expect.set_options(timeout=PATIENCE_MS)
     with chromium() as browser:
         yield browser
 
@@ -41,7 +42,7 @@ def a_page(browser: Browser, width: int, **options: object) -> Iterator[Page]:
     context: BrowserContext = browser.new_context(viewport={"width": width, "height": 800}, **options)
     try:
         page = context.new_page()
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", said)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("requestfailed", failed)

@@ -20,9 +20,9 @@ from muster.v1 import store_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, RefusedError, StoreTimeoutError
 from tests.support import store_users
 from tests.support.coordinator import Coordinator, free_port
+from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 
-pytestmark = pytest.mark.timeout(180)
 SOON = timedelta(seconds=60)
 
 
@@ -118,7 +118,7 @@ def test_a_wait_is_ended_by_another_client(shared: Coordinator):
     with ThreadPoolExecutor(1) as other:
         value = other.submit(store.clone().get, "k")
         store.set("k", b"v")
-        assert value.result(60) == b"v"
+        assert value.result(PATIENCE) == b"v"
 
 
 def test_a_wait_in_vain_names_the_keys(shared: Coordinator):
@@ -163,9 +163,9 @@ def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordina
                 store.set(f"go{kill}", "")
         finally:
             enough.set()
-        sums = [value for adder in adders for value in adder.result(60)]
+        sums = [value for adder in adders for value in adder.result(PATIENCE)]
         store.set("after", "done")
-        assert waiter.result(60) == b"done"
+        assert waiter.result(PATIENCE) == b"done"
     assert sorted(sums) == list(range(1, len(sums) + 1)), "an add counted twice, or not at all"
     assert store.add("n", 0) == len(sums)
     assert store.get("before") == b"kept"
@@ -179,7 +179,7 @@ def test_a_coordinator_that_is_stopped_and_started_again_fails_nobody(coordinato
         assert coordinator.stop() == 0
         coordinator.start()
         store.set("late", "2")
-        assert waiting.result(60) == [b"1", b"2"]
+        assert waiting.result(PATIENCE) == [b"1", b"2"]
 
 
 # ---------------------------------------------------------------------- bad networks
@@ -206,7 +206,7 @@ def test_connections_that_break_again_and_again_never_count_an_add_twice(shared:
                     near.wait(["n"])
         finally:
             enough.set()
-        sums = [value for adder in adders for value in adder.result(60)]
+        sums = [value for adder in adders for value in adder.result(PATIENCE)]
     assert sorted(sums) == list(range(1, len(sums) + 1))
     assert near.add("n", 0) == len(sums)
 
@@ -222,7 +222,7 @@ def test_a_change_that_was_swallowed_is_sent_again_over_another_connection(share
             adding.result(0.5)
         proxy.cut(refuse=True)
         proxy.heal()
-        assert adding.result(60) == 2
+        assert adding.result(PATIENCE) == 2
 
 
 # ---------------------------------------------------------------------- bad input
@@ -273,12 +273,12 @@ def test_garbage_is_refused_and_disturbs_nobody(shared: Coordinator):
     with grpc.insecure_channel(shared.endpoint) as channel:
         raw = channel.unary_unary("/muster.v1.StoreService/Set")
         with pytest.raises(grpc.RpcError) as caught:
-            raw(b"\xff" * 100, timeout=20)
+            raw(b"\xff" * 100, timeout=PATIENCE)
         assert "100 bytes that are not a request of /muster.v1.StoreService/Set" in caught.value.details()
         assert reason_of(caught.value) == "INVALID_ARGUMENT"
         stub = store_pb2_grpc.StoreServiceStub(channel)
         for request in (pb.AddRequest(), pb.AddRequest(run_id="r", operation=pb.OperationId(client="c"))):
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Add(request, timeout=20)
+                stub.Add(request, timeout=PATIENCE)
             assert reason_of(caught.value) == "INVALID_ARGUMENT"
     assert in_a_run(shared).add("n", 1) == 1

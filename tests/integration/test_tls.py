@@ -17,10 +17,9 @@ from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, channel, outage
 from tests.support.authority import Authority, Pair
-from tests.support.command import job, until
+from tests.support.command import job
 from tests.support.coordinator import Coordinator
-
-pytestmark = pytest.mark.timeout(60)
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +260,7 @@ def test_a_certificate_is_replaced_while_sessions_are_open(
         before = expiry(context)
         with job(coordinator, connected(authority, old_client)) as running:
             mounted.put(second.cert.read_bytes(), second.key.read_bytes(), stranger.ca.read_bytes())
-            until(lambda: coordinator.log("certificate.reloaded") != [])
+            coordinator.logged("certificate.reloaded")
             # New connections meet the new certificate, and its authority's clients.
             assert reachable(stranger, new_client)
             assert not reachable(authority, old_client)
@@ -270,8 +269,7 @@ def test_a_certificate_is_replaced_while_sessions_are_open(
             assert expiry(renewed) == pytest.approx(before + 10 * 86_400, abs=60)
             # Then a broken one comes.
             mounted.put(first.cert.read_bytes(), b"no key", stranger.ca.read_bytes())
-            until(lambda: coordinator.log("certificate.kept") != [])
-            (kept,) = coordinator.log("certificate.kept")
+            (kept,) = coordinator.logged("certificate.kept")
             assert kept["level"] == "error"
             assert "is not the key of the certificate in" in kept["reason"]
             assert reachable(stranger, new_client)
@@ -303,7 +301,7 @@ def test_a_store_takes_new_certificates_when_its_connection_breaks(
         coordinator.stop()
         coordinator.start()
         store.set("later", "new")
-        waiting.join(20)
+        waiting.join(PATIENCE)
         assert not waiting.is_alive()
         assert [another.get("key"), store.get("later")] == [b"old", b"new"]
 

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 
 PROGRAM = """
 import os, sys
@@ -23,7 +22,6 @@ print("rank", barrier.rank, "passed", barrier.sequence, "barriers", flush=True)
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(coordinator: Coordinator, tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
@@ -33,10 +31,10 @@ def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(coordinator: C
         env=os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert ended.returncode == 0, ended.stderr
-    outcomes = [(line["sequence"], line["outcome"]) for line in coordinator.log("barrier.decided")]
+    outcomes = [(line["sequence"], line["outcome"]) for line in coordinator.logged("barrier.decided", 3)]
     assert [sequence for sequence, _ in outcomes] == list(range(len(outcomes)))
     assert [outcome for _, outcome in outcomes if outcome == "RELEASED"] == ["RELEASED"] * 3
-    assert coordinator.log("generation.advanced")[0]["reason"].startswith("generation 1 takes over")
+    assert coordinator.logged("generation.advanced")[0]["reason"].startswith("generation 1 takes over")

@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-TIMEOUT = 60.0
+from tests.support.patience import PATIENCE, until
 
 PROGRAM = '''
 """Reduce a number over all workers again and again, until a file tells to finish; then pass a barrier."""
 
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -123,21 +121,24 @@ class Job:
 
     def round(self, size: int, *, after: int = -1) -> list[Worker]:
         """Wait for a round of so many workers, with a number above ``after``."""
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            for number in {worker.round for worker in self.workers() if worker.round > after}:
-                members = [worker for worker in self.workers() if worker.round == number]
-                if len(members) == size == members[0].world_size:
-                    return members
-            assert time.monotonic() < deadline, f"no round of {size}: {self.workers()}\n{self.said()}"
-            time.sleep(0.05)
+        until(lambda: self._came_together(size, after), lambda: f"no round of {size}:\n{self.said()}")
+        return self._came_together(size, after)
 
-    def trace(self, pattern: str, count: int, timeout: float = TIMEOUT) -> None:
+    def _came_together(self, size: int, after: int) -> list[Worker]:
+        workers = self.workers()
+        for number in {worker.round for worker in workers if worker.round > after}:
+            members = [worker for worker in workers if worker.round == number]
+            if len(members) == size == members[0].world_size:
+                return members
+        return []
+
+    def trace(self, pattern: str, count: int, *, patience: float = PATIENCE) -> None:
         """Wait until the workers have left so many files of a name."""
-        deadline = time.monotonic() + timeout
-        while len(list(self.folder.glob(pattern))) < count:
-            assert time.monotonic() < deadline, f"no {count} {pattern}:\n{self.said()}"
-            time.sleep(0.05)
+        until(
+            lambda: len(list(self.folder.glob(pattern))) >= count,
+            lambda: f"no {count} {pattern}:\n{self.said()}",
+            patience=patience,
+        )
 
     def finish(self) -> None:
         """Let the workers end."""
@@ -178,7 +179,7 @@ class Agent:
     def wait(self) -> int:
         """Its exit code."""
         try:
-            return self.process.wait(TIMEOUT)
+            return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} does not end:\n{self._job.said()}") from None
 

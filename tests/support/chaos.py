@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.support.agents import Job, Worker
 from tests.support.coordinator import Coordinator
 from tests.support.judge import children_of, state_of
+from tests.support.patience import PATIENCE
 from tests.support.save_history import (
     UNCONFIRMED,
     Event,
@@ -32,7 +33,6 @@ from tests.support.save_history import (
     whole_files,
 )
 
-PATIENCE = 60.0
 """Seconds without any news from any rank, after which the job is given up."""
 
 

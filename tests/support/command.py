@@ -4,16 +4,14 @@ import os
 import queue
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import grpc
 
 from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
 from tests.support.coordinator import MUSTER, Coordinator
-
-TIMEOUT = 60.0
+from tests.support.patience import PATIENCE, until
 
 
 @contextmanager
@@ -32,7 +30,7 @@ class Job:
         self._barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
         self._requests: queue.SimpleQueue[session_pb2.ConnectRequest | None] = queue.SimpleQueue()
         stub = session_pb2_grpc.SessionServiceStub(channel)
-        self._responses = stub.Connect(iter(self._requests.get, None), timeout=10 * TIMEOUT)
+        self._responses = stub.Connect(iter(self._requests.get, None), timeout=10 * PATIENCE)
         processes = [
             session_pb2.Process(
                 rank=rank,
@@ -71,15 +69,7 @@ class Job:
 
     def get(self) -> barrier_pb2.Barrier:
         request = barrier_pb2.BarrierServiceGetRequest(run_id="job1", prefix="checkpoint")
-        return self._barriers.Get(request, timeout=TIMEOUT).barrier
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Ask again and again; it must come true soon."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return self._barriers.Get(request, timeout=PATIENCE).barrier
 
 
 def environment(endpoint: str) -> dict[str, str]:
@@ -93,7 +83,7 @@ def muster(endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=PATIENCE,
     )
 
 
@@ -122,5 +112,5 @@ def watching(endpoint: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Interrupt it; its exit code and what it said on stderr."""
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=TIMEOUT)
+    _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, said

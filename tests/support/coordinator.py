@@ -7,7 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.patience import PATIENCE, until
+
 MUSTER = Path(sys.executable).with_name("muster")
-START_TIMEOUT = 30.0
 
 
 def free_port() -> int:
@@ -91,14 +91,12 @@ class Coordinator:
                 stderr=log,
                 env=self._environment,
             )
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self._ready():
-            assert self._process.poll() is None, f"it ended at once:\n{self.log_path.read_text()}"
-            assert time.monotonic() < deadline, "it does not become ready"
-            time.sleep(0.02)
+        until(self._ready, "it does not become ready")
         return self
 
     def _ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"it ended at once:\n{self.log_path.read_text()}"
         try:
             return self.get("/readyz")[0] == 200
         except OSError:
@@ -114,7 +112,7 @@ class Coordinator:
         if authorization:
             request.add_header("Authorization", authorization)
         try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -141,9 +139,14 @@ class Coordinator:
         """
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGTERM)
-        code = self._process.wait(timeout=30)
+        code = self._process.wait(timeout=PATIENCE)
         self._process = None
         return code
+
+    def logged(self, event: str, count: int = 1) -> list[dict[str, Any]]:
+        """The lines of an event, of which there must soon be so many: the log is written aside."""
+        until(lambda: len(self.log(event)) >= count, lambda: f"no {count} lines {event}: {self.log()}")
+        return self.log(event)
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
         """The lines of its log, or those of one event."""

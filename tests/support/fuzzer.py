@@ -43,8 +43,8 @@ ERA = 2_000
 PATIENCE = 0.15
 """Seconds for calls that may wait for others."""
 WAITING = {"BarrierService.Arrive", "StoreService.Get", "StoreService.Wait"}
-STUCK = 30.0
-"""Seconds for any other."""
+STUCK = 120.0
+"""Seconds for any other: a loaded machine needs long."""
 GIVEN_UP = 0.05
 """Of all calls, the part that is given up when it has hardly begun."""
 TOO_LARGE = 3 << 20

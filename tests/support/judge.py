@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.worker.decision import Decision, Failure, Outcome
-
-DEADLINE = 30.0
+from tests.support.patience import PATIENCE
 
 
 class FakeBarrier:
@@ -44,7 +43,7 @@ class FakeBarrier:
         self, failure: str | None = None, timeout_secs: float | None = None, payload: bytes = b""
     ) -> Decision:
         if failure is None:
-            assert self.open.wait(DEADLINE)
+            assert self.open.wait(PATIENCE)
         if self.raises.get(self.sequence):
             raise self.raises[self.sequence].pop(0)
         self.votes.append(failure)

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from tests.support.coordinator import MUSTER, free_port
 from tests.support.helm import Manifest, Release
+from tests.support.patience import PATIENCE
 
 Files = Mapping[str, bytes]
 
@@ -178,4 +179,4 @@ class Container:
         """``kubectl exec``: another ``muster`` command with the container's variables, less some."""
         environment = {name: value for name, value in self._environment().items() if name not in without}
         command = [str(MUSTER), *(self._local(word) for word in arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)

@@ -10,7 +10,6 @@ import itertools
 import os
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
 from tests.support.coordinator import Coordinator, free_port
+from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 
-TIMEOUT = 30.0
-"""Of anything that is waited for."""
 CONF = {
     "join_timeout": 25,
     "last_call_timeout": 1,
@@ -38,14 +36,6 @@ CONF = {
 """torch's settings, shortened. With fewer attempts, ``c10d`` removes living nodes as well."""
 
 _numbers = itertools.count()
-
-
-def until(happened: Callable[[], bool], timeout: float = TIMEOUT) -> None:
-    """Wait for something that a test can only look at."""
-    deadline = time.monotonic() + timeout
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def in_thread(function: Callable[[], object]) -> "Future[object]":
@@ -75,13 +65,13 @@ class Joining:
 
     def info(self) -> RendezvousInfo:
         """What it was given."""
-        info = self._future.result(TIMEOUT)
+        info = self._future.result(PATIENCE)
         assert isinstance(info, RendezvousInfo)
         return info
 
     def error(self) -> BaseException:
         """Why it was given nothing."""
-        error = self._future.exception(TIMEOUT)
+        error = self._future.exception(PATIENCE)
         assert error is not None, "it was let in"
         return error
 
@@ -207,7 +197,7 @@ class MusterMeeting(Meeting):
         ) as channel:
             stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
             request = pb.RendezvousServiceGetRequest(run_id=self.run_id)
-            return stub.Get(request, timeout=TIMEOUT, wait_for_ready=True).rendezvous
+            return stub.Get(request, timeout=PATIENCE, wait_for_ready=True).rendezvous
 
     def seen(self) -> Seen:
         try:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
@@ -13,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from tests.support.coordinator import free_port
+from tests.support.patience import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "helm" / "muster" / "rules" / "muster.rules.yaml"
-START_TIMEOUT = 30.0
 
 
 def tool(name: str) -> str:
@@ -33,7 +32,12 @@ def tool(name: str) -> str:
 def promtool(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run promtool."""
     return subprocess.run(
-        [tool("promtool"), *arguments], input=stdin, capture_output=True, text=True, timeout=60, check=False
+        [tool("promtool"), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 
@@ -85,11 +89,7 @@ class Prometheus:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self._ready():
-            assert self._process.poll() is None, f"Prometheus ended at once:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"Prometheus does not become ready:\n{log.read_text()}"
-            time.sleep(0.05)
+        until(self._ready, lambda: f"Prometheus does not become ready:\n{log.read_text()}")
         return self
 
     def __exit__(
@@ -104,7 +104,7 @@ class Prometheus:
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=10):
+            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=PATIENCE):
                 return True
         except OSError:
             return False
@@ -126,7 +126,7 @@ class Prometheus:
     def _get(self, path: str, **parameters: object) -> Any:
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as response:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             with error:

@@ -6,6 +6,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
+from tests.support.patience import PATIENCE
+
 
 class Proxy:
     """Carries bytes between clients and one port, as badly as it is told.
@@ -63,7 +65,7 @@ class Proxy:
         self._delay, self._swallow, self._refuse = 0.0, False, False
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=PATIENCE)
 
     async def _reset(self) -> None:
         for writer in list(self._writers):

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tests.support import history
+from tests.support.patience import PATIENCE
 
 CONTEXT = mp.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
-ANSWER_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Rank:
         self._pipe.send((operation, arguments))
         return self
 
-    def answer(self, timeout: float = ANSWER_TIMEOUT) -> Any:
+    def answer(self, timeout: float = PATIENCE) -> Any:
         """What the last operation told has come to."""
         assert self._pipe.poll(timeout), f"rank {self.rank} did not answer within {timeout} s"
         return self._pipe.recv()

@@ -17,23 +17,29 @@ from muster.worker import BarrierError, CoordinatorStore, GrpcBarrier
 from muster.worker.rendezvous import handler_creator
 
 RUN = "job1"
+PATIENCE = 240
+"""Seconds that one waits for the other, which may still import torch."""
 
 
 def main() -> None:
     """Meet, take part in all kinds of barriers, use the store."""
     endpoint = sys.argv[1]
     rendezvous_handler_registry.register("muster", handler_creator())
-    parameters = RendezvousParameters("muster", endpoint, RUN, min_nodes=2, max_nodes=2, join_timeout=60)
+    parameters = RendezvousParameters(
+        "muster", endpoint, RUN, min_nodes=2, max_nodes=2, join_timeout=PATIENCE
+    )
     place = rendezvous_handler_registry.create_handler(parameters).next_rendezvous()
     rank = place.rank
 
-    barrier = GrpcBarrier(rank, 2, "checkpoint", endpoint, 60, 60, run_id=RUN, host=f"node-{rank}")
+    barrier = GrpcBarrier(
+        rank, 2, "checkpoint", endpoint, PATIENCE, PATIENCE, run_id=RUN, host=f"node-{rank}"
+    )
     barrier.execute_barrier()
     gathered = barrier.gather(f"from {rank}".encode())
     aborted = barrier.abort("disk full").message if rank else failure_of(barrier)
     # Rank 1 begins when rank 0 has given up, and hears what was decided.
-    store = CoordinatorStore(endpoint, RUN, timedelta(seconds=60))
-    late = GrpcBarrier(rank, 2, "late", endpoint, 60, 60 if rank else 0.5, run_id=RUN)
+    store = CoordinatorStore(endpoint, RUN, timedelta(seconds=PATIENCE))
+    late = GrpcBarrier(rank, 2, "late", endpoint, PATIENCE, PATIENCE if rank else 0.5, run_id=RUN)
     if rank:
         store.wait(["given-up"])
     timed_out = failure_of(late)

@@ -9,12 +9,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from tests.support.coordinator import MUSTER, Coordinator
+from tests.support.patience import PATIENCE
 
 (WHEEL,) = (Path(__file__).parents[1] / "releases").glob("*.whl")
 LAST = WHEEL.name.split("-")[1]
 """Its version."""
 USER = Path(__file__).with_name("release_user.py")
-TIMEOUT = 300.0
+TIMEOUT = 2 * PATIENCE
+"""Seconds; two processes that import torch."""
 _MUSTER = """
 from importlib.metadata import distribution
 distribution("muster-coordinator").entry_points["muster"].load()()

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import CONTEXT
 from tests.support.save_history import Event, weight_at
-
-ANSWER_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Saver:
 
     def answer(self) -> Any:
         """What the last operation told has come to."""
-        assert self._pipe.poll(ANSWER_TIMEOUT), f"rank {self.rank} did not answer"
+        assert self._pipe.poll(PATIENCE), f"rank {self.rank} did not answer"
         return self._pipe.recv()
 
     def ask(self, operation: str, **arguments: Any) -> Any:

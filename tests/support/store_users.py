@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import CONTEXT
 
 TIMEOUT = timedelta(seconds=60)
@@ -14,7 +15,7 @@ def together(user: Callable[..., Any], world_size: int, *arguments: Any) -> list
     """Run one process for each rank; what they return, by rank."""
     with ProcessPoolExecutor(world_size, mp_context=CONTEXT) as pool:
         running = [pool.submit(user, rank, world_size, *arguments) for rank in range(world_size)]
-        return [one.result(timeout=120) for one in running]
+        return [one.result(timeout=PATIENCE) for one in running]
 
 
 def train(rank: int, world_size: int, endpoint: str, init_method: str | None, steps: int) -> list[float]:

@@ -7,9 +7,9 @@ from types import TracebackType
 import grpc
 
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc, session_pb2, session_pb2_grpc
+from tests.support.patience import PATIENCE
 from tests.support.scenes import RANKS_PER_NODE
 
-PATIENCE = 30.0
 HOST = "gpu-{:04d}"
 
 

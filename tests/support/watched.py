@@ -18,8 +18,9 @@ import muster.worker
 from muster.worker import GrpcBarrier
 from tests.support.agents import Job
 from tests.support.authority import Authority
-from tests.support.command import output, until
+from tests.support.command import output
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE, until
 from tests.support.prometheus import Prometheus
 
 RUN = "llama-70b"
@@ -111,7 +112,7 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         coordinator.start()
         agents = [job.agent("2") for _ in range(2)]
         _close_a_run(coordinator.endpoint)
-        job.trace("away-*", 2, timeout=60 + 3 * steps * pace)
+        job.trace("away-*", 2, patience=PATIENCE + 3 * steps * pace)
         waiting = f"muster_barriers_open{{{CHECKPOINTS}}} == 1"
         done = f'muster_barrier_decisions_total{{{CHECKPOINTS}, outcome="RELEASED"}} == {steps}'
         until(lambda: bool(prometheus.query(f"{waiting} and on (run, prefix) {done}")))

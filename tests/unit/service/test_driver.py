@@ -41,14 +41,12 @@ from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
+from tests.support.patience import PATIENCE
 from tests.support.virtual_time import START, WALL, LoopClock, in_virtual_time
 
 CKPT = "checkpoint"
 TTL = 10.0
-PATIENCE = 30.0
 """Seconds until a test that hangs gives up."""
-
-pytestmark = pytest.mark.timeout(PATIENCE)
 
 
 # ---------------------------------------------------------------------- the world around the driver

@@ -18,7 +18,8 @@ from muster.worker import attendance as module
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from tests.support.meeting import in_thread, until
+from tests.support.meeting import in_thread
+from tests.support.patience import PATIENCE, until
 
 CONFIG = NodeConfig(
     endpoint="there:1",
@@ -110,7 +111,7 @@ class Wire:
 
     def stream(self) -> Stream:
         """The next one that the node opens."""
-        return self._streams.get(timeout=20)
+        return self._streams.get(timeout=PATIENCE)
 
     def quiet(self) -> bool:
         return self._streams.empty()
@@ -161,7 +162,7 @@ def joining(node: Attendance) -> Future[object]:
 def in_round(node: Attendance, wire: Wire) -> Stream:
     place = joining(node)
     stream = wire.stream().complete()
-    assert place.result(20) == Place(0, 0, 2)
+    assert place.result(PATIENCE) == Place(0, 0, 2)
     return stream
 
 
@@ -180,7 +181,7 @@ def test_it_says_who_joins_and_on_what_terms(node: Attendance, wire: Wire):
     assert request.keep_alive_timeout_ms == 3_000
     assert request.protocol_version == 1
     stream.complete(5, 1, 3)
-    assert place.result(20) == Place(5, 1, 3)
+    assert place.result(PATIENCE) == Place(5, 1, 3)
 
 
 def test_a_wait_goes_on_over_another_stream(node: Attendance, wire: Wire):
@@ -190,7 +191,7 @@ def test_a_wait_goes_on_over_another_stream(node: Attendance, wire: Wire):
     second = wire.stream()
     assert second.request == first.request
     second.complete()
-    assert place.result(20) == Place(0, 0, 2)
+    assert place.result(PATIENCE) == Place(0, 0, 2)
 
 
 def test_a_place_is_held_over_another_stream_that_names_the_round(node: Attendance, wire: Wire):
@@ -204,11 +205,11 @@ def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: Attendan
     first = in_round(node, wire)
     place = joining(node)
     second = wire.stream()
-    assert first.cancelled.wait(20)
+    assert first.cancelled.wait(PATIENCE)
     assert (second.request.attempt, second.request.HasField("round")) == (2, False)
     assert second.request.node.incarnation == first.request.node.incarnation
     second.complete(1, 1, 2)
-    assert place.result(20) == Place(1, 1, 2)
+    assert place.result(PATIENCE) == Place(1, 1, 2)
 
 
 @pytest.mark.parametrize("reason", ["COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"])
@@ -216,7 +217,7 @@ def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason:
     place = joining(node)
     wire.stream().fail(refusal(reason))
     wire.stream().complete()
-    assert place.result(20) == Place(0, 0, 2)
+    assert place.result(PATIENCE) == Place(0, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +236,14 @@ def test_a_limit_that_is_met_when_coming_back_passes(node: Attendance, wire: Wir
     wire.stream().wait().fail(BROKEN)
     wire.stream().fail(refusal("LIMIT_EXCEEDED"))
     wire.stream().complete()
-    assert place.result(20) == Place(0, 0, 2)
+    assert place.result(PATIENCE) == Place(0, 0, 2)
 
 
 def test_who_is_not_one_of_ours_is_told_apart_at_once(node: Attendance, wire: Wire):
     place = joining(node)
     wire.stream().fail(Failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
     with pytest.raises(RefusedError, match=r"there:1 does not serve muster\.v1\.RendezvousService"):
-        place.result(20)
+        place.result(PATIENCE)
 
 
 def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
@@ -280,7 +281,7 @@ def test_a_removed_node_sees_itself_waiting_and_comes_back_as_a_newcomer(node: A
     assert again.request.node.incarnation != first.request.node.incarnation
     assert not again.request.HasField("round")
     again.complete(3, 1, 2)
-    assert place.result(20) == Place(3, 1, 2)
+    assert place.result(PATIENCE) == Place(3, 1, 2)
     assert node.nodes_waiting == 0
 
 
@@ -302,7 +303,7 @@ def test_what_comes_late_on_an_old_stream_changes_nothing(node: Attendance, wire
     node._refused(1, RefusedError("late", "RUN_CLOSED"))
     node._lost(1, "late")
     new.complete(1, 0, 1)
-    assert place.result(20) == Place(1, 0, 1)
+    assert place.result(PATIENCE) == Place(1, 0, 1)
     assert (node.nodes_waiting, node.closed) == (0, False)
     assert old.cancelled.is_set()
 
@@ -384,7 +385,7 @@ def test_leaving_ends_a_wait(node: Attendance, wire: Wire):
     until(lambda: node._connected)
     node.leave("over")
     with pytest.raises(MusterError, match="has left"):
-        place.result(20)
+        place.result(PATIENCE)
 
 
 @pytest.mark.parametrize("why", [BROKEN, EnvironmentValueError("MUSTER_TOKEN_FILE = x: it cannot be read.")])

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from muster.worker import barriers
 from muster.worker import fallback_barriers as fallback
+from tests.support.patience import PATIENCE
 
 TIMEOUT_SECS = 1
 
@@ -135,7 +136,7 @@ class TestTCPStoreBarrier:
         time.sleep(0.2)
         assert not waiting.done()
         late.execute_barrier()
-        waiting.result(timeout=30)
+        waiting.result(timeout=PATIENCE)
 
     def test_a_missing_rank_costs_timeout_secs_and_not_torchs_300(self, join):
         waiting, _absent = join((0, "a"), (1, "a"))
@@ -196,7 +197,7 @@ except ValueError as error:
 class TestATorchWithoutThem:
     def test_it_is_given_all_three_types(self):
         command = [sys.executable, "-c", WITHOUT_TORCHS_BARRIERS]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
         assert done.returncode == 0, done.stderr
         assert done.stdout == "global_rank = 2: it must be below the world size, 2.\n"

@@ -8,6 +8,7 @@ import pytest
 
 import muster.worker
 from muster.worker import barriers, fallback_barriers
+from tests.support.patience import PATIENCE
 
 VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
@@ -20,7 +21,7 @@ def run(script: str, **environ: str) -> str:
         env=inherited | environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

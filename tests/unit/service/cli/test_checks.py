@@ -35,9 +35,7 @@ from muster.service.cli.doctor import as_json, line
 from muster.service.cli.failure import Exit
 from muster.service.version import VERSION
 from muster.v1 import coordinator_pb2 as pb
-
-TIMEOUT = 10.0
-
+from tests.support.patience import PATIENCE
 
 # ---------------------------------------------------------------------- the network
 
@@ -65,7 +63,7 @@ def listening(context: ssl.SSLContext | None = None) -> Iterator[Address]:
         try:
             yield Address("127.0.0.1", server.getsockname()[1])
         finally:
-            thread.join(TIMEOUT)
+            thread.join(PATIENCE)
 
 
 def certified(folder: Path, days: float, name: str = "127.0.0.1") -> tuple[ssl.SSLContext, Path]:
@@ -101,7 +99,7 @@ def certified(folder: Path, days: float, name: str = "127.0.0.1") -> tuple[ssl.S
 
 def test_a_port_that_answers_is_reached():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        checks = list(reach(Address("127.0.0.1", server.getsockname()[1]), TIMEOUT))
+        checks = list(reach(Address("127.0.0.1", server.getsockname()[1]), PATIENCE))
     assert [(one.name, one.result, one.next) for one in checks] == [
         ("resolve", Result.OK, ""),
         ("connect", Result.OK, ""),
@@ -111,14 +109,14 @@ def test_a_port_that_answers_is_reached():
 def test_a_port_that_nobody_listens_on_is_a_failure_with_a_next_step():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    *_, last = reach(Address("127.0.0.1", port), TIMEOUT)
+    *_, last = reach(Address("127.0.0.1", port), PATIENCE)
     assert (last.name, last.result, last.exit) == ("connect", Result.FAILED, Exit.UNREACHABLE)
     assert "Connection refused" in last.message
     assert "muster serve" in last.next
 
 
 def test_a_name_that_nobody_knows_is_a_failure():
-    (check,) = reach(Address("no-such-host.invalid", 7550), TIMEOUT)
+    (check,) = reach(Address("no-such-host.invalid", 7550), PATIENCE)
     assert (check.name, check.result, check.exit) == ("resolve", Result.FAILED, Exit.UNREACHABLE)
     assert "no-such-host.invalid has no address" in check.message
 
@@ -148,7 +146,7 @@ def test_to_do_without_tls_is_well_on_one_machine_only(host: str, result: Result
 def test_the_end_of_a_certificate_is_foreseen(tmp_path: Path, days: float, result: Result, words: str):
     context, cert = certified(tmp_path, days)
     with listening(context) as address:
-        check = certificate(address, Certificates(cert), TIMEOUT)
+        check = certificate(address, Certificates(cert), PATIENCE)
     assert check.result is result, check
     assert words in check.message
     assert bool(check.next) is (result is not Result.OK)
@@ -157,7 +155,7 @@ def test_the_end_of_a_certificate_is_foreseen(tmp_path: Path, days: float, resul
 def test_a_certificate_for_another_name_is_refused(tmp_path: Path):
     context, cert = certified(tmp_path, 90)
     with listening(context) as address:
-        check = certificate(address, Certificates(cert, server_name="coordinator.example"), TIMEOUT)
+        check = certificate(address, Certificates(cert, server_name="coordinator.example"), PATIENCE)
     assert check.result is Result.FAILED
     assert "coordinator.example" in check.message
     assert "--tls-server-name" in check.next
@@ -168,7 +166,7 @@ def test_one_signed_by_someone_else_is_refused(tmp_path: Path):
     context, _ = certified(tmp_path, 90)
     _, other = certified(tmp_path / "other", 90)
     with listening(context) as address:
-        check = certificate(address, Certificates(other), TIMEOUT)
+        check = certificate(address, Certificates(other), PATIENCE)
     assert (check.result, check.exit) == (Result.FAILED, Exit.UNREACHABLE)
     assert "self-signed certificate" in check.message
 
@@ -176,13 +174,13 @@ def test_one_signed_by_someone_else_is_refused(tmp_path: Path):
 def test_a_port_without_tls_is_told_so(tmp_path: Path):
     _, cert = certified(tmp_path, 90)
     with listening() as address:
-        check = certificate(address, Certificates(cert), TIMEOUT)
+        check = certificate(address, Certificates(cert), PATIENCE)
     assert check.result is Result.FAILED
     assert "no TLS handshake" in check.message
 
 
 def test_a_file_that_is_not_there_is_a_failure(tmp_path: Path):
-    check = certificate(Address("127.0.0.1", 1), Certificates(tmp_path / "none.pem"), TIMEOUT)
+    check = certificate(Address("127.0.0.1", 1), Certificates(tmp_path / "none.pem"), PATIENCE)
     assert check.message == "no TLS handshake: No such file or directory"
 
 

@@ -23,8 +23,6 @@ from tests.support.virtual_time import LoopClock, in_virtual_time
 KEEP_ALIVE = 15.0
 LAST_CALL = 30.0
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Service:
     """The servicers, called as gRPC calls them."""

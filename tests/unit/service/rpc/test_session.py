@@ -23,8 +23,6 @@ HELLO = session_pb2.ConnectRequest(hello=session_pb2.Hello(run_id="job", protoco
 GOODBYE = session_pb2.ConnectRequest(goodbye=session_pb2.Goodbye(reason="done"))
 ID = 7
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class FakeDriver:
     """Remembers what it was handed, in order."""

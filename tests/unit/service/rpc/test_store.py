@@ -15,8 +15,6 @@ from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
 from muster.v1 import store_pb2 as pb
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Service:
     """Asks a servicer as gRPC would."""

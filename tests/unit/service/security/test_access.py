@@ -11,6 +11,7 @@ from muster.service.security import access
 from muster.service.security.access import OPERATES, RULES, VIEWS, WORKS, Access, Rule
 from muster.service.security.tokens import Grant, Role, Tokens
 from muster.v1 import barrier_pb2, run_pb2
+from tests.support.patience import PATIENCE
 
 SECRET = "s3cr3t-0123456789-abcdef"
 
@@ -151,7 +152,7 @@ async def test_open_calls_end_when_their_token_is_taken_away_and_no_others():
     await asyncio.sleep(0)
     assert not any(one.done() for one in calls)
     checks.revoke(Tokens((other,)))
-    done, _ = await asyncio.wait(calls[:2], timeout=5)
+    done, _ = await asyncio.wait(calls[:2], timeout=PATIENCE)
     assert len(done) == 2
     for one in done:
         error = one.exception()

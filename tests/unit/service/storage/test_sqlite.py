@@ -17,6 +17,7 @@ from muster.service.storage.sqlite import (
     SPARE_PAGES,
     SqliteEngine,
 )
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, known: bool):
         rows(tmp_path / "muster.db")
     tmp_path.chmod(0o555)
     with run_child(OPEN_UNPRIVILEGED, tmp_path) as child:
-        said, _ = child.communicate(timeout=60)
+        said, _ = child.communicate(timeout=PATIENCE)
     tmp_path.chmod(0o755)
     assert "cannot write muster.db.lock: Permission denied" in said
     assert "that this user may write" in said
@@ -233,7 +234,7 @@ except StorageError as error:
 
 def test_a_disk_that_takes_no_more_loses_nothing_that_was_acknowledged(path: Path):
     with run_child(FILL, path) as child:
-        number, _, why = child.communicate(timeout=60)[0].partition(" ")
+        number, _, why = child.communicate(timeout=PATIENCE)[0].partition(" ")
     assert why.startswith(f"cannot write {path}: ")
     assert "Check the disk's free space" in why
     assert int(number) > 0

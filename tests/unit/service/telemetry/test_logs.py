@@ -13,6 +13,7 @@ import pytest
 
 from muster.service.telemetry import logs
 from muster.service.telemetry.logs import MAX_WAITING_LINES, LineWriter
+from tests.support.patience import PATIENCE
 
 
 class HeldStderr(io.StringIO):
@@ -25,7 +26,7 @@ class HeldStderr(io.StringIO):
 
     def write(self, text: str) -> int:
         self.writing.set()
-        assert self.may_write.wait(30)
+        assert self.may_write.wait(PATIENCE)
         return super().write(text)
 
 
@@ -58,7 +59,7 @@ def test_lines_that_nobody_reads_block_nothing_and_their_loss_is_told(monkeypatc
     with held_stderr(monkeypatch) as stderr:
         writer = LineWriter()
         writer.msg("first")
-        assert stderr.writing.wait(30)
+        assert stderr.writing.wait(PATIENCE)
         for number in range(20):
             writer.msg(f"line {number}")
         stderr.may_write.set()
@@ -227,7 +228,7 @@ raise RuntimeError("nobody caught it")
 
 def test_every_line_of_a_json_log_is_one_object_whoever_wrote_it():
     done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", EVERYTHING], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "default", "-c", EVERYTHING], capture_output=True, text=True, timeout=PATIENCE
     )
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["event"] for line in lines] == [
@@ -255,7 +256,7 @@ def test_a_loss_is_told_in_json_too(monkeypatch: pytest.MonkeyPatch):
     with held_stderr(monkeypatch) as stderr:
         writer = LineWriter(logs._loss_for_collectors)
         writer.msg("{}")
-        assert stderr.writing.wait(30)
+        assert stderr.writing.wait(PATIENCE)
         for _ in range(3):
             writer.msg("{}")
         stderr.may_write.set()

@@ -17,8 +17,7 @@ import torch
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
 from muster.worker.saves.child import wait_readable
 from tests.support.judge import no_child_left
-
-DEADLINE = 60.0
+from tests.support.patience import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +36,7 @@ def caller(request: pytest.FixtureRequest) -> Any:
 # Functions for a worker that was spawned must be importable.
 def save_when(path: str, state: Any, gate: str) -> None:
     """Save, but only when the gate is there."""
-    deadline = time.monotonic() + DEADLINE
-    while not Path(gate).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(Path(gate).exists)
     torch.save(state, path)
 
 
@@ -64,7 +60,7 @@ def test_the_state_is_that_of_the_start(caller: Any, tmp_path: Path, shared: boo
     write = caller.start(AsyncRequest(save_when, (str(path), state, str(gate)), []))
     tensor.fill_(-1)
     gate.touch()
-    assert write.wait(DEADLINE).failure is None
+    assert write.wait(PATIENCE).failure is None
     saved = torch.load(path)
     assert torch.equal(saved["list"][0], torch.arange(100_000, dtype=torch.float32))
     assert torch.equal(saved["tuple"][0], torch.arange(10, 20, dtype=torch.float32))
@@ -80,13 +76,13 @@ def test_the_state_is_that_of_the_start(caller: Any, tmp_path: Path, shared: boo
     ],
 )
 def test_a_failure_is_known_and_the_next_write_is_well(caller: Any, how: str, said: str):
-    failure = caller.start(AsyncRequest(fail, (how,), [])).wait(DEADLINE).failure
+    failure = caller.start(AsyncRequest(fail, (how,), [])).wait(PATIENCE).failure
     assert said in failure
-    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
 
 
 def test_a_childs_traceback_comes_along():
-    failure = ForkCaller().start(AsyncRequest(fail, ("raise",), [])).wait(DEADLINE).failure
+    failure = ForkCaller().start(AsyncRequest(fail, ("raise",), [])).wait(PATIENCE).failure
     assert failure is not None
     assert "exit status 1: OSError" in failure
     assert 'raise OSError(28, "No space left on device")' in failure
@@ -102,7 +98,7 @@ def test_a_write_that_is_given_up_says_why(caller: Any):
     write = caller.start(AsyncRequest(fail, ("hang",), []))
     write.abort("given up")
     write.abort("given up")
-    assert write.wait(DEADLINE).failure == "given up"
+    assert write.wait(PATIENCE).failure == "given up"
 
 
 def test_no_child_is_left():
@@ -113,7 +109,7 @@ def test_no_child_is_left():
 
 def test_no_file_descriptor_is_left():
     before = len(list(Path("/proc/self/fd").iterdir()))
-    ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(DEADLINE)
+    ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(PATIENCE)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -123,18 +119,18 @@ def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_repla
     second = caller.start(AsyncRequest(time.sleep, (0,), []))
     handle = os.pidfd_open(first.pid)
     os.kill(first.pid, signal.SIGKILL)
-    assert wait_readable(handle, DEADLINE)
+    assert wait_readable(handle, PATIENCE)
     os.close(handle)
     third = caller.start(AsyncRequest(time.sleep, (0,), []))
     assert third.pid != first.pid
-    assert "killed by SIGKILL" in (first.wait(DEADLINE).failure or "")
-    assert "killed by SIGKILL" in (second.wait(DEADLINE).failure or "")
-    assert third.wait(DEADLINE).failure is None
+    assert "killed by SIGKILL" in (first.wait(PATIENCE).failure or "")
+    assert "killed by SIGKILL" in (second.wait(PATIENCE).failure or "")
+    assert third.wait(PATIENCE).failure is None
     caller.close()
 
 
 def test_a_worker_ends_though_a_forked_process_holds_its_pipe(persistent: PersistentCaller):
-    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
     holder = os.fork()
     if holder == 0:
         signal.pause()
@@ -149,14 +145,14 @@ def test_a_worker_ends_though_a_forked_process_holds_its_pipe(persistent: Persis
 def test_what_cannot_be_pickled_is_refused_and_its_buffers_go_back(persistent: PersistentCaller):
     with pytest.raises(Exception, match="pickle"):
         persistent.start(AsyncRequest(lambda: None, (torch.ones(4),), []))
-    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
     assert len(persistent._buffers._free) >= 1
 
 
 def test_a_write_that_has_ended_kills_nobody_else(monkeypatch: pytest.MonkeyPatch):
     """Its handle's number may be another process's by now."""
     write = ForkCaller().start(AsyncRequest(time.sleep, (0,), []))
-    assert write.wait(DEADLINE).failure is None
+    assert write.wait(PATIENCE).failure is None
     killed: list[int] = []
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda handle, _: killed.append(handle))
     write.abort("too late")
@@ -187,7 +183,7 @@ def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatc
 
     monkeypatch.setattr(os, "fork", fork_and_interrupt)
     try:
-        failure = ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure
+        failure = ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure
     finally:
         if os.getpid() != program:
             os._exit(3)
@@ -199,7 +195,7 @@ def test_a_closed_stdout_fails_nothing(monkeypatch: pytest.MonkeyPatch):
     with Path(os.devnull).open("w") as closed:
         pass
     monkeypatch.setattr(sys, "stdout", closed)
-    assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(DEADLINE).failure is None
+    assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
 
 
 def leave_a_child_behind() -> None:
@@ -217,21 +213,21 @@ class Unreadable:
 
 def test_a_workers_end_is_known_though_a_child_of_its_own_goes_on(persistent: PersistentCaller):
     write = persistent.start(AsyncRequest(leave_a_child_behind, (), []))
-    ending = write.wait(DEADLINE)
+    ending = write.wait(PATIENCE)
     assert "SIGKILL" in (ending.failure or "")
     assert ending.seconds < 2.5
 
 
 def test_a_worker_says_what_it_cannot_read(persistent: PersistentCaller):
     write = persistent.start(AsyncRequest(partial(print, Unreadable()), (), []))
-    assert "invalid literal for int()" in (write.wait(DEADLINE).failure or "")
+    assert "invalid literal for int()" in (write.wait(PATIENCE).failure or "")
 
 
 def test_a_worker_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(callers, "ENDING_TIMEOUT", 0.2)
     caller = PersistentCaller()
     write = caller.start(AsyncRequest(time.sleep, (0,), []))
-    assert write.wait(DEADLINE).failure is None
+    assert write.wait(PATIENCE).failure is None
     os.kill(write.pid, signal.SIGSTOP)
     caller.close()
 

@@ -20,8 +20,7 @@ from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.failure import MOST_TEXT
 from tests.support.judge import state_of
-
-DEADLINE = 30.0
+from tests.support.patience import PATIENCE
 
 
 def seen_by_a_child(look: Callable[[], Any], folder: Path) -> Any:
@@ -30,7 +29,7 @@ def seen_by_a_child(look: Callable[[], Any], folder: Path) -> Any:
     def write() -> None:
         (folder / "seen").write_text(json.dumps(look()))
 
-    assert ForkCaller().start(AsyncRequest(write, (), [])).wait(DEADLINE).failure is None
+    assert ForkCaller().start(AsyncRequest(write, (), [])).wait(PATIENCE).failure is None
     return json.loads((folder / "seen").read_text())
 
 
@@ -79,7 +78,7 @@ atexit.register(lambda: print("exit"))
 print("begin", end=" ")
 assert ForkCaller().start(AsyncRequest(lambda: print("child", end=" "), (), [])).wait(30).failure is None
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.stdout, done.returncode) == ("begin child exit\n", 0), done.stderr
 
 
@@ -103,7 +102,7 @@ if __name__ == "__main__":
         handle = os.pidfd_open(child)
         parent.kill()
     try:
-        assert wait_readable(handle, DEADLINE)
+        assert wait_readable(handle, PATIENCE)
     finally:
         os.close(handle)
 
@@ -112,7 +111,7 @@ def test_a_large_error_text_comes_whole_as_far_as_a_vote_takes_it():
     def write() -> None:
         raise ValueError("x" * 10_000_000 + "the end")
 
-    failure = ForkCaller().start(AsyncRequest(write, (), [])).wait(DEADLINE).failure
+    failure = ForkCaller().start(AsyncRequest(write, (), [])).wait(PATIENCE).failure
     assert failure is not None
     assert failure.rstrip().endswith("the end")
     assert MOST_TEXT < len(failure) < MOST_TEXT + 200
@@ -128,7 +127,7 @@ def test_a_process_that_a_child_leaves_behind_does_not_hold_its_end_up(tmp_path:
             time.sleep(0.005)
         os._exit(3)
 
-    ending = ForkCaller().start(AsyncRequest(write, (), [])).wait(DEADLINE)
+    ending = ForkCaller().start(AsyncRequest(write, (), [])).wait(PATIENCE)
     left = int((tmp_path / "there").read_text())
     assert state_of(left) is not None
     os.kill(left, signal.SIGKILL)
@@ -142,7 +141,7 @@ def test_file_descriptors_may_have_high_numbers():
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
-        assert ForkCaller().start(AsyncRequest(lambda: None, (), [])).wait(DEADLINE).failure is None
+        assert ForkCaller().start(AsyncRequest(lambda: None, (), [])).wait(PATIENCE).failure is None
     finally:
         for number in opened:
             os.close(number)

@@ -3,9 +3,8 @@
 import os
 import signal
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownErro
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
 from muster.worker.saves import queue as module
 from tests.support.judge import FakeBarrier, no_child_left
-
-DEADLINE = 30.0
+from tests.support.patience import PATIENCE, until
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def barrier() -> FakeBarrier:
 @pytest.fixture
 def queue(barrier: FakeBarrier) -> Iterator[AsyncCallsQueue]:
     with no_child_left():
-        made = AsyncCallsQueue(barrier=barrier, timeout=DEADLINE)  # type: ignore[arg-type]
+        made = AsyncCallsQueue(barrier=barrier, timeout=PATIENCE)  # type: ignore[arg-type]
         yield made
         barrier.open.set()
         made.abort("the test is over")
@@ -46,13 +44,6 @@ def kill_itself() -> None:
 
 def gone() -> OutcomeUnknownError:
     return OutcomeUnknownError("gone", "save", 0, Outcome.UNKNOWN)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def decided(queue: AsyncCallsQueue) -> int:
@@ -233,7 +224,7 @@ def test_who_waits_is_told_that_the_coordinator_is_away_and_may_wait_on(barrier:
         if not away.is_set():
             away.set()
             raise gone()
-        assert back.wait(DEADLINE)
+        assert back.wait(PATIENCE)
         return vote(*arguments, **options)
 
     barrier.vote = vote_later  # type: ignore[method-assign]

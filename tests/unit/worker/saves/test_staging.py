@@ -12,6 +12,7 @@ import torch
 from muster.worker.saves import AsyncRequest, ForkCaller, staging
 from muster.worker.saves.staging import HostBuffers, check_memory, size_of, survive_fork, tensors_of, unshared
 from tests.support.judge import state_of
+from tests.support.patience import PATIENCE
 
 
 def test_a_copy_does_not_change_with_what_was_copied():
@@ -206,7 +207,7 @@ def test_the_gpu_has_done_all_before_the_fork(cuda: FakeCuda, monkeypatch: pytes
     monkeypatch.setattr(os, "fork", forked)
     preload = lambda: cuda.calls.append("preload")  # noqa: E731
     write = ForkCaller().start(AsyncRequest(lambda *_: None, ("path", None), [], preload_fn=preload))
-    assert write.wait(30).failure is None
+    assert write.wait(PATIENCE).failure is None
     assert state_of(write.pid) is None
     assert cuda.calls == ["preload", "synchronize", "fork"]
 

@@ -1,4 +1,4 @@
-# The image of the coordinator:  docker build -t REGISTRY/muster-coordinator:0.1.0 .
+# The image of the coordinator:  docker build -t REGISTRY/muster-coordinator:0.2.0.dev0 .
 # tests/integration/test_image.py runs these same steps without Docker.
 ARG PYTHON=python:3.11.14-slim-bookworm
 

@@ -2,10 +2,11 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+DOCS := .venv-docs/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test quick thorough lint types stubs check-stubs dashboards unit bench bench-venv soak format clean
+.PHONY: help venv tools demo test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,11 +36,15 @@ test: venv tools check-stubs lint types unit ## Everything that CI runs.
 quick: venv lint types ## Format, lint, types and the unit tests, in a minute or so.
 	$(BIN)/pytest -q -n 4 --dist worksteal tests/unit tests/contract
 
+# Nothing in the protos may break what the last release says; its wheel has them.
+LAST_RELEASE = $(wildcard tests/releases/*.whl)
+
 lint: venv ## Format, lint, the walls between the packages, and the protos.
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --output-format concise $(SOURCES)
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+	cd proto && ../$(BIN)/buf breaking --against '../$(LAST_RELEASE)#format=zip'
 
 types: venv ## mypy, strict.
 	$(BIN)/mypy $(SOURCES)
@@ -59,6 +64,31 @@ thorough: venv tools ## All tests, and those that are worth more the longer they
 
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards
+
+# A virtual environment of its own: without torch, and with nothing that the tests need.
+.venv-docs/.installed: requirements/docs.txt requirements/docs-assets.txt
+	test -x $(DOCS)/python || $(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	rm -rf .venv-docs/assets
+	$(DOCS)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+	  --python-version 3.12 --dest .venv-docs/assets -r requirements/docs-assets.txt
+	cd .venv-docs/assets && ../bin/python -m zipfile --extract *.whl .
+	@touch $@
+
+docs: .venv-docs/.installed ## Make the site in build/site from docs/, the SDK's docstrings and the protos' comments.
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/python -m mkdocs build
+
+.tools/twine/.installed: requirements/dist.txt
+	test -x .tools/twine/bin/python || $(PYTHON) -m venv .tools/twine
+	.tools/twine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dist.txt
+	@touch $@
+
+dist: venv .tools/twine/.installed ## Make wheel and sdist in dist/, and check them in clean environments, with each extra.
+	$(BIN)/pytest -q tests/unit/project/test_distribution.py
+	rm -rf dist
+	$(BIN)/hatchling build --directory dist
+	.tools/twine/bin/twine check --strict dist/*
+	$(BIN)/python dev/check-wheel.py dist/*.whl
 
 .venv/.bench-installed: .venv/.installed requirements/bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
@@ -80,4 +110,4 @@ format: venv ## Format the code and the protos.
 	cd proto && ../$(BIN)/buf format --write
 
 clean: ## Remove what the targets made.
-	rm -rf .venv .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-docs .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,8 @@ class Coordinator:
         session_ttl: seconds.
         extra: further arguments of ``muster serve``.
         https: for asking its HTTP port, if that speaks TLS.
+        program: the ``muster`` command.
+        environment: its environment; default: this process's.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class Coordinator:
         session_ttl: float = 10.0,
         extra: tuple[str, ...] = (),
         https: ssl.SSLContext | None = None,
+        program: tuple[str, ...] = (str(MUSTER),),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = free_port()
         self.http_port = free_port()
@@ -53,6 +58,8 @@ class Coordinator:
         self._session_ttl = session_ttl
         self._extra = extra
         self._https = https
+        self._program = program
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Coordinator":
@@ -71,7 +78,7 @@ class Coordinator:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    str(MUSTER),
+                    *self._program,
                     "serve",
                     f"--listen={self.endpoint}",
                     f"--http=127.0.0.1:{self.http_port}",
@@ -82,6 +89,7 @@ class Coordinator:
                 ],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
+                env=self._environment,
             )
         until(self._ready, "it does not become ready")
         return self

@@ -72,6 +72,11 @@ class GrpcBarrier(Barrier):
         participants: the ranks that the group's barriers cover; default: all.
         host: the name under which this process is reported; default: the machine's.
 
+    Attributes:
+        prefix: the group.
+        rank: this process's rank.
+        world_size: the number of ranks of the job.
+
     Raises:
         ConnectError: the coordinator could not be reached in time.
         RefusedError: the coordinator refused this process, for example since a newer generation runs.
@@ -79,6 +84,7 @@ class GrpcBarrier(Barrier):
     """
 
     barrier_type = "grpc"
+    """Its name in a :class:`BarrierConfig`."""
 
     def __init__(
         self,

@@ -10,7 +10,9 @@ class Closed:
     """How a run was closed: for good, and by the first one who did."""
 
     by: str
+    """Who closed it, for people."""
     reason: str
+    """Why, for people; may be empty."""
     at: float
     """Seconds since 1970, on the coordinator's clock."""
 

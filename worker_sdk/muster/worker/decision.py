@@ -11,10 +11,15 @@ class Outcome(enum.Enum):
     """What a barrier came to. The names are those of ``muster.v1.Outcome``."""
 
     RELEASED = "RELEASED"
+    """Every required rank arrived, and none voted to fail."""
     TIMED_OUT = "TIMED_OUT"
+    """The first arrival's timeout ran out."""
     ABORTED = "ABORTED"
+    """A rank voted to fail, an operator aborted it, or a newer generation took its place."""
     MEMBER_LOST = "MEMBER_LOST"
+    """A rank that was still needed left, or lost its session for longer than the TTL."""
     MISMATCHED = "MISMATCHED"
+    """Living ranks disagreed on the world size or the participants."""
     UNKNOWN = "UNKNOWN"
     """The coordinator could not be asked; it has decided, or will, and tells it when asked again."""
 
@@ -23,10 +28,15 @@ class MissingState(enum.Enum):
     """Why a rank is missing."""
 
     NEVER_JOINED = "NEVER_JOINED"
+    """No process of this rank was seen in this generation."""
     NOT_ARRIVED = "NOT_ARRIVED"
+    """Its process is there, and has not arrived."""
     CONNECTION_LOST = "CONNECTION_LOST"
+    """The session of its process broke and has not come back."""
     LEFT = "LEFT"
+    """Its process said goodbye."""
     EVICTED = "EVICTED"
+    """Someone outside the run sent its process away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +44,13 @@ class MissingRank:
     """One rank that a barrier waited for in vain."""
 
     rank: int
+    """The rank."""
     host: str
     """Where its newest process ran; empty if none was ever seen."""
     pid: int
     """That process's id; 0 if none was ever seen."""
     state: MissingState
+    """Why it is missing."""
     last_seen: float | None
     """Seconds since it was last seen: 0.0 if it was connected, None if it never was."""
     last_sequence: int | None = None
@@ -50,8 +62,11 @@ class Failure:
     """A rank's vote that a barrier must not be released."""
 
     rank: int
+    """The rank that voted."""
     host: str
+    """Where the process that voted ran."""
     pid: int
+    """Its process id."""
     reason: str
     """In the rank's own words."""
 
@@ -61,11 +76,15 @@ class Decision:
     """The one outcome of a barrier, the same for every rank."""
 
     prefix: str
+    """The group."""
     sequence: int
+    """The barrier's number within its group, from 0."""
     outcome: Outcome
+    """What it came to."""
     message: str
     """What happened, for people."""
     missing: tuple[MissingRank, ...] = ()
+    """Every rank that had not arrived, in ascending order; empty when released."""
     failures: tuple[Failure, ...] = ()
     """The votes that aborted it, if votes did."""
     payloads: Mapping[int, bytes] = field(default_factory=dict)

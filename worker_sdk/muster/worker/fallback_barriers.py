@@ -76,6 +76,7 @@ class DistBarrier(Barrier):
     """The barrier of the default process group, which must be initialised."""
 
     barrier_type = "dist_barrier"
+    """Its name in a :class:`BarrierConfig`."""
 
     def __init__(self) -> None:
         if not dist.is_initialized():
@@ -102,6 +103,7 @@ class TCPStoreBarrier(Barrier):
     """
 
     barrier_type = "tcp_store"
+    """Its name in a :class:`BarrierConfig`."""
 
     def __init__(
         self,

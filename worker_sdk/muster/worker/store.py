@@ -255,8 +255,11 @@ class CoordinatorStore(Store):
 
     # Called from C++, torch looks some methods up under their C++ names.
     deleteKey = delete_key  # noqa: N815
+    """:meth:`delete_key`, as C++ calls it."""
     getNumKeys = num_keys  # noqa: N815
+    """:meth:`num_keys`, as C++ calls it."""
     listKeys = list_keys  # noqa: N815
+    """:meth:`list_keys`, as C++ calls it."""
 
     # ------------------------------------------------------------------ sending
 

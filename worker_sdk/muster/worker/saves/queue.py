@@ -27,6 +27,7 @@ class SaveTimings:
     """Where the time of one save went, in seconds."""
 
     call_idx: int
+    """The number of the call."""
     preload: float
     """Planning, and bringing tensors to the host; the training thread waits."""
     start: float

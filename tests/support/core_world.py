@@ -197,6 +197,7 @@ class Client:
     """One process that speaks for one rank, as the SDK does it."""
 
     def __init__(self, world: "World", rank: int, *, run: str, generation: int, incarnation: str) -> None:
+        self.began = world.now
         self.world = world
         self.rank = rank
         self.run = run
@@ -218,7 +219,8 @@ class Client:
 
     @property
     def info(self) -> ProcessInfo:
-        return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal)
+        age = self.world.now - self.began
+        return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal, age=age)
 
     @property
     def life(self) -> history.Life:

@@ -124,6 +124,7 @@ class Process(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     ORDINAL_FIELD_NUMBER: builtins.int
     NODE_RANK_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank that it speaks for."""
     incarnation: builtins.str
@@ -136,6 +137,10 @@ class Process(google.protobuf.message.Message):
     """The ordinal that an earlier Welcome gave to this incarnation; 0 at its first hello."""
     node_rank: builtins.int
     """The rank of its node in the round that it belongs to, for people; unset if it does not know."""
+    age_ms: builtins.int
+    """For how long the process had been running when it said hello, in milliseconds; 0 if it does not tell. It
+    may be too little, and must not be too much: who began before another left is of the same life of the job.
+    """
     def __init__(
         self,
         *,
@@ -145,9 +150,10 @@ class Process(google.protobuf.message.Message):
         pid: builtins.int = ...,
         ordinal: builtins.int = ...,
         node_rank: builtins.int | None = ...,
+        age_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "age_ms", b"age_ms", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
 
 global___Process = Process

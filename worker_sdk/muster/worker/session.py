@@ -20,6 +20,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
+from muster.worker.age import age
 from muster.worker.channel import (
     FIRST_BACKOFF,
     KEEPALIVE_MS,
@@ -454,6 +455,7 @@ class Session:
     # ------------------------------------------------------------------ messages
 
     def _hello(self) -> pb.ConnectRequest:
+        self._process.age_ms = int(age() * 1000)
         return pb.ConnectRequest(
             hello=pb.Hello(
                 run_id=self.config.run_id,

@@ -21,6 +21,8 @@ class ProcessInfo(NamedTuple):
     """What an earlier Welcome gave to this incarnation; 0 at its first hello."""
     node_rank: int | None = None
     """The rank of its node in its round, for people."""
+    age: float = 0.0
+    """Seconds that it had been running when it said hello; 0 if it does not tell."""
 
 
 class Arrival(NamedTuple):

@@ -144,6 +144,7 @@ def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
                 p.pid,
                 p.ordinal,
                 p.node_rank if p.HasField("node_rank") else None,
+                p.age_ms / 1000,
             )
             for p in at_most("processes", hello.processes)
         ),

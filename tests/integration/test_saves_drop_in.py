@@ -21,6 +21,10 @@ WORLD = 2
         ("resiliency_writer", "persistent"),
         ("megatron", "fork"),
         ("megatron", "persistent"),
+        ("resiliency_restart", "fork"),
+        ("resiliency_restart", "persistent"),
+        ("megatron_loop", "fork"),
+        ("megatron_loop", "persistent"),
     ],
 )
 def test_their_calls(calls: str, kind: str, coordinator: Coordinator, tmp_path: Path):

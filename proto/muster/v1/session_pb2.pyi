@@ -81,7 +81,7 @@ class ConnectResponse(google.protobuf.message.Message):
 
     @property
     def progress(self) -> global___Progress:
-        """Half of a barrier's timeout has gone: who is missing so far."""
+        """A barrier has waited for long: who is missing so far."""
 
     @property
     def refusal(self) -> global___Refusal:
@@ -348,12 +348,17 @@ class Arrive(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     ARRIVALS_FIELD_NUMBER: builtins.int
+    PROGRESS_AFTER_MS_FIELD_NUMBER: builtins.int
     prefix: builtins.str
     """The group's prefix."""
     sequence: builtins.int
     """The barrier's number within its group."""
     timeout_ms: builtins.int
     """How long to wait for the others, in milliseconds, counted by the coordinator from the barrier's first arrival."""
+    progress_after_ms: builtins.int
+    """When to tell those who wait who is missing, in milliseconds from the barrier's first arrival, whose value counts. 0
+    and all beyond it: at half of the timeout only.
+    """
     @property
     def arrivals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Arrival]:
         """Who arrives; a stream may speak for several ranks."""
@@ -365,8 +370,9 @@ class Arrive(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         timeout_ms: builtins.int = ...,
         arrivals: collections.abc.Iterable[global___Arrival] | None = ...,
+        progress_after_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "sequence", b"sequence", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "progress_after_ms", b"progress_after_ms", "sequence", b"sequence", "timeout_ms", b"timeout_ms"]) -> None: ...
 
 global___Arrive = Arrive
 
@@ -390,7 +396,7 @@ global___Goodbye = Goodbye
 
 @typing.final
 class Progress(google.protobuf.message.Message):
-    """Progress is told to everyone who waits when half of a barrier's timeout has gone."""
+    """Progress is told to everyone who waits when half of a barrier's timeout has gone, and before if that was asked for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -66,6 +66,8 @@ class Arrive(NamedTuple):
     timeout: float
     """Seconds."""
     arrivals: tuple[Arrival, ...]
+    progress_after: float = 0.0
+    """Seconds until those who wait are told who is missing: at most, and for 0, half of the timeout."""
 
 
 @dataclass(frozen=True, slots=True)

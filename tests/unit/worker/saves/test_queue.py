@@ -369,6 +369,21 @@ def test_an_aborted_queue_gives_its_group_up_until_it_goes_on(barrier: FakeBarri
     queue.close()
 
 
+def test_the_first_save_warns_early_of_ranks_that_may_not_make_it_and_later_ones_do_not(barrier: FakeBarrier):
+    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        barrier.others_fail[0] = "no space left"
+        for _ in range(3):
+            queue.schedule_async_request(AsyncRequest(nothing, (), []))
+            with suppress(AsyncSaveError):
+                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    failed, first, later = barrier.early
+    assert failed is not None
+    assert first is not None
+    assert first.after >= module.EARLY_WARNING
+    assert 'barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])' in first.hint
+    assert later is None
+
+
 def test_all_queues_are_aborted_under_the_name_that_is_known(
     barrier: FakeBarrier, caplog: pytest.LogCaptureFixture
 ):

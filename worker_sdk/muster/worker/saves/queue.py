@@ -16,6 +16,7 @@ from weakref import WeakSet
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
+from muster.worker.pending import EarlyWarning
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
 from muster.worker.saves.failure import failure_text, save_error
 from muster.worker.saves.priority import Priority
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1200.0
 """Seconds for a write and for the others' writes; Orbax's default for an asynchronous save."""
+EARLY_WARNING = 10.0
+"""Seconds, beyond as long again as its own write took, after which a rank logs whom a queue's first save
+waits for. Ranks write for about as long as each other: who is later than that has often not begun. It is soon
+enough for the one who has just started the job, and well below the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,8 @@ class AsyncCallsQueue:
         self._open = False
         self._may_go_on = False
         """Whether it was aborted, and not closed."""
+        self._agreed = False
+        """Whether a save was released: all ranks make the same saves."""
         self._begin()
         self._instances.add(self)
 
@@ -504,7 +511,8 @@ class AsyncCallsQueue:
         try:
             failure, seconds = self._written(call)
             began = time.monotonic()
-            decision = self._vote(self._barrier, failure)
+            decision = self._vote(self._barrier, failure, self._early_warning(call, seconds))
+            self._agreed = self._agreed or decision.released
             voted = time.monotonic()
             call.written = decision.released
             if decision.released and call.commit is not None:
@@ -541,14 +549,26 @@ class AsyncCallsQueue:
             failure = failure or failure_text(error)
         return failure, seconds
 
-    def _vote(self, barrier: GrpcBarrier, failure: str | None) -> Decision:
+    def _early_warning(self, call: _Call, seconds: float) -> EarlyWarning | None:
+        """Of a save that perhaps only some ranks make; this rank's write took so many seconds."""
+        if self._agreed:
+            return None
+        rank = self._barrier.rank
+        return EarlyWarning(
+            EARLY_WARNING + seconds,
+            f"{call.name} is written here (rank {rank}). The missing have not begun it, or write longer: "
+            f"every rank must make the same saves. If rank {rank} alone is to save, give the queue a barrier "
+            f'of its own: barrier=GrpcBarrier(barrier_prefix="{PREFIX}-{rank}", participants=[{rank}])',
+        )
+
+    def _vote(self, barrier: GrpcBarrier, failure: str | None, early: EarlyWarning | None = None) -> Decision:
         while True:
             unknown = self._state.unknown
             if unknown is not None and self._state.closing:
                 # Nor can a later save be decided: its barrier is the group's next one.
                 raise unknown
             try:
-                decision = barrier.vote(failure, timeout_secs=self._timeout)
+                decision = barrier.vote(failure, timeout_secs=self._timeout, early=early)
             except OutcomeUnknownError as error:
                 # The write has ended and its outcome is decided, or will be: ask until someone knows.
                 logger.warning("%s", error)

@@ -15,6 +15,10 @@ from muster.worker.saves.staging import HostBuffers
 class TorchAsyncCheckpoint:
     """Saves with the shape of ``torch.save``: each rank its own file, finalized when all have been written.
 
+    All ranks of the barrier must make the same saves, and by default these are all ranks of the job. If rank
+    0 alone is to save, give it ``barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])``; else its
+    saves wait for the others until the timeout, and the log says so after some seconds.
+
     Args:
         persistent_queue: write in a worker process that is spawned once; default: fork a child for each save.
         barrier: as :class:`AsyncCallsQueue`.

@@ -184,3 +184,23 @@ def test_an_unreachable_coordinator_leaves_the_outcome_unknown(coordinator: Coor
         coordinator.start()
         # The same sequence is asked for again.
         assert outcomes(everyone(world)) == [("RELEASED", 1)] * 2
+
+
+def test_one_who_left_before_the_next_said_hello_is_known_and_not_waited_for(coordinator: Coordinator):
+    with ranks(coordinator.endpoint, 2) as world:
+        assert world[0].ask("join").outcome == "JOINED"
+        world[0].ask("goodbye")
+        heard = world[1].ask("barrier")
+        assert heard.outcome == "MEMBER_LOST"
+        (missing,) = heard.missing
+        assert (missing.rank, missing.pid, missing.state.name) == (0, world[0].pid, "LEFT")
+
+
+def test_one_who_began_after_the_others_had_left_waits_for_them_to_come_again(coordinator: Coordinator):
+    with ranks(coordinator.endpoint, 2, 0) as (first,):
+        first.ask("join")
+        first.ask("goodbye")
+        with ranks(coordinator.endpoint, 2) as again:
+            again[1].tell("barrier")
+            assert not again[1].wait_for_answer(0.5)
+            assert outcomes([again[0].ask("barrier"), again[1].answer()]) == [("RELEASED", 0)] * 2

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,10 @@ WORLD = 2
         ("resiliency_writer", "persistent"),
         ("megatron", "fork"),
         ("megatron", "persistent"),
+        ("resiliency_restart", "fork"),
+        ("resiliency_restart", "persistent"),
+        ("megatron_loop", "fork"),
+        ("megatron_loop", "persistent"),
     ],
 )
 def test_their_calls(calls: str, kind: str, coordinator: Coordinator, tmp_path: Path):
@@ -52,3 +57,49 @@ def test_their_calls(calls: str, kind: str, coordinator: Coordinator, tmp_path: 
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+ALONE = """
+import sys, torch
+from muster.worker import GrpcBarrier
+from muster.worker.saves import TorchAsyncCheckpoint, queue
+
+queue.EARLY_WARNING = 0.2
+how, path = sys.argv[1:]
+barrier = GrpcBarrier(barrier_prefix="save-0", participants=[0]) if how == "alone" else None
+checkpoint = TorchAsyncCheckpoint(barrier=barrier)
+checkpoint.async_save({"weight": torch.ones(3)}, path)
+checkpoint.finalize_async_save(blocking=True)
+print("finalized", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("how", ["of all", "alone"])
+def test_a_save_on_one_rank_says_soon_whom_it_waits_for(how: str, coordinator: Coordinator, tmp_path: Path):
+    environment = {
+        "MUSTER_ENDPOINT": coordinator.endpoint,
+        "MUSTER_RUN_ID": how,
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+    }
+    command = [sys.executable, "-c", ALONE, how, str(tmp_path / "0.pt")]
+    rank = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(100.0, rank.kill)
+    watchdog.start()
+    try:
+        assert rank.stderr is not None
+        said = []
+        for line in rank.stderr:
+            said.append(line)
+            if "finalized" in line or "participants=[0]" in line:
+                break
+        if how == "alone":
+            assert said[-1] == "finalized\n"
+        else:
+            assert 'barrier "save" #0 of run of all has waited' in said[-2]
+            assert "missing: rank 1 (never joined)" in said[-2]
+            assert 'own: barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])' in said[-1]
+    finally:
+        watchdog.cancel()
+        rank.kill()
+        rank.communicate()

@@ -188,6 +188,7 @@ class Seat:
     payload: bytes = b""
     failure: str | None = None
     timeout: float = TIMEOUT
+    progress_after: float = 0.0
     refused: Reason | None = None
     heard: list[Decision] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
@@ -197,6 +198,7 @@ class Client:
     """One process that speaks for one rank, as the SDK does it."""
 
     def __init__(self, world: "World", rank: int, *, run: str, generation: int, incarnation: str) -> None:
+        self.began = world.now
         self.world = world
         self.rank = rank
         self.run = run
@@ -218,7 +220,8 @@ class Client:
 
     @property
     def info(self) -> ProcessInfo:
-        return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal)
+        age = self.world.now - self.began
+        return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal, age=age)
 
     @property
     def life(self) -> history.Life:
@@ -257,6 +260,7 @@ class Client:
         payload: bytes = b"",
         failure: str | None = None,
         timeout: float = TIMEOUT,
+        progress_after: float = 0.0,
     ) -> Decision | None:
         """Arrive at its position. Returns the decision, if it is there already."""
         if prefix not in self.seats:
@@ -265,6 +269,7 @@ class Client:
         assert seat.position is not None
         position = seat.position
         seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
+        seat.progress_after = progress_after
         seat.refused = None
         self._arrive(prefix)
         return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
@@ -279,7 +284,8 @@ class Client:
         assert seat.position is not None
         self.world.arriving(self, prefix, seat)
         arrival = Arrival(self.rank, seat.payload, seat.failure)
-        self.world.do(Arrive(self.session, prefix, seat.position, seat.timeout, (arrival,)))
+        asked = seat.timeout, (arrival,), seat.progress_after
+        self.world.do(Arrive(self.session, prefix, seat.position, *asked))
 
     def goodbye(self) -> None:
         assert self.session is not None

@@ -4,16 +4,24 @@ There is no GPU here: the calls of `torch.cuda` that this code makes on its way 
 """
 
 import importlib.util
+import inspect
 import sys
+import time
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+
+from tests.support.expect import of_kind
+
+if TYPE_CHECKING:
+    from muster.worker.saves import AsyncCallsQueue
 
 OURS = "from muster.worker.saves import"
 RESILIENCY = "nvidia_resiliency_ext.checkpointing.async_ckpt"
@@ -115,6 +123,100 @@ def megatron(folder: Path, *, persistent: bool) -> None:
     loaded = {"weight": torch.zeros(8 * world)}
     dcp.load(loaded, checkpoint_id=folder / "2")
     assert loaded["weight"].tolist() == [20.0 + n // 8 for n in range(8 * world)]
+
+
+def resiliency_restart(folder: Path, *, persistent: bool) -> None:
+    """What code for nvidia-resiliency-ext 0.7 does around a restart in the process: abort, and go on.
+
+    Its wheels are for Python 3.12 and newer, so the calls are made here.
+    """
+    from muster.worker.saves import (
+        AsyncCallsQueue,
+        AsyncRequest,
+        TorchAsyncCheckpoint,
+        abort_nvrx_checkpoint,
+    )
+
+    rank = dist.get_rank()
+    queue = AsyncCallsQueue(
+        persistent=persistent,
+        is_daemon=False,
+        cpu_priority=10,
+        io_priority=3,
+        sigterm_timeout=5.0,
+        cpu_shm_mode=False,
+    )
+    checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
+    both = [queue, checkpoint._get_async_calls_queue()]
+    assert set(AsyncCallsQueue.get_instances()) == set(both)
+    for life in range(2):
+        path = folder / f"{life}-{rank}"
+        request = AsyncRequest(
+            torch.save,
+            (torch.full((8,), float(life)), path),
+            [],
+            async_fn_kwargs=cast("dict[str, Any]", None),
+        )
+        request.add_finalize_fn(partial(path.rename, path.with_suffix(".pt")))
+        queue.schedule_async_request(request)
+        checkpoint.async_save({"weight": torch.full((8,), float(life))}, folder / f"torch-{life}-{rank}.pt")
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=False)
+        checkpoint.finalize_async_save(blocking=True, no_dist=True)
+        assert torch.equal(torch.load(path.with_suffix(".pt")), torch.full((8,), float(life)))
+        assert torch.load(folder / f"torch-{life}-{rank}.pt")["weight"][0] == life
+        if persistent:
+            assert all(has_worker(one) for one in both)
+        queue.schedule_async_request(AsyncRequest(time.sleep, (600.0,), []))
+        dist.barrier()
+        abort_nvrx_checkpoint()
+        assert queue.get_num_unfinalized_calls() == 0
+        if persistent:
+            assert not any(has_worker(one) for one in both)
+        dist.barrier()
+    queue.close()
+    checkpoint.close(abort=True)
+
+
+def has_worker(queue: "AsyncCallsQueue") -> bool:
+    """Whether its persistent worker runs, as their tests ask it."""
+    from muster.worker.saves import PersistentCaller
+
+    return of_kind(PersistentCaller, queue._get_async_caller())._debug_is_async_process_running()
+
+
+def megatron_loop(folder: Path, *, persistent: bool) -> None:
+    """What Megatron's training loop does with a queue since it takes nvidia-resiliency-ext's.
+
+    That loop is in no release on PyPI, so the calls are made here.
+    """
+    from muster.worker.saves import AsyncCallsQueue, AsyncRequest
+
+    rank = dist.get_rank()
+    for life in range(2):
+        asked = inspect.signature(AsyncCallsQueue.__init__).parameters
+        more: dict[str, Any] = {"cpu_shm_mode": True} if "cpu_shm_mode" in asked else {}
+        queue = AsyncCallsQueue(persistent=persistent, **more)
+        if persistent:
+            assert "cpu_shm_mode" in inspect.signature(AsyncCallsQueue.warmup_persistent_caller).parameters
+            AsyncCallsQueue.warmup_persistent_caller(
+                rank, cpu_priority=10, io_priority=None, cpu_shm_mode=True
+            )
+        done: list[int] = []
+        weight = torch.full((8,), float(life))
+        queue.schedule_async_request(
+            AsyncRequest(
+                torch.save,
+                (weight, folder / f"{life}-{rank}.pt"),
+                [partial(done.append, 1)],
+                async_fn_kwargs={},
+                preload_fn=None,
+            )
+        )
+        assert queue.get_num_unfinalized_calls() == 1
+        queue.maybe_finalize_async_calls(True, no_dist=False)
+        assert done == [1]
+        queue.close(abort=life == 0)
+        assert torch.equal(torch.load(folder / f"{life}-{rank}.pt"), weight)
 
 
 def _expect_loaded(path: Path, value: float) -> None:

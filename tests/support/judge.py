@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.worker.decision import Decision, Failure, Outcome
+from muster.worker.pending import EarlyWarning
 from tests.support.patience import PATIENCE
 
 
@@ -27,6 +28,7 @@ class FakeBarrier:
         self.generation = 0
         self.sequence = 0
         self.votes: list[str | None] = []
+        self.early: list[EarlyWarning | None] = []
         self.others_fail: dict[int, str] = {}
         """By sequence: a failure of rank 1."""
         self.raises: dict[int, list[Exception]] = {}
@@ -40,8 +42,13 @@ class FakeBarrier:
         return self.siblings.setdefault(prefix, FakeBarrier(prefix, self.world_size, self.rank))
 
     def vote(
-        self, failure: str | None = None, timeout_secs: float | None = None, payload: bytes = b""
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: EarlyWarning | None = None,
     ) -> Decision:
+        self.early.append(early)
         if failure is None:
             assert self.open.wait(PATIENCE)
         if self.raises.get(self.sequence):

@@ -81,7 +81,7 @@ class ConnectResponse(google.protobuf.message.Message):
 
     @property
     def progress(self) -> global___Progress:
-        """Half of a barrier's timeout has gone: who is missing so far."""
+        """A barrier has waited for long: who is missing so far."""
 
     @property
     def refusal(self) -> global___Refusal:
@@ -124,6 +124,7 @@ class Process(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     ORDINAL_FIELD_NUMBER: builtins.int
     NODE_RANK_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank that it speaks for."""
     incarnation: builtins.str
@@ -136,6 +137,10 @@ class Process(google.protobuf.message.Message):
     """The ordinal that an earlier Welcome gave to this incarnation; 0 at its first hello."""
     node_rank: builtins.int
     """The rank of its node in the round that it belongs to, for people; unset if it does not know."""
+    age_ms: builtins.int
+    """For how long the process had been running when it said hello, in milliseconds; 0 if it does not tell. It
+    may be too little, and must not be too much: who began before another left is of the same life of the job.
+    """
     def __init__(
         self,
         *,
@@ -145,9 +150,10 @@ class Process(google.protobuf.message.Message):
         pid: builtins.int = ...,
         ordinal: builtins.int = ...,
         node_rank: builtins.int | None = ...,
+        age_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "age_ms", b"age_ms", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
 
 global___Process = Process
@@ -342,12 +348,17 @@ class Arrive(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     ARRIVALS_FIELD_NUMBER: builtins.int
+    PROGRESS_AFTER_MS_FIELD_NUMBER: builtins.int
     prefix: builtins.str
     """The group's prefix."""
     sequence: builtins.int
     """The barrier's number within its group."""
     timeout_ms: builtins.int
     """How long to wait for the others, in milliseconds, counted by the coordinator from the barrier's first arrival."""
+    progress_after_ms: builtins.int
+    """When to tell those who wait who is missing, in milliseconds from the barrier's first arrival, whose value counts. 0
+    and all beyond it: at half of the timeout only.
+    """
     @property
     def arrivals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Arrival]:
         """Who arrives; a stream may speak for several ranks."""
@@ -359,8 +370,9 @@ class Arrive(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         timeout_ms: builtins.int = ...,
         arrivals: collections.abc.Iterable[global___Arrival] | None = ...,
+        progress_after_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "sequence", b"sequence", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "progress_after_ms", b"progress_after_ms", "sequence", b"sequence", "timeout_ms", b"timeout_ms"]) -> None: ...
 
 global___Arrive = Arrive
 
@@ -384,7 +396,7 @@ global___Goodbye = Goodbye
 
 @typing.final
 class Progress(google.protobuf.message.Message):
-    """Progress is told to everyone who waits when half of a barrier's timeout has gone."""
+    """Progress is told to everyone who waits when half of a barrier's timeout has gone, and before if that was asked for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

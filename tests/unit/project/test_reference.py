@@ -95,8 +95,9 @@ def test_every_service_message_and_enum_is_shown_with_its_comments(descriptors: 
     for file in descriptors.file:
         if file.package == "muster.v1":
             page = pages[Path(file.name).stem]
-            for one in (*file.service, *file.message_type, *file.enum_type):
-                assert f"\n## {one.name}\n" in page
+            parts = [one.name for part in (file.service, file.message_type, file.enum_type) for one in part]
+            for name in parts:
+                assert f"\n## {name}\n" in page
             assert f"protocol/{Path(file.name).stem}.md" in NAVIGATION
     assert (
         "| 1 | `OUTCOME_RELEASED` | Every required rank arrived and none voted to fail. |" in pages["common"]

@@ -11,6 +11,7 @@ from muster.worker import environment
 from muster.worker.closed import Closed
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import error_for
+from muster.worker.pending import EarlyWarning
 from muster.worker.session import SessionConfig, Shape
 from muster.worker.sessions import session_for
 
@@ -209,7 +210,11 @@ class GrpcBarrier(Barrier):
         return [decision.payloads.get(rank, b"") for rank in self._ranks]
 
     def vote(
-        self, failure: str | None = None, timeout_secs: float | None = None, payload: bytes = b""
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: EarlyWarning | None = None,
     ) -> Decision:
         """Arrive with a vote, and get the decision whatever it is.
 
@@ -217,6 +222,8 @@ class GrpcBarrier(Barrier):
             failure: why this rank failed; the barrier is then aborted at once for all. None: it did not.
             timeout_secs: seconds; default: the constructor's.
             payload: bytes for all the others.
+            early: when to log who is missing, if that is to be before half of the timeout has gone, and what
+                to say then. It counts from the barrier's first arrival, and only that one's does.
 
         Returns:
             The decision; :attr:`Decision.outcome` says what it is.
@@ -225,7 +232,7 @@ class GrpcBarrier(Barrier):
             OutcomeUnknownError: as :meth:`execute_barrier`.
             RefusedError: as :meth:`execute_barrier`.
         """
-        return self._arrive(timeout_secs, payload, failure)
+        return self._arrive(timeout_secs, payload, failure, early)
 
     def abort(self, reason: str) -> Decision:
         """Say that this rank failed: the group's next barrier is aborted for everyone.
@@ -239,11 +246,15 @@ class GrpcBarrier(Barrier):
         return self.vote(failure=reason or "no reason given")
 
     def _arrive(
-        self, timeout_secs: float | None, payload: bytes = b"", failure: str | None = None
+        self,
+        timeout_secs: float | None,
+        payload: bytes = b"",
+        failure: str | None = None,
+        early: EarlyWarning | None = None,
     ) -> Decision:
         timeout = self._timeout if timeout_secs is None else timeout_secs
         _check_timeout("timeout_secs", timeout)
-        return self._session.barrier(self.prefix, timeout, payload, failure)
+        return self._session.barrier(self.prefix, timeout, payload, failure, early)
 
     @staticmethod
     def _released(decision: Decision) -> Decision:

@@ -20,6 +20,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
+from muster.worker.age import age
 from muster.worker.channel import (
     FIRST_BACKOFF,
     KEEPALIVE_MS,
@@ -35,13 +36,12 @@ from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.outage import Outage
+from muster.worker.pending import EarlyWarning, Pending, pending
 
 logger = logging.getLogger(__name__)
 
 WELCOME_TIMEOUT = 30.0
 """Seconds that a peer that took the connection has to say Welcome."""
-MOST_REASON_BYTES = 65_536
-"""Of a vote's reason; the coordinator cuts it further."""
 DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 """How a stream ends whose token, role or run the coordinator does not accept."""
 GOODBYE_TIMEOUT = 2.0
@@ -69,22 +69,13 @@ class Shape:
 
 
 @dataclass(slots=True)
-class _Pending:
-    """An arrival that has no decision yet."""
-
-    request: pb.Arrive
-    timeout: float
-    result: Decision | MusterError | None = None
-
-
-@dataclass(slots=True)
 class _Group:
     shape: Shape
     position: int | None = None
     """The sequence of this process's next barrier; None until the coordinator has said."""
     error: MusterError | None = None
     """Why the group could not be joined."""
-    pending: _Pending | None = None
+    pending: Pending | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by the thread that executes a barrier of the group."""
 
@@ -186,7 +177,12 @@ class Session:
                 self._changed.wait(left)
 
     def barrier(
-        self, prefix: str, timeout: float, payload: bytes = b"", failure: str | None = None
+        self,
+        prefix: str,
+        timeout: float,
+        payload: bytes = b"",
+        failure: str | None = None,
+        early: EarlyWarning | None = None,
     ) -> Decision:
         """Arrive at the group's next barrier, and wait for its decision.
 
@@ -195,6 +191,7 @@ class Session:
             timeout: seconds; the coordinator counts them from the barrier's first arrival.
             payload: bytes for all the others.
             failure: a vote: this rank failed, for this reason.
+            early: when to log who is missing, if that is to be before half of the timeout.
 
         Returns:
             The decision, whatever its outcome.
@@ -208,19 +205,11 @@ class Session:
         with group.turn, self._changed:
             assert group.position is not None
             self._check_payload(payload)
-            if failure is not None:
-                failure = _sayable(failure)
-            arrival = pb.Arrival(rank=self.config.rank, payload=payload, failure=failure)
-            request = pb.Arrive(
-                prefix=prefix,
-                sequence=group.position,
-                timeout_ms=max(1, round(timeout * 1000)),
-                arrivals=[arrival],
-            )
-            group.pending = pending = _Pending(request, timeout)
-            self._send(pb.ConnectRequest(arrive=request))
+            arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
+            group.pending = arrival
+            self._send(pb.ConnectRequest(arrive=arrival.request))
             try:
-                decision = self._await(pending, time.monotonic())
+                decision = self._await(arrival, time.monotonic())
                 group.position = decision.sequence + 1
                 return decision
             finally:
@@ -232,7 +221,7 @@ class Session:
         assert position is not None
         return position
 
-    def _await(self, pending: _Pending, started: float) -> Decision:
+    def _await(self, pending: Pending, started: float) -> Decision:
         while pending.result is None:
             self._raise_fatal()
             left = None
@@ -351,8 +340,9 @@ class Session:
                 if group is not None and group.position is None:
                     group.position = response.group_joined.positions[0].sequence
             elif kind == "progress":
-                if self._pending(response.progress.prefix, response.progress.sequence):
-                    logger.warning("%s", response.progress.message)
+                progress = response.progress
+                if arrival := self._pending(progress.prefix, progress.sequence):
+                    logger.warning("%s", arrival.warning(progress.message))
             elif kind == "closed":
                 self._heard_closed(closed_from_pb(response.closed))
             elif kind == "refusal":
@@ -454,6 +444,7 @@ class Session:
     # ------------------------------------------------------------------ messages
 
     def _hello(self) -> pb.ConnectRequest:
+        self._process.age_ms = int(age() * 1000)
         return pb.ConnectRequest(
             hello=pb.Hello(
                 run_id=self.config.run_id,
@@ -478,7 +469,7 @@ class Session:
         if self._outbox is not None:
             self._outbox.put(request)
 
-    def _pending(self, prefix: str, sequence: int) -> _Pending | None:
+    def _pending(self, prefix: str, sequence: int) -> Pending | None:
         group = self._groups.get(prefix)
         pending = group.pending if group is not None else None
         return pending if pending is not None and pending.request.sequence == sequence else None
@@ -512,7 +503,7 @@ class Session:
             f"{self._last_error}. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 
-    def _unknown(self, pending: _Pending) -> OutcomeUnknownError:
+    def _unknown(self, pending: Pending) -> OutcomeUnknownError:
         prefix, sequence = pending.request.prefix, pending.request.sequence
         how_long = f"for {pending.timeout:g} s"
         return OutcomeUnknownError(
@@ -522,12 +513,6 @@ class Session:
             sequence,
             Outcome.UNKNOWN,
         )
-
-
-def _sayable(text: str) -> str:
-    """Text that UTF-8 can carry (a file name may hold what it cannot), and not too long for a message."""
-    data = text.encode("utf-8", "backslashreplace")
-    return data[:MOST_REASON_BYTES].decode("utf-8", "ignore")
 
 
 def _described(shape: Shape) -> str:

@@ -4,6 +4,7 @@ import atexit
 import os
 import threading
 
+from muster.worker.age import parted
 from muster.worker.channel import claim
 from muster.worker.session import Session, SessionConfig
 
@@ -39,6 +40,7 @@ def close(reason: str = "") -> None:
         sessions = list(_sessions.values())
         _sessions.clear()
     for session in sessions:
+        parted()
         session.close(reason)
 
 

@@ -16,6 +16,8 @@ class OpenBarrier:
     """Seconds; the first arrival's."""
     opened_at: float
     """Monotonic."""
+    progress_at: float | None
+    """When those who wait are told next how it stands, on the monotonic clock; None: no more."""
     last_arrival_at: float
     last_arrival_rank: int | None = None
     arrivals: dict[int, Process] = field(default_factory=dict)
@@ -28,6 +30,16 @@ class OpenBarrier:
     def deadline(self) -> float:
         """When it times out, on the monotonic clock."""
         return self.opened_at + self.timeout
+
+    @property
+    def due(self) -> float:
+        """When there is something to tell, or to decide."""
+        return self.deadline if self.progress_at is None else self.progress_at
+
+    def told(self, now: float) -> None:
+        """Those who wait were told how it stands: once more at half of the timeout, if that is to come."""
+        half = self.opened_at + self.timeout / 2
+        self.progress_at = half if now < half else None
 
     @property
     def complete(self) -> bool:

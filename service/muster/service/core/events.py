@@ -21,6 +21,8 @@ class ProcessInfo(NamedTuple):
     """What an earlier Welcome gave to this incarnation; 0 at its first hello."""
     node_rank: int | None = None
     """The rank of its node in its round, for people."""
+    age: float = 0.0
+    """Seconds that it had been running when it said hello; 0 if it does not tell."""
 
 
 class Arrival(NamedTuple):
@@ -64,6 +66,8 @@ class Arrive(NamedTuple):
     timeout: float
     """Seconds."""
     arrivals: tuple[Arrival, ...]
+    progress_after: float = 0.0
+    """Seconds until those who wait are told who is missing: at most, and for 0, half of the timeout."""
 
 
 @dataclass(frozen=True, slots=True)

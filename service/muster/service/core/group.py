@@ -104,7 +104,6 @@ class Group:
         """The shapes of the living speakers; more than one is a disagreement."""
         self._interned: dict[Shape, Shape] = {}
         """One object per shape, so that arrivals compare shapes by identity."""
-        self._progress_due = False
         self._refresh_all()
 
     # ------------------------------------------------------------------ restoring
@@ -258,6 +257,7 @@ class Group:
         arrival: Arrival,
         now: Instant,
         effects: Effects,
+        progress_after: float = 0.0,
     ) -> None:
         """A rank arrives, or asks again. A decided sequence is over, and answers with its decision."""
         speaker = self.speakers.get(process.rank)
@@ -269,7 +269,7 @@ class Group:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
                 self._check_unheard(speaker.shape)
-                self._open_barrier(speaker.shape, timeout, now)
+                self._open_barrier(speaker.shape, timeout, progress_after, now)
             speaker.last = sequence
             self._count(speaker, arrival, now, effects)
         else:
@@ -365,16 +365,17 @@ class Group:
                 "a release, and a rank that was missing must still hear each of them",
             )
 
-    def _open_barrier(self, shape: Shape, timeout: float, now: Instant) -> None:
+    def _open_barrier(self, shape: Shape, timeout: float, progress_after: float, now: Instant) -> None:
+        opened_at = now.monotonic
         self.open = OpenBarrier(
             sequence=self.next_sequence,
             shape=shape,
             timeout=timeout,
-            opened_at=now.monotonic,
-            last_arrival_at=now.monotonic,
+            opened_at=opened_at,
+            progress_at=opened_at + min(progress_after or timeout, timeout / 2),
+            last_arrival_at=opened_at,
         )
-        self._progress_due = True
-        self._timers.arm(self, now.monotonic + timeout / 2)
+        self._timers.arm(self, self.open.due)
 
     def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
         """Count one arrival at the open barrier, and decide if there is nothing left to wait for."""
@@ -433,31 +434,20 @@ class Group:
         reason = _cut(reason, self._limits.max_reason_bytes)
         return self._decide(Outcome.ABORTED, report.aborted(reason), now, effects)
 
-    @property
-    def due(self) -> float | None:
-        """When the group wants to be woken next, on the monotonic clock."""
-        if self.open is None:
-            return None
-        if self._progress_due:
-            return self.open.opened_at + self.open.timeout / 2
-        return self.open.deadline
-
     def on_time(self, now: Instant, effects: Effects) -> None:
-        """Warn at half of the timeout, and time out at the end of it."""
+        """Tell who is missing at half of the timeout, or before if that was asked for, and time out."""
         barrier = self.open
         if barrier is None:
             return
         if now.monotonic >= barrier.deadline:
             self._decide(Outcome.TIMED_OUT, report.timed_out(barrier.timeout), now, effects)
             return
-        if self._progress_due and now.monotonic >= barrier.opened_at + barrier.timeout / 2:
-            self._progress_due = False
+        if now.monotonic >= barrier.due:
+            barrier.told(now.monotonic)
             effects.deliveries.append(
                 Delivery(_sessions(barrier.arrivals.values()), self.progress(barrier, now))
             )
-        due = self.due
-        assert due is not None
-        self._timers.arm(self, due)
+        self._timers.arm(self, barrier.due)
 
     def _decide(
         self,

@@ -1,5 +1,6 @@
 """One life of a process that speaks for a rank."""
 
+import math
 from dataclasses import dataclass, field
 
 from muster.service.core import report
@@ -27,6 +28,10 @@ class Process:
     """When it came to stand so, on the monotonic clock."""
     node_rank: int | None = None
     """The rank of its node in its round, as it said."""
+    last_here: float = -math.inf
+    """Until when it was there, if it is not, on the monotonic clock; -inf if it was gone before a restart."""
+    past: bool = False
+    """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
     prefixes: set[str] = field(default_factory=set)
     """The groups that it speaks in."""
 
@@ -37,13 +42,14 @@ class Process:
         """It holds a session again."""
         self.session = session
         self.state = MemberState.CONNECTED
+        self.past = False
         self.since = now
 
     def disconnect(self, now: float) -> None:
         """Its session broke; it has the session TTL to come back."""
         self.session = None
         self.state = MemberState.DISCONNECTED
-        self.since = now
+        self.since = self.last_here = now
 
     def expire(self) -> None:
         """It did not come back in time. ``since`` stays: the connection was lost then."""
@@ -53,10 +59,10 @@ class Process:
         """It was sent away."""
         self.session = None
         self.state = MemberState.EVICTED
-        self.since = now
+        self.since = self.last_here = now
 
     def leave(self, now: float) -> None:
         """It said goodbye."""
         self.session = None
         self.state = MemberState.LEFT
-        self.since = now
+        self.since = self.last_here = now

@@ -151,7 +151,7 @@ def roll_call(arrived: int, required: int, missing: Sequence[MissingRank]) -> st
 
 
 def progress(name: str, waited: float, arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
-    """The straggler warning at half of the timeout."""
+    """The straggler warning."""
     return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
 
 

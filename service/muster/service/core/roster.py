@@ -43,6 +43,17 @@ class Roster:
         """Forget everyone."""
         self._by_rank.clear()
 
+    def pass_on(self, begun: float | None) -> None:
+        """Everyone has gone, and a newcomer comes that may be of the same life of the job, or of its next.
+
+        All stay known. Who was there still when the newcomer was running already is of the same life.
+
+        Args:
+            begun: when the newcomer began to run, on the monotonic clock; None: in this life.
+        """
+        for process in self:
+            process.past = begun is not None and process.last_here <= begun
+
     @property
     def deserted(self) -> bool:
         """Whether nobody lives any more."""
@@ -61,4 +72,4 @@ class Roster:
         heirs = self.of_rank(rank)
         if speaker is not None:
             return not any(p.ordinal > speaker.ordinal and not p.state.gone for p in heirs)
-        return bool(heirs) and all(p.state.gone for p in heirs)
+        return all(p.state.gone for p in heirs) and not all(p.past for p in heirs)

@@ -1,5 +1,6 @@
 """A run: one training job, its processes, its groups, and the rendezvous of its nodes."""
 
+import math
 from collections.abc import Sequence
 
 from muster.service.core import report
@@ -113,15 +114,37 @@ class Run:
             generation=self.generation,
         )
 
-    def _restart_if_deserted(self, newcomer: str, now: Instant, effects: Effects) -> None:
-        """Everyone has left and the job is started again under its old name (design rule 8)."""
+    def _restart_if_deserted(self, newcomer: ProcessInfo, now: Instant, effects: Effects) -> None:
+        """Everyone has left: the groups begin anew with whoever comes (design rule 8).
+
+        If its rank was there, or all of the world was, then the job is started again under its old name, and
+        its past is forgotten. Else it may be that job still, to which others came before: who left while the
+        newcomer was running already will not come again. One that began later may be of either, so it waits
+        for those who left as for anyone, and they are known.
+        """
         if not self._is_deserted:
             return
+        name = report.process_name(newcomer.rank, newcomer.host, newcomer.pid)
         for group in self.groups.values():
-            group.abort(report.abandoned(newcomer), now, effects)
-        self.roster.clear()
+            group.abort(report.abandoned(name), now, effects)
+        if self.roster.of_rank(newcomer.rank) or self._was_complete:
+            self.roster.clear()
+        else:
+            # Who has been welcomed before comes back after a restart of the coordinator: it was there.
+            self.roster.pass_on(None if newcomer.ordinal else now.monotonic - newcomer.age)
         for group in self.groups.values():
             group.begin_life(effects)
+
+    @property
+    def _was_complete(self) -> bool:
+        """Whether every rank of the world was there, as far as the groups know the world."""
+        speakers = (
+            speaker
+            for group in self.groups.values()
+            if group.generation == self.generation
+            for speaker in group.speakers.values()
+        )
+        return len(self.roster) >= max((s.shape.world_size for s in speakers), default=math.inf)
 
     @property
     def _is_deserted(self) -> bool:
@@ -142,8 +165,7 @@ class Run:
         """A process says hello: it comes back, or is seen for the first time."""
         process = self.roster.find(info.rank, info.incarnation)
         if process is None:
-            name = report.process_name(info.rank, info.host, info.pid)
-            self._restart_if_deserted(name, now, effects)
+            self._restart_if_deserted(info, now, effects)
             process = Process(
                 run_id=self.run_id,
                 rank=info.rank,

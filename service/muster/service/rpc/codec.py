@@ -67,6 +67,7 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
                 events.Arrival(a.rank, a.payload, a.failure if a.HasField("failure") else None)
                 for a in at_most("arrivals", arrive.arrivals)
             ),
+            arrive.progress_after_ms / 1000,
         )
     if kind == "hello":
         return _hello(session, request.hello)
@@ -144,6 +145,7 @@ def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
                 p.pid,
                 p.ordinal,
                 p.node_rank if p.HasField("node_rank") else None,
+                p.age_ms / 1000,
             )
             for p in at_most("processes", hello.processes)
         ),

@@ -278,6 +278,32 @@ def test_the_missing_are_named_without_a_cap_in_the_data_and_in_ranges_in_the_te
     assert len(alone.last.message) < 300
 
 
+def test_the_missing_are_told_before_if_the_first_arrival_asks_for_it_and_at_half_of_the_timeout(world):
+    zero, one = world.ranks()
+    zero.arrive(timeout=100.0, progress_after=10.0)
+    told = zero.seats[CKPT].progress
+    world.wait(9.0)
+    assert told == []
+    world.wait(1.0)
+    assert [progress.message.partition(":")[0] for progress in told] == [
+        'barrier "checkpoint" #0 of run job1 has waited 10 s'
+    ]
+    world.wait(89.0)
+    assert len(told) == 2
+    assert "has waited 50 s" in told[1].message
+    assert one.arrive().outcome is Outcome.RELEASED
+
+
+@pytest.mark.parametrize("after", [0.0, 50.0, 60.0, 1e9])
+def test_the_missing_are_told_at_half_of_the_timeout_at_the_latest(world, after):
+    zero, _ = world.ranks()
+    zero.arrive(timeout=100.0, progress_after=after)
+    world.wait(49.0)
+    assert zero.seats[CKPT].progress == []
+    world.wait(50.0)
+    assert len(zero.seats[CKPT].progress) == 1
+
+
 def test_the_missing_are_told_at_half_of_the_timeout_to_those_who_wait_and_only_once(world):
     zero, one = world.ranks()
     zero.arrive(timeout=100)

@@ -78,11 +78,15 @@ class Job(RuleBasedStateMachine):
         for rank in sorted(set(range(self.world.world_size)) - here):
             self.world.start(rank, generation=self.generation)
 
-    @rule(rank=index, odd=rarely)
-    def start_a_process(self, rank: int, odd: bool) -> None:
-        """A second process for a rank that may have one, of which each may come to speak in each group."""
+    @rule(rank=index, odd=rarely, late=rarely)
+    def start_a_process(self, rank: int, odd: bool, late: bool) -> None:
+        """A second process for a rank that may have one, of which each may come to speak in each group.
+
+        One that is late says hello when others may have come and left.
+        """
         if len(self.alive) < 9:
-            client = self.world.start(rank % self.world.world_size, generation=self.generation)
+            rank %= self.world.world_size
+            client = self.world.start(rank, generation=self.generation, connect=not late)
             if odd:
                 self.odd.add(client)
 

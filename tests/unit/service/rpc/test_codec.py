@@ -105,12 +105,14 @@ class TestParse:
             session_pb2.Arrival(rank=2),
         ]
         said = session_pb2.Arrive(prefix="ckpt", sequence=7, timeout_ms=1_500, arrivals=arrivals)
+        said.progress_after_ms = 250
         assert parse(arrive=said) == events.Arrive(
             SESSION,
             "ckpt",
             7,
             1.5,
             (events.Arrival(0, b"\0\xff"), events.Arrival(1, b"", "disk full"), events.Arrival(2)),
+            0.25,
         )
 
     def test_a_vote_without_a_reason_is_still_a_vote(self):

@@ -16,6 +16,7 @@ import torch
 
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
 from muster.worker.saves.child import wait_readable
+from muster.worker.saves.priority import Priority
 from tests.support.judge import no_child_left
 from tests.support.patience import PATIENCE, until
 
@@ -259,3 +260,30 @@ def test_a_child_collects_no_garbage_from_its_first_moment_on(
         assert not gc.isenabled(), "nor is it turned on for who had turned it off"
     finally:
         gc.enable()
+
+
+def write_niceness(path: str) -> None:
+    Path(path).write_text(f"{os.getpid()} {os.getpriority(os.PRIO_PROCESS, 0)}")
+
+
+def test_a_worker_takes_the_priority_that_it_is_given(tmp_path: Path):
+    caller = PersistentCaller(Priority(cpu=19))
+    write = caller.start(AsyncRequest(write_niceness, (str(tmp_path / "nice"),), []))
+    assert write.wait(60.0).failure is None
+    assert (tmp_path / "nice").read_text() == f"{write.pid} 19"
+    caller.close()
+
+
+def test_a_worker_that_was_started_before_is_taken_over(tmp_path: Path):
+    PersistentCaller.warm_up(Priority(cpu=19))
+    PersistentCaller.warm_up(Priority())
+    warm = PersistentCaller._warm
+    assert warm is not None
+    caller, other = PersistentCaller(), PersistentCaller()
+    write = caller.start(AsyncRequest(write_niceness, (str(tmp_path / "nice"),), []))
+    assert write.pid == warm.pid
+    assert write.wait(60.0).failure is None
+    assert (tmp_path / "nice").read_text() == f"{warm.pid} 19"
+    assert other.start(AsyncRequest(write_niceness, (str(tmp_path / "other"),), [])).pid != warm.pid
+    caller.close()
+    other.close()

@@ -1,9 +1,11 @@
 """Saves in order: decided by all, finalized by all or by none."""
 
+import gc
 import os
 import signal
 import threading
 import weakref
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -14,7 +16,7 @@ import pytest
 
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
-from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
+from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings, abort_nvrx_checkpoint
 from muster.worker.saves import queue as module
 from tests.support.judge import FakeBarrier, no_child_left
 from tests.support.patience import PATIENCE, until
@@ -278,7 +280,7 @@ def test_closing_finalizes_what_was_scheduled_and_raises_the_first_failure(barri
             queue.close()
         assert done == [1, 3]
         queue.close()
-    assert not queue._thread.is_alive()
+    assert queue._thread is None
 
 
 def test_a_finalize_function_that_raises_does_not_keep_the_others_from_it(barrier: FakeBarrier):
@@ -330,6 +332,94 @@ def test_nothing_is_scheduled_after_closing(barrier: FakeBarrier):
     queue.close()
     with no_child_left(), pytest.raises(MusterError, match="closed"):
         queue.schedule_async_request(AsyncRequest(nothing, (), []))
+
+
+def test_a_queue_that_was_aborted_goes_on_with_the_next_save(barrier: FakeBarrier):
+    done: list[int] = []
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        for _ in range(2):
+            queue.schedule_async_request(AsyncRequest(signal.pause, (), []))
+            with pytest.raises(AsyncSaveError, match="aborted what was under way"):
+                queue.close(abort=True)
+            queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(1)]))
+            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+        assert done == [1, 1]
+        queue.close()
+        with pytest.raises(MusterError, match="closed"):
+            queue.schedule_async_request(AsyncRequest(nothing, (), []))
+
+
+def test_an_aborted_queue_gives_its_group_up_until_it_goes_on(barrier: FakeBarrier):
+    queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    queue.close(abort=True)
+    with (
+        AsyncCallsQueue(barrier=FakeBarrier(world_size=2)),  # type: ignore[arg-type]
+        pytest.raises(ValueError, match="another queue"),
+    ):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    queue.close()
+
+
+def test_the_first_save_warns_early_of_ranks_that_may_not_make_it_and_later_ones_do_not(barrier: FakeBarrier):
+    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        barrier.others_fail[0] = "no space left"
+        for _ in range(3):
+            queue.schedule_async_request(AsyncRequest(nothing, (), []))
+            with suppress(AsyncSaveError):
+                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    failed, first, later = barrier.early
+    assert failed is not None
+    assert first is not None
+    assert first.after >= module.EARLY_WARNING
+    assert 'barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])' in first.hint
+    assert later is None
+
+
+def test_all_queues_are_aborted_under_the_name_that_is_known(
+    barrier: FakeBarrier, caplog: pytest.LogCaptureFixture
+):
+    with no_child_left():
+        one = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        other = AsyncCallsQueue(barrier=FakeBarrier("other", world_size=2))  # type: ignore[arg-type]
+        assert {one, other} <= set(AsyncCallsQueue.get_instances())
+        one.schedule_async_request(AsyncRequest(signal.pause, (), []))
+        abort_nvrx_checkpoint()
+        assert "aborted what was under way" in caplog.text
+        for queue in (one, other):
+            queue.schedule_async_request(AsyncRequest(nothing, (), []))
+            queue.close()
+
+
+def test_a_queue_that_nobody_holds_gives_its_group_back(barrier: FakeBarrier):
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+        gone = weakref.ref(queue)
+        del queue
+        until(lambda: gc.collect() >= 0 and gone() is None)
+        AsyncCallsQueue(barrier=FakeBarrier(world_size=2)).close()  # type: ignore[arg-type]
+
+
+def test_saves_that_a_dropped_queue_had_not_finalized_are_in_the_log(
+    barrier: FakeBarrier, caplog: pytest.LogCaptureFixture
+):
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+        del queue
+        until(lambda: gc.collect() >= 0 and "1 saves were not finalized" in caplog.text)
+
+
+def test_requests_of_the_peers_are_taken(barrier: FakeBarrier):
+    theirs = namedtuple(
+        "theirs", ("async_fn", "async_fn_args", "finalize_fns", "async_fn_kwargs", "preload_fn")
+    )
+    done: list[int] = []
+    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        queue.schedule_async_request(theirs(nothing, (), [lambda: done.append(1)], None, None))  # type: ignore[arg-type]
+    assert done == [1]
 
 
 def test_an_exception_in_the_with_block_ends_the_writes_and_tells_why(barrier: FakeBarrier):

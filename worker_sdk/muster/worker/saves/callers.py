@@ -13,13 +13,16 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from muster.worker.saves import child
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
+from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, synchronize, unshared
 
+DEFAULT_PRIORITY = Priority()
+"""That of this process."""
 ENDING_TIMEOUT = 10.0
 """Seconds that an idle worker has to end before it is killed."""
 
@@ -204,9 +207,15 @@ class PersistentCaller:
 
     For processes that cannot fork safely. Requests are pickled, so functions must be importable; tensors are
     copied to shared memory. A worker that died is replaced at the next request.
+
+    Args:
+        priority: the worker's.
     """
 
-    def __init__(self) -> None:
+    _warm: ClassVar["_Worker | None"] = None
+
+    def __init__(self, priority: Priority = DEFAULT_PRIORITY) -> None:
+        self._priority = priority
         self._worker: _Worker | None = None
         self._buffers = HostBuffers(shared=True)
 
@@ -215,7 +224,7 @@ class PersistentCaller:
         began = time.monotonic()
         if self._worker is None or not self._worker.alive():
             # Writes that the last one has not answered still hold it, and learn how it ended.
-            self._worker = _Worker()
+            self._worker = self._started()
         request = request.preloaded()
         arguments = dict(enumerate(request.async_fn_args)) | request.async_fn_kwargs
         # A manager's proxy stands for what the manager holds, and goes as it is: its copy would be that.
@@ -235,6 +244,20 @@ class PersistentCaller:
             raise
         return SpawnedWrite(self._worker, preloaded - began, time.monotonic() - preloaded, held)
 
+    @classmethod
+    def warm_up(cls, priority: Priority) -> None:
+        """Start a worker that the next one who needs one takes over."""
+        if cls._warm is None:
+            cls._warm = _Worker(priority)
+
+    def _started(self) -> "_Worker":
+        warm, PersistentCaller._warm = PersistentCaller._warm, None
+        return warm if warm is not None and warm.alive() else _Worker(self._priority)
+
+    def _debug_is_async_process_running(self) -> bool:
+        """Whether there is a worker: nvidia-resiliency-ext's tests look at it."""
+        return self._worker is not None and self._worker.alive()
+
     def close(self) -> None:
         """End the worker, if it has nothing to do any more."""
         if self._worker is not None:
@@ -243,10 +266,10 @@ class PersistentCaller:
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, priority: Priority) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        arguments = (theirs, os.getpid())
+        arguments = (theirs, os.getpid(), priority)
         self.process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -321,8 +344,9 @@ def _too_long(pid: int, timeout: float) -> str:
     return f"the writing process (pid {pid}) had not ended after {timeout:g} s, and was killed"
 
 
-def _work(pipe: Connection, parent: int) -> None:
+def _work(pipe: Connection, parent: int, priority: Priority) -> None:
     """The worker: write what comes, answer how it went, end when told to or with the parent."""
+    priority.take()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=child.die_with, args=(parent,), daemon=True).start()
     # What it writes with may need processes of its own, which a daemon may not have.

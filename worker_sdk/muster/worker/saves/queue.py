@@ -1,6 +1,8 @@
 """The saves of one process, in order: scheduled, written aside, decided by all ranks, finalized."""
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -8,18 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import TracebackType
+from typing import ClassVar
+from weakref import WeakSet
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
+from muster.worker.pending import EarlyWarning
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
 from muster.worker.saves.failure import failure_text, save_error
+from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import PREFIX, AsyncRequest
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1200.0
 """Seconds for a write and for the others' writes; Orbax's default for an asynchronous save."""
+EARLY_WARNING = 10.0
+"""Seconds, beyond as long again as its own write took, after which a rank logs whom a queue's first save
+waits for. Ranks write for about as long as each other: who is later than that has often not begun. It is soon
+enough for the one who has just started the job, and well below the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +145,28 @@ class AsyncCallsQueue:
             The other ranks' writes are waited for as long again.
         on_saved: called with the timings of each save that was finalized.
         caller: starts the writes, instead of the two kinds that ``persistent`` chooses from.
+        cpu_priority: the worker's nice value, from 0 to 19; default: this process's.
+        io_priority: the worker's class of I/O scheduling, as ionice(1) numbers them; default: this process's.
+        is_daemon, sigterm_timeout, cpu_shm_mode: what nvidia-resiliency-ext's callers say of its worker.
+            There is nothing to choose here: the worker ends with this process and may start processes of
+            its own, is killed when it is aborted, and is handed tensors in shared memory.
 
     Raises:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
-        ValueError: another queue that is open decides by the same group.
+        ValueError: another queue that is open decides by the same group; or there is no such priority.
     """
+
+    _instances: ClassVar[WeakSet["AsyncCallsQueue"]] = WeakSet()
 
     def __init__(
         self,
         persistent: bool = False,
+        is_daemon: bool = True,
+        cpu_priority: int | None = None,
+        io_priority: int | None = None,
+        sigterm_timeout: float = 0.0,
+        cpu_shm_mode: bool = True,
         *,
         barrier: GrpcBarrier | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -154,17 +176,62 @@ class AsyncCallsQueue:
         self._barrier = barrier or default_barrier()
         self._commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")
         self._agreement = self._barrier.sibling(f"{self._barrier.prefix}/agreement")
-        self._caller = caller or (PersistentCaller() if persistent else ForkCaller())
+        priority = Priority(cpu_priority, io_priority)
+        self._caller = caller or (PersistentCaller(priority) if persistent else ForkCaller())
         self._timeout = timeout
         self._on_saved = on_saved
         self._changed = threading.Condition()
         self._state = _State()
         self.next_idx = 0
         """The number of the save that is scheduled next."""
+        self._thread: threading.Thread | None = None
+        """Decides, while there is something to decide."""
         self._group = _Group.of(self._barrier)
-        self._group.take()
-        self._thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
-        self._thread.start()
+        self._owner = os.getpid()
+        self._open = False
+        self._may_go_on = False
+        """Whether it was aborted, and not closed."""
+        self._agreed = False
+        """Whether a save was released: all ranks make the same saves."""
+        self._begin()
+        self._instances.add(self)
+
+    def __del__(self) -> None:
+        """Nobody holds it any more, and all that it scheduled is decided: its group is free again."""
+        if getattr(self, "_open", False) and os.getpid() == self._owner and not sys.is_finalizing():
+            self._end()
+            if self._state.calls:
+                logger.warning("%d saves were not finalized: their queue is gone", len(self._state.calls))
+
+    @classmethod
+    def get_instances(cls) -> list["AsyncCallsQueue"]:
+        """The queues that this process has made and holds."""
+        return list(cls._instances)
+
+    @classmethod
+    def warmup_persistent_caller(
+        cls,
+        rank: int = 0,
+        is_daemon: bool = True,
+        cpu_priority: int | None = None,
+        io_priority: int | None = None,
+        sigterm_timeout: float = 0.0,
+        cpu_shm_mode: bool = True,
+    ) -> None:
+        """Start a worker for the next persistent save of this process, which then does not wait for it.
+
+        Args:
+            rank: of this process, which the worker need not know.
+            is_daemon: as the class has it, with what follows.
+            cpu_priority: the worker's nice value.
+            io_priority: its class of I/O scheduling.
+            sigterm_timeout: of no effect.
+            cpu_shm_mode: of no effect.
+
+        Raises:
+            ValueError: there is no such priority.
+        """
+        PersistentCaller.warm_up(Priority(cpu_priority, io_priority))
 
     def __enter__(self) -> "AsyncCallsQueue":
         return self
@@ -215,6 +282,7 @@ class AsyncCallsQueue:
             Exception: what the preload function raised, or the fork, or pickling. The save counts and has
                 failed, for all ranks.
         """
+        async_request = AsyncRequest.of(async_request)
         async_request.check()
         self.check_open()
         request = async_request.freeze()._replace(call_idx=self.next_idx)
@@ -244,11 +312,14 @@ class AsyncCallsQueue:
         return self._add(request, name, None, reason)
 
     def check_open(self) -> None:
-        """Refuse what a closed queue cannot do.
+        """Refuse what a closed queue cannot do; one that was aborted goes on.
 
         Raises:
             MusterError: the queue is closed.
+            ValueError: it was aborted, and another queue has its group meanwhile.
         """
+        if not self._open and self._may_go_on:
+            self._begin()
         with self._changed:
             if self._state.closing:
                 raise MusterError("this queue of saves is closed; make another one.")
@@ -274,7 +345,9 @@ class AsyncCallsQueue:
             self.next_idx += 1
             self._state.calls.append(call)
             self._state.undecided.append(call)
-            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
+                self._thread.start()
         return request.call_idx
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
@@ -323,13 +396,16 @@ class AsyncCallsQueue:
 
         Args:
             abort: end the writes that are under way, rather than wait for them: their saves fail, for all
-                ranks.
+                ranks. A queue that was aborted goes on with the next save that is scheduled.
 
         Raises:
             AsyncSaveError: a save was not committed; the others were finalized. Of several errors, the
                 first is raised.
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
         """
+        self._may_go_on = abort
+        if not self._open:
+            return
         failed: Exception | None = None
         with self._changed:
             self._state.closing = True
@@ -346,13 +422,25 @@ class AsyncCallsQueue:
         if failed is not None:
             raise failed
 
+    def _begin(self) -> None:
+        self._group.take()
+        self._open, self._state = True, _State()
+
     def _end(self) -> None:
         with self._changed:
             self._state.closing = True
             self._changed.notify_all()
-        self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         self._caller.close()
-        self._group.give_back()
+        if self._open:
+            self._group.give_back()
+        self._open = False
+
+    def _get_async_caller(self) -> AsyncCaller:
+        """What starts its writes: nvidia-resiliency-ext's tests look at it."""
+        return self._caller
 
     # ------------------------------------------------------------------ the training thread
 
@@ -405,8 +493,8 @@ class AsyncCallsQueue:
         """Wait for each write's end, arrive at the save's barrier, and keep the decision; in order."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._state.undecided or self._state.closing)
                 if not self._state.undecided:
+                    self._thread = None
                     return
                 call = self._state.undecided[0]
             self._decide(call)
@@ -424,7 +512,8 @@ class AsyncCallsQueue:
         try:
             failure, seconds = self._written(call)
             began = time.monotonic()
-            decision = self._vote(self._barrier, failure)
+            decision = self._vote(self._barrier, failure, self._early_warning(call, seconds))
+            self._agreed = self._agreed or decision.released
             voted = time.monotonic()
             call.written = decision.released
             if decision.released and call.commit is not None:
@@ -461,14 +550,26 @@ class AsyncCallsQueue:
             failure = failure or failure_text(error)
         return failure, seconds
 
-    def _vote(self, barrier: GrpcBarrier, failure: str | None) -> Decision:
+    def _early_warning(self, call: _Call, seconds: float) -> EarlyWarning | None:
+        """Of a save that perhaps only some ranks make; this rank's write took so many seconds."""
+        if self._agreed:
+            return None
+        rank = self._barrier.rank
+        return EarlyWarning(
+            EARLY_WARNING + seconds,
+            f"{call.name} is written here (rank {rank}). The missing have not begun it, or write longer: "
+            f"every rank must make the same saves. If rank {rank} alone is to save, give the queue a barrier "
+            f'of its own: barrier=GrpcBarrier(barrier_prefix="{PREFIX}-{rank}", participants=[{rank}])',
+        )
+
+    def _vote(self, barrier: GrpcBarrier, failure: str | None, early: EarlyWarning | None = None) -> Decision:
         while True:
             unknown = self._state.unknown
             if unknown is not None and self._state.closing:
                 # Nor can a later save be decided: its barrier is the group's next one.
                 raise unknown
             try:
-                decision = barrier.vote(failure, timeout_secs=self._timeout)
+                decision = barrier.vote(failure, timeout_secs=self._timeout, early=early)
             except OutcomeUnknownError as error:
                 # The write has ended and its outcome is decided, or will be: ask until someone knows.
                 logger.warning("%s", error)
@@ -481,6 +582,20 @@ class AsyncCallsQueue:
         with self._changed:
             self._state.unknown = error
             self._changed.notify_all()
+
+
+def abort_nvrx_checkpoint() -> None:
+    """Abort the saves of all queues of this process, under nvidia-resiliency-ext's name.
+
+    Writes that are under way are ended, and their saves fail, for all ranks: that is in the log. The queues
+    go on with the next save that is scheduled.
+    """
+    for queue in AsyncCallsQueue.get_instances():
+        if queue._open:
+            try:
+                queue.close(abort=True)
+            except MusterError as error:
+                logger.warning("%s", error)
 
 
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:

@@ -32,6 +32,12 @@ class AsyncRequest(NamedTuple):
     is_frozen: bool = False
     call_idx: int = 0
 
+    @classmethod
+    def of(cls, request: Any) -> "AsyncRequest":  # noqa: ANN401
+        """This request, or one of Megatron's or nvidia-resiliency-ext's, whose fields have the same names."""
+        ours = request if isinstance(request, cls) else cls(**request._asdict())
+        return ours if ours.async_fn_kwargs is not None else ours._replace(async_fn_kwargs={})
+
     def add_finalize_fn(self, fn: Callable[[], Any]) -> None:
         """Call one more function at the end, after the others.
 

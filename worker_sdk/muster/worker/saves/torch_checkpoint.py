@@ -15,6 +15,10 @@ from muster.worker.saves.staging import HostBuffers
 class TorchAsyncCheckpoint:
     """Saves with the shape of ``torch.save``: each rank its own file, finalized when all have been written.
 
+    All ranks of the barrier must make the same saves, and by default these are all ranks of the job. If rank
+    0 alone is to save, give it ``barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])``; else its
+    saves wait for the others until the timeout, and the log says so after some seconds.
+
     Args:
         persistent_queue: write in a worker process that is spawned once; default: fork a child for each save.
         barrier: as :class:`AsyncCallsQueue`.
@@ -87,10 +91,17 @@ class TorchAsyncCheckpoint:
             if terminate:
                 self._queue.close()
 
-    def close(self) -> None:
+    def close(self, abort: bool = False) -> None:
         """Finalize every save that was scheduled, and let go of the writers.
+
+        Args:
+            abort: as :meth:`AsyncCallsQueue.close`.
 
         Raises:
             AsyncSaveError: a save was not committed, on any rank.
         """
-        self._queue.close()
+        self._queue.close(abort)
+
+    def _get_async_calls_queue(self) -> AsyncCallsQueue:
+        """The queue of its saves: nvidia-resiliency-ext's tests look at it."""
+        return self._queue

@@ -1,0 +1,204 @@
+"""Who came and left before others came: the same job, or one that is started again under its old name."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.service.core import views
+from muster.service.core.model import MemberState, MissingState, Outcome
+from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Client, Crash, World
+from tests.support.expect import some
+
+
+@pytest.fixture
+def world():
+    return World(2)
+
+
+def standings(world):
+    members = views.members(world.coordinator.runs[RUN], world.instant)
+    return [(member.rank, member.state) for member in members]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_one_who_left_before_the_next_said_hello_fails_the_barrier_that_needs_it_at_once(world, joined):
+    one = world.start(1, connect=False)
+    world.wait(1.0)
+    zero = world.start(0)
+    if joined:
+        zero.join()
+    zero.goodbye()
+    world.wait(20.0)
+    one.connect()
+    assert standings(world) == [(0, MemberState.LEFT), (1, MemberState.CONNECTED)]
+    decision = one.arrive()
+    assert decision.outcome is Outcome.MEMBER_LOST
+    (missing,) = decision.missing
+    assert (missing.rank, missing.state, missing.gone_for) == (0, MissingState.LEFT, 20.0)
+    assert f"rank 0 (node-0, pid {zero.pid}, left 20 s ago)" in decision.message
+    world.assert_good()
+
+
+def test_so_does_one_who_was_lost_before_the_next_said_hello(world):
+    one = world.start(1, connect=False)
+    world.wait(1.0)
+    world.start(0).die()
+    world.wait(2 * TTL)
+    one.connect()
+    assert some(one.arrive()).missing[0].state is MissingState.CONNECTION_LOST
+
+
+def test_one_who_began_after_all_had_left_waits_and_is_told_who_was_there(world):
+    zero = world.start(0)
+    zero.goodbye()
+    world.wait(20.0)
+    one = world.start(1)
+    assert standings(world) == [(0, MemberState.LEFT), (1, MemberState.CONNECTED)]
+    assert one.arrive() is None
+    world.wait(TIMEOUT)
+    assert one.last.outcome is Outcome.TIMED_OUT
+    assert one.last.missing[0].state is MissingState.LEFT
+    assert f"rank 0 (node-0, pid {zero.pid}, left 320 s ago)" in one.last.message
+
+
+def test_the_rank_that_left_may_come_again_and_leave_again(world):
+    world.start(0).goodbye()
+    world.wait(1.0)
+    one = world.start(1)
+    one.arrive()
+    again = world.start(0)
+    assert one.outcomes == []
+    again.goodbye()
+    assert one.outcomes == [Outcome.MEMBER_LOST]
+    world.assert_good()
+
+
+def test_a_job_started_again_with_a_larger_world_does_not_fail_with_a_past_that_was_complete(world):
+    late = world.start(2, connect=False)
+    for client in world.ranks():
+        client.goodbye()
+    late.connect()
+    late.join(world_size=3)
+    late.arrive()
+    assert standings(world) == [(2, MemberState.CONNECTED)]
+    for rank in range(2):
+        client = world.start(rank)
+        client.join(world_size=3)
+        client.arrive()
+    assert late.outcomes == [Outcome.RELEASED]
+
+
+def test_one_that_does_not_tell_since_when_it_runs_waits(world):
+    world.start(0).goodbye()
+    world.call(1)
+    assert standings(world) == [(0, MemberState.LEFT), (1, MemberState.CONNECTED)]
+    assert world.group().open is not None
+
+
+def test_after_a_restart_of_the_coordinator_those_who_were_there_still_know_who_left():
+    world = World(3)
+    zero = world.start(0)
+    zero.join()
+    one = world.start(1)
+    zero.goodbye()
+    world.crash()
+    one.connect()
+    assert some(one.arrive()).missing[0].state is MissingState.LEFT
+
+
+def test_after_a_restart_of_the_coordinator_newcomers_wait_for_those_who_left_before(world):
+    one = world.start(1, connect=False)
+    zero = world.start(0)
+    zero.join()
+    zero.goodbye()
+    world.crash()
+    one.connect()
+    assert standings(world) == [(0, MemberState.LEFT), (1, MemberState.CONNECTED)]
+    assert one.arrive() is None
+    assert world.start(0).arrive().outcome is Outcome.RELEASED
+    assert one.outcomes == [Outcome.RELEASED]
+
+
+ranks = st.integers(0, 3)
+pauses = st.sampled_from([0.0, 0.5, 3.0, 2 * TTL])
+ends = st.sampled_from(["left", "lost"])
+
+
+def end(world, client, how):
+    client.goodbye() if how == "left" else client.die()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    early=st.lists(
+        st.tuples(ranks, ends, st.booleans()), min_size=1, max_size=3, unique_by=lambda one: one[0]
+    ),
+    pause=pauses,
+)
+def test_whoever_was_running_when_the_others_left_is_told_at_once(early, pause):
+    world = World(4)
+    gone = {rank for rank, _, _ in early}
+    late = [world.start(rank, connect=False) for rank in range(4) if rank not in gone]
+    world.wait(1.0)
+    for rank, how, joins in early:
+        client = world.start(rank)
+        if joins:
+            client.join()
+        end(world, client, how)
+    world.wait(TTL + pause)
+    for client in late:
+        client.connect()
+    for client in late:
+        decision = some(client.arrive())
+        assert decision.outcome is Outcome.MEMBER_LOST
+        assert gone <= {one.rank for one in decision.missing if one.state is not MissingState.NEVER_JOINED}
+    world.assert_good()
+
+
+lives = st.lists(st.tuples(ranks, ends, st.sampled_from(["hello", "join", "arrive"])), min_size=1, max_size=6)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    past=st.lists(st.tuples(lives, st.sampled_from([2, 4])), min_size=1, max_size=3),
+    size=st.sampled_from([2, 4]),
+    order=st.permutations(range(4)),
+    pauses=st.lists(pauses, min_size=4, max_size=4),
+    crashes=st.lists(st.sampled_from([None, None, *Crash]), min_size=4, max_size=4),
+)
+def test_a_job_started_again_never_fails_with_the_goodbyes_of_its_past(past, size, order, pauses, crashes):
+    """Whoever was there in its past, whatever they did, and in whatever order its ranks come now."""
+    world = World(4)
+    for life, past_size in past:
+        before = [(world.start(rank % past_size), how, did) for rank, how, did in life]
+        for client, _, did in before:
+            if did != "hello":
+                client.join(world_size=past_size)
+            if did == "arrive" and client.seats[CKPT].position is not None:
+                client.arrive()
+        for client, how, _ in before:
+            if client.session is not None:
+                end(world, client, how)
+        world.wait(TTL + 1.0)
+    began = len(world.disk.decided.get((RUN, CKPT), ()))
+    now = [rank for rank in order if rank < size]
+    clients: list[Client] = []
+    for rank, pause, crash in zip(now, pauses, crashes, strict=False):
+        client = world.start(rank)
+        if crash is not None:
+            world.crash_next = crash
+        for other in (*clients, client):
+            if other.session is None and other.alive:
+                other.connect()
+        client.join(world_size=size)
+        if client.session is None:
+            client.connect()
+        client.arrive()
+        for other in (*clients, client):
+            if other.session is None:
+                other.connect()
+        clients.append(client)
+        world.wait(pause)
+    assert [client.outcomes for client in clients] == [[Outcome.RELEASED]] * size
+    assert len(world.disk.decided[RUN, CKPT]) >= began + 1
+    world.assert_good()

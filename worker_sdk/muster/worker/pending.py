@@ -1,0 +1,63 @@
+"""An arrival at a barrier, from when it is said to when it is decided."""
+
+from dataclasses import dataclass
+
+from muster.v1 import session_pb2 as pb
+from muster.worker.decision import Decision
+from muster.worker.errors import MusterError
+
+MOST_REASON_BYTES = 65_536
+"""Of a vote's reason; the coordinator cuts it further."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyWarning:
+    """A look at a barrier that is still open, before half of its timeout has gone."""
+
+    after: float
+    """Seconds from the barrier's first arrival to the look."""
+    hint: str
+    """What those who wait read behind the names of the missing."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """An arrival that has no decision yet."""
+
+    request: pb.Arrive
+    timeout: float
+    hint: str = ""
+    """For the next warning, and no other."""
+    result: Decision | MusterError | None = None
+
+    def warning(self, message: str) -> str:
+        """What to log when the coordinator tells how the barrier stands."""
+        hint, self.hint = self.hint, ""
+        return f"{message}\n  {hint}" if hint else message
+
+
+def pending(
+    prefix: str,
+    sequence: int,
+    timeout: float,
+    rank: int,
+    payload: bytes,
+    failure: str | None,
+    early: EarlyWarning | None,
+) -> Pending:
+    """The arrival of one rank."""
+    failure = _sayable(failure) if failure is not None else None
+    request = pb.Arrive(
+        prefix=prefix,
+        sequence=sequence,
+        timeout_ms=max(1, round(timeout * 1000)),
+        arrivals=[pb.Arrival(rank=rank, payload=payload, failure=failure)],
+        progress_after_ms=max(1, round(early.after * 1000)) if early is not None else 0,
+    )
+    return Pending(request, timeout, early.hint if early is not None else "")
+
+
+def _sayable(text: str) -> str:
+    """Text that UTF-8 can carry (a file name may hold what it cannot), and not too long for a message."""
+    data = text.encode("utf-8", "backslashreplace")
+    return data[:MOST_REASON_BYTES].decode("utf-8", "ignore")

@@ -40,7 +40,7 @@ def other_chart(tmp_path: Path) -> Path:
     shutil.copytree(CHART, chart)
     text = (chart / "Chart.yaml").read_text()
     (chart / "Chart.yaml").write_text(
-        text.replace("version: 0.1.0", "version: 9.9.9").replace('"0.1.0"', '"9.9"')
+        re.sub(r"^version: .*", "version: 9.9.9", text, flags=re.M).replace('"0.1.0"', '"9.9"')
     )
     for folder in ("dashboards", "rules"):
         (chart / folder).mkdir(exist_ok=True)
@@ -285,9 +285,7 @@ def test_the_chart_alone_restarts_nothing(helm: Helm, releases: dict[str, Releas
 
 def test_a_change_of_the_configuration_restarts_the_coordinator(helm: Helm, releases: dict[str, Release]):
     changed = helm.release({"settings": {"session_ttl": 11}})
-    assert (
-        pod_of(changed)["metadata"]["annotations"] != pod_of(releases["default"])["metadata"]["annotations"]
-    )
+    assert pod_of(changed) != pod_of(releases["default"])
 
 
 # How the objects hang together

@@ -70,6 +70,9 @@ class Cluster:
         """Changes in their order, such as `create ConfigMap/muster`."""
         self._applied: dict[Key, Manifest] = {}
 
+    def kinds(self) -> set[str]:
+        return {kind for kind, _, _ in self.objects}
+
     def names(self, kind: str) -> set[str]:
         return {name for found, _, name in self.objects if found == kind}
 

@@ -1,13 +1,15 @@
 """What the real helm does to a cluster with the chart: installed, upgraded, refused and rolled back."""
 
 import copy
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import cluster as support
 from tests.support.cluster import Client, Cluster
-from tests.support.helm import Helm, HelmError, Manifest, values_of
+from tests.support.helm import CHART, Helm, HelmError, Manifest, values_of
 
 TLS = {"tls": {"enabled": True, "existingSecret": "certificate"}}
 ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}
@@ -37,6 +39,16 @@ def configuration_of(cluster: Cluster, pod: Manifest) -> str:
 
 
 # Names
+
+
+def test_two_of_them_in_one_release_are_told_apart(client: Client, cluster: Cluster, umbrella: Path):
+    """Though the name of one begins with that of the other."""
+    both = {"muster": {"enabled": True}, "muster-2": {"enabled": True}}
+    client.install(both, umbrella)
+    client.upgrade(both, umbrella)
+    assert cluster.names("StatefulSet") == {"muster", "muster-muster-2"}
+    with pytest.raises(HelmError, match=r'is StatefulSet "muster-muster-2".* would be "roll-call"'):
+        client.upgrade({**both, "muster-2": {"enabled": True, "fullnameOverride": "roll-call"}}, umbrella)
 
 
 @pytest.mark.parametrize("values", [{"fullnameOverride": "roll-call"}, {"nameOverride": "roll-call"}])
@@ -79,9 +91,12 @@ def test_an_upgrade_that_keeps_another_name_passes_and_other_releases_do_not_mat
 def test_the_stateful_set_may_be_away_during_an_upgrade(client: Client, cluster: Cluster):
     """As it is while the volume grows (docs/kubernetes.md)."""
     client.install()
+    pod = pod_of(cluster)
     cluster.delete(("StatefulSet", "ml", "muster"))
     client.upgrade({"persistence": {"size": "10Gi"}})
     assert cluster.names("StatefulSet") == {"muster"}
+    # The pod that runs is of the same revision, and is not replaced.
+    assert pod_of(cluster) == pod
 
 
 def test_an_upgrade_that_is_rendered_without_a_cluster_passes(helm: Helm):
@@ -211,8 +226,23 @@ def test_an_upgrade_leaves_a_coordinator_that_was_stopped_for_a_restore_stopped(
     assert cluster.one("StatefulSet")["spec"]["replicas"] == 0
 
 
-@pytest.mark.parametrize(("values", "left"), [({}, 0), (ON_DELETE, 1)])
-def test_what_is_left_after_uninstall(client: Client, cluster: Cluster, values: Manifest, left: int):
-    client.install(values)
+@pytest.mark.parametrize(("values", "left"), [({}, set()), (ON_DELETE, {"ConfigMap", "Secret"})])
+def test_the_documented_line_removes_what_helm_leaves(
+    helm: Helm, client: Client, cluster: Cluster, values: Manifest, left: set[str]
+):
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    (line,) = re.findall(
+        r"kubectl -n muster delete (pod,\S+) -l app.kubernetes.io/instance=(\S+),(\S+)$", text, re.M
+    )
+    kinds, name, label = line
+    client.install(values_of("tokens-inline") | values)
     client.uninstall()
-    assert len(cluster.objects) == left
+    assert cluster.kinds() == left
+    test = helm.release(name=name).one("Pod")
+    for one in (*cluster.objects.values(), test):
+        assert one["kind"].lower() in kinds.split(",")
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == name
+        assert label in labels
+    # The coordinator's pod goes with its StatefulSet.
+    assert label not in helm.release().one("StatefulSet")["spec"]["template"]["metadata"]["labels"]

@@ -18,6 +18,10 @@
 {{ include "muster.fullname" . }}-headless
 {{- end }}
 
+{{- define "muster.http" -}}
+{{ include "muster.fullname" . }}-http
+{{- end }}
+
 {{- define "muster.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "muster.fullname" .) .Values.serviceAccount.name }}
@@ -141,6 +145,16 @@ http_tokens = {{ .Values.tokens.http }}
 {{ contains ":" .Values.bindAddress | ternary (printf "[%s]" .Values.bindAddress) .Values.bindAddress }}
 {{- end }}
 
+{{- /* What a Service has of values, besides its ports. Takes these values. */}}
+{{- define "muster.service" -}}
+type: {{ .type }}
+{{- range $key := list "ipFamilyPolicy" "ipFamilies" "loadBalancerClass" "loadBalancerSourceRanges" "externalTrafficPolicy" }}
+{{- with index $ $key }}
+{{ dict $key . | toYaml }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "muster.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -156,6 +170,20 @@ fsGroupChangePolicy: OnRootMismatch
 runAsNonRoot: true
 seccompProfile:
   type: RuntimeDefault
+{{- end }}
+
+{{- /* What all of the chart's pods have in common. */}}
+{{- define "muster.pod" -}}
+serviceAccountName: {{ include "muster.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- include "muster.podSecurity" . | trim | nindent 2 }}
+{{- range $key := list "imagePullSecrets" "runtimeClassName" "hostAliases" "dnsPolicy" "dnsConfig" "nodeSelector" "tolerations" }}
+{{- with index $.Values $key }}
+{{ dict $key . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* What a `muster` command in one of the chart's pods needs to reach the coordinator at an endpoint. */}}
@@ -261,8 +289,16 @@ seccompProfile:
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
 {{- fail (printf "%q is to be the name of a Service, and must be a DNS label that begins with a letter: set fullnameOverride." $name) }}
 {{- end }}
-{{- if eq (int .Values.service.grpcPort) (int .Values.service.httpPort) }}
-{{- fail "service.grpcPort and service.httpPort are the same: each needs a port of its own." }}
+{{- range $name, $service := dict "service" .Values.service "httpService" .Values.httpService }}
+{{- $outside := dict "loadBalancerClass" (list "LoadBalancer") "loadBalancerSourceRanges" (list "LoadBalancer") "externalTrafficPolicy" (list "NodePort" "LoadBalancer") "nodePort" (list "NodePort" "LoadBalancer") }}
+{{- range $key, $types := $outside }}
+{{- if and (index $service $key) (not (has $service.type $types)) }}
+{{- fail (printf "%s.%s is for a Service of type %s, and %s.type is %s: change that, or remove %s." $name $key (join " or " $types) $name $service.type $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
+{{- fail "ingress.enabled: say for which hosts in ingress.hosts, such as [{host: muster.example.org}]." }}
 {{- end }}
 {{- if and .Values.persistence.existingClaim (not .Values.persistence.enabled) }}
 {{- fail "persistence.existingClaim is given, but persistence.enabled is false: nothing would be kept on it." }}

@@ -542,6 +542,19 @@ def test_the_autoscaler_may_remove_the_node_unless_the_state_is_on_it(releases: 
     assert evicted_volumes(releases["extras"]) == "tmp"
 
 
+def test_a_node_is_drained_with_the_flag_for_local_volumes_and_no_taint_stays(releases: dict[str, Release]):
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    assert any("emptyDir" in one for one in pod_of(releases["default"])["spec"]["volumes"])
+    assert re.findall(r"kubectl drain .*", text) == [
+        "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data"
+    ]
+    taints = re.findall(r"kubectl taint node NODE (\S+)", text)
+    assert taints
+    assert {taint for taint in taints if taint.endswith("-")} == {
+        f"{taint}-" for taint in taints if not taint.endswith("-")
+    }
+
+
 def test_every_pod_can_live_under_a_quota(releases: dict[str, Release]):
     counted = {"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"}
     for pod in (pod_of(releases["pod-extras"])["spec"], releases["pod-extras"].one("Pod")["spec"]):

@@ -120,6 +120,8 @@ def test_a_refused_upgrade_leaves_the_running_pod_the_configuration_it_was_made_
     client.rollback()
     assert pod_of(cluster) == pod
     assert configuration_of(cluster, pod) == configuration
+    # Nothing of the upgrade stays.
+    assert len(cluster.names("ConfigMap")) == 1
 
 
 @pytest.mark.parametrize("change", [TLS, {"settings": {"session_ttl": 20}}])
@@ -132,6 +134,14 @@ def test_a_pod_that_waits_to_be_deleted_keeps_the_configuration_it_was_made_with
     client.upgrade(ON_DELETE | change)
     assert configuration_of(cluster, pod) == configuration
     assert configuration_of(cluster, pod_of(cluster)) != configuration
+
+
+def test_what_the_pod_reads_is_kept_from_when_it_is_to_wait(client: Client, cluster: Cluster):
+    client.install()
+    client.upgrade(ON_DELETE)
+    pod = pod_of(cluster)
+    client.upgrade(ON_DELETE | {"settings": {"session_ttl": 20}})
+    assert "session_ttl = 10\n" in configuration_of(cluster, pod)
 
 
 def test_a_configuration_that_no_pod_reads_is_removed(client: Client, cluster: Cluster):

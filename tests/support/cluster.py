@@ -184,7 +184,7 @@ def specification(path: str) -> Manifest:
 
 
 def merge(live: Manifest, applied: Manifest, new: Manifest) -> Manifest:
-    """Server-side apply by one manager: what it applies no longer goes, what others set stays.
+    """Server-side apply by one manager: what it no longer applies goes, what others set stays.
 
     Raises:
         Refused: it applies another value than one that somebody else set in place of its own.

@@ -204,6 +204,16 @@ def test_a_secret_of_ones_own_may_not_have_the_name_of_the_charts(helm: Helm, ki
 # cert-manager
 
 
+def test_another_certificate_stays_until_that_of_cert_manager_is_there(client: Client, cluster: Cluster):
+    client.install(TLS)
+    with pytest.raises(
+        HelmError, match="where it is on, apply a Certificate of your own with secretName muster-tls"
+    ):
+        client.upgrade({"tls": {"enabled": True, **CERT_MANAGER}})
+    made_by_others(cluster, "muster-tls")
+    client.upgrade({"tls": {"enabled": True, **CERT_MANAGER}})
+
+
 def test_tls_of_cert_manager_waits_for_the_certificate_in_a_live_release(client: Client, cluster: Cluster):
     client.install()
     pod = pod_of(cluster)

@@ -335,7 +335,7 @@ securityContext:
 {{- fail (printf "StatefulSet %q selects its pod by app.kubernetes.io/name=%s, which Kubernetes lets nobody change: set nameOverride to what it was." $name (get .spec.selector.matchLabels "app.kubernetes.io/name")) }}
 {{- end }}
 {{- if and $.Values.tls.enabled $.Values.tls.certManager.enabled (not (contains (quote $tls) (toJson .spec.template.spec.volumes))) (not (lookup "v1" "Secret" $.Release.Namespace $tls)) }}
-{{- fail (printf "cert-manager has not made Secret %q yet, and the coordinator would be away until it is there. Upgrade with tls.enabled=false first, which makes the Certificate; when that is ready, set tls.enabled=true." $tls) }}
+{{- fail (printf "cert-manager has not made Secret %q yet, and the coordinator would be away until it is there. Have it first: where TLS is off, upgrade with tls.enabled=false and tls.certManager.enabled=true, which makes nothing but the Certificate; where it is on, apply a Certificate of your own with secretName %s." $tls $tls) }}
 {{- end }}
 {{- end }}
 {{- end }}

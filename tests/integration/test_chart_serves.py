@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,7 +81,7 @@ def coordinator_of(release: Release, node: Node) -> Container:
 
 
 def scheme_of(release: Release) -> str:
-    (container,) = release.one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    container = release.one("StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     return str(container["readinessProbe"]["httpGet"]["scheme"])
 
 
@@ -112,6 +114,54 @@ def test_the_pod_starts_is_ready_is_healthy_and_ends_in_time(
         http = {"port": "http", "scheme": scheme_of(release), "path": "/metrics"}
         assert (refused.returncode, coordinator.ask(http)) == strangers, refused.stderr
         assert coordinator.stopped() == 0, coordinator.log.read_text()
+
+
+KUBECTL = """#!/bin/sh
+# kubectl -n ml get secret NAME -o jsonpath={.data.KEY}; the port is forwarded already.
+case "$3" in
+  get) key=${7#*data.}; key=${key%?}; base64 < "$SECRETS/$5/$(printf %s "$key" | tr -d '\\\\')" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "viewer"),
+    [
+        ("default", "ours"),
+        ("tls-secret", "ours"),
+        ("mtls", "training"),
+        ("tokens-secret", "ours"),
+        ("ingress", "ours"),
+        ("secured", "ours"),
+    ],
+)
+def test_the_lines_of_the_notes_show_the_status_as_they_stand(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files], name: str, viewer: str
+):
+    release = helm.release(values_of(name))
+    node = node_of(release, tmp_path, secrets, viewer)
+    for secret in set(re.findall(r"get secret (\S+)", release.notes)):
+        (tmp_path / "secrets" / secret).mkdir(parents=True)
+        for key, content in node.secret(secret).items():
+            (tmp_path / "secrets" / secret / key).write_bytes(content)
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(0o755)
+    lines = release.notes[release.notes.index("  kubectl -n ml port-forward svc/muster-http 7551:") :].split(
+        "\n\n"
+    )[0]
+    with coordinator_of(release, node) as coordinator:
+        coordinator.started()
+        shown = subprocess.run(
+            ["sh", "-euc", lines.replace("7551", str(node.ports["http"][1]))],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SECRETS": str(tmp_path / "secrets")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["runs"] == []
 
 
 @pytest.mark.parametrize("name", ["default", "secured"])

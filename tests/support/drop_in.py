@@ -151,12 +151,8 @@ def resiliency_restart(folder: Path, *, persistent: bool) -> None:
     assert set(AsyncCallsQueue.get_instances()) == set(both)
     for life in range(2):
         path = folder / f"{life}-{rank}"
-        request = AsyncRequest(
-            torch.save,
-            (torch.full((8,), float(life)), path),
-            [],
-            async_fn_kwargs=cast("dict[str, Any]", None),
-        )
+        nothing: Any = None
+        request = AsyncRequest(torch.save, (torch.full((8,), float(life)), path), [], async_fn_kwargs=nothing)
         request.add_finalize_fn(partial(path.rename, path.with_suffix(".pt")))
         queue.schedule_async_request(request)
         checkpoint.async_save({"weight": torch.full((8,), float(life))}, folder / f"torch-{life}-{rank}.pt")

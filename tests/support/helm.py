@@ -1,5 +1,6 @@
-"""Helm in a process of its own, since its library starts Go's threads: lint and render charts, offline."""
+"""Helm in a process of its own, since its library starts Go's threads: lint, render, install, upgrade."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -7,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    import helm_python
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/helm/muster"
 NAMESPACE = "ml"
@@ -18,7 +22,7 @@ Manifest = dict[str, Any]
 
 
 class HelmError(Exception):
-    """Helm refuses the values, or a template fails."""
+    """Helm refuses the values, a template fails, or the cluster refuses what was rendered."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +55,43 @@ class Helm:
         chart: Path = CHART,
         name: str = "muster",
         namespace: str = NAMESPACE,
+        upgrade: bool = False,
     ) -> Release:
-        """Lint the chart and render it.
+        """Lint the chart and render it, as `helm template` does: there is no cluster to look anything up in.
 
         Raises:
             HelmError: the values are refused.
         """
+        answer = self.ask(
+            action="render",
+            chart=str(chart),
+            values=values or {},
+            name=name,
+            namespace=namespace,
+            upgrade=upgrade,
+        )
+        notes, manifests = "", []
+        for path, text in answer["templates"].items():
+            if path.endswith("NOTES.txt"):
+                notes += text
+            else:
+                manifests += [one for one in yaml.load_all(text, Strict) if one]
+        return Release(manifests, notes, answer["complaints"])
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Have the process do something.
+
+        Raises:
+            HelmError: it fails.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"chart": str(chart), "values": values or {}, "name": name, "namespace": namespace}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         if "error" in answer:
             raise HelmError(answer["error"])
-        notes = answer["templates"].pop("muster/templates/NOTES.txt")
-        manifests = [
-            one for text in answer["templates"].values() for one in yaml.load_all(text, Strict) if one
-        ]
-        return Release(manifests, notes, answer["complaints"])
+        return answer
 
 
 class Strict(yaml.SafeLoader):
@@ -96,17 +118,37 @@ def values_of(name: str, chart: Path = CHART) -> Manifest:
     return yaml.safe_load((chart / f"ci/{name}-values.yaml").read_text()) or {}
 
 
+@functools.cache
+def cluster_of(kubeconfig: str, namespace: str) -> "helm_python.Config":
+    """A connection, kept for as long as the process: helm's records of its releases are in its memory."""
+    import helm_python
+
+    return helm_python.Config(kubeconfig_content=kubeconfig, namespace=namespace, storage_driver="memory")
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     import helm_python
 
-    chart, values = request["chart"], request["values"]
     try:
-        report = helm_python.lint(chart, values, strict=True, namespace=request["namespace"])
-        with helm_python.Chart.load(chart) as loaded:
-            loaded.validate_schema(values)
-            templates = loaded.render(values, name=request["name"], namespace=request["namespace"])
+        if request["action"] == "render":
+            return render(request)
+        cluster = cluster_of(request["kubeconfig"], request["namespace"])
+        return {"done": getattr(cluster, request["action"])(*request["arguments"])}
     except helm_python.HelmError as error:
         return {"error": str(error)}
+
+
+def render(request: dict[str, Any]) -> dict[str, Any]:
+    import helm_python
+
+    chart, values, namespace = request["chart"], request["values"], request["namespace"]
+    report = helm_python.lint(chart, values, strict=True, namespace=namespace)
+    with helm_python.Chart.load(chart) as loaded:
+        loaded.validate_schema(values)
+        upgrade = request["upgrade"]
+        templates = loaded.render(
+            values, name=request["name"], namespace=namespace, is_upgrade=upgrade, is_install=not upgrade
+        )
     complaints = [str(one) for one in report["messages"] if one["severity"] > 1] + report["errors"]
     return {"templates": templates, "complaints": complaints}
 

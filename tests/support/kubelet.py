@@ -1,4 +1,4 @@
-"""Runs a pod's container as Kubernetes would, without it: the files, the command line, the probes, the end.
+"""Runs a pod's first container as Kubernetes would, without it: files, command line, probes, end.
 
 The paths at which a container finds its volumes become folders of the test, its ports become free ports of
 this machine, and the names of Services become this machine's name.
@@ -60,8 +60,8 @@ class Node:
             for host in ("0.0.0.0", "[::]", "localhost"):
                 text = text.replace(f"{host}:{port}", f"127.0.0.1:{ours}")
             for host, service in self._hosts.items():
-                (offered,) = (one["port"] for one in service["ports"] if one["name"] == name)
-                text = text.replace(f"{host}:{offered}", f"127.0.0.1:{ours}")
+                for offered in (one["port"] for one in service["ports"] if one["name"] == name):
+                    text = text.replace(f"{host}:{offered}", f"127.0.0.1:{ours}")
         return text
 
     def mount(self, pod: Manifest, container: Manifest, folder: Path) -> dict[str, Path]:
@@ -77,6 +77,10 @@ class Node:
                     (folder / volume["name"] / path).write_text(text)
         return mounts
 
+    def secret(self, name: str) -> Files:
+        """What `kubectl get secret` shows."""
+        return self._objects["Secret", name]
+
     def _sources(self, volume: Manifest) -> list[Files]:
         match volume:
             case {"configMap": found}:
@@ -88,12 +92,12 @@ class Node:
         return []
 
     def _chosen(self, source: Manifest, name: str) -> Files:
-        files = self._objects[("Secret", name)]
+        files = self.secret(name)
         return {item["path"]: files[item["key"]] for item in source["items"]}
 
 
 class Container:
-    """One container of a pod, as a process.
+    """The first container of a pod, as a process.
 
     Args:
         node: where it runs.
@@ -102,7 +106,7 @@ class Container:
     """
 
     def __init__(self, node: Node, pod: Manifest, name: str) -> None:
-        (self._container,) = pod["containers"]
+        self._container: Manifest = pod["containers"][0]
         self._node = node
         self.grace = pod.get("terminationGracePeriodSeconds", 30)
         self.mounts = node.mount(pod, self._container, node.folder / name)

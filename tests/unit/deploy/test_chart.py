@@ -14,6 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.support import rules
 from tests.support.helm import CHART, Helm, HelmError, Manifest, Release, values_of
 
 KUBERNETES = ("1.27", "1.30", "1.33", "1.37")
@@ -58,9 +59,9 @@ def pod_of(release: Release) -> Manifest:
 
 
 def container_of(release: Release) -> Manifest:
-    containers: list[Manifest] = pod_of(release)["spec"]["containers"]
-    (container,) = containers
-    return container
+    first: Manifest = pod_of(release)["spec"]["containers"][0]
+    assert first["name"] == "muster"
+    return first
 
 
 def matches(selector: Manifest, labels: Manifest) -> bool:
@@ -215,8 +216,17 @@ TOKENS = {"enabled": True, "existingSecret": "tokens"}
             "Prometheus needs a token",
         ),
         ({"persistence": {"enabled": False, "existingClaim": "x"}}, "nothing would be kept"),
-        ({"service": {"grpcPort": 443, "httpPort": 443}}, "each needs a port of its own"),
-        ({"service": {"grpcPort": 7551}}, "each needs a port of its own"),
+        (
+            {"service": {"nodePort": 30550}},
+            "service.nodePort is for a Service of type NodePort or LoadBalancer",
+        ),
+        ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy is for"),
+        ({"service": {"type": "NodePort", "loadBalancerClass": "nlb"}}, "service.loadBalancerClass is for"),
+        (
+            {"httpService": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}},
+            "httpService.loadBalancerSourceRanges is",
+        ),
+        ({"ingress": {"enabled": True}}, "say for which hosts"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Manifest, sentence: str):
@@ -230,7 +240,7 @@ def test_every_key_that_the_schema_knows_has_a_default():
         if not values or path == ".settings":
             return
         for key, inner in schema.get("properties", {}).items():
-            if key != "global":
+            if key not in ("global", "enabled") or path:
                 assert key in values, f"{path}.{key}"
                 compare(inner, values[key], f"{path}.{key}")
 
@@ -265,6 +275,7 @@ def test_the_selectors_of_other_objects_stay_too(helm: Helm, releases: dict[str,
     after = helm.release(values_of("extras"), chart=other_chart)
     for kind, name in (
         ("Service", "muster"),
+        ("Service", "muster-http"),
         ("Service", "muster-headless"),
         ("PodDisruptionBudget", "muster"),
     ):
@@ -286,9 +297,7 @@ def test_the_chart_alone_restarts_nothing(helm: Helm, releases: dict[str, Releas
 
 def test_a_change_of_the_configuration_restarts_the_coordinator(helm: Helm, releases: dict[str, Release]):
     changed = helm.release({"settings": {"session_ttl": 11}})
-    assert (
-        pod_of(changed)["metadata"]["annotations"] != pod_of(releases["default"])["metadata"]["annotations"]
-    )
+    assert pod_of(changed) != pod_of(releases["default"])
 
 
 # How the objects hang together
@@ -313,11 +322,12 @@ def test_ports_are_found_by_name(releases: dict[str, Release], name: str):
     release = releases[name]
     ports = {port["name"]: port["containerPort"] for port in container_of(release)["ports"]}
     assert ports == {"grpc": 7550, "http": 7551}
+    offered = {}
     for service in release.of_kind("Service"):
-        assert {port["name"]: port["targetPort"] for port in service["spec"]["ports"]} == {
-            "grpc": "grpc",
-            "http": "http",
-        }
+        assert all(port["name"] == port["targetPort"] for port in service["spec"]["ports"])
+        component = service["metadata"]["labels"]["app.kubernetes.io/component"]
+        offered[component] = [port["name"] for port in service["spec"]["ports"]]
+    assert offered == {"client": ["grpc"], "http": ["http"], "headless": ["grpc", "http"]}
 
 
 def referred(pod: Manifest) -> set[tuple[str, str]]:
@@ -347,7 +357,35 @@ def test_what_a_pod_refers_to_is_rendered_or_named_by_the_values(releases: dict[
         claims = release.one("StatefulSet")["spec"].get("volumeClaimTemplates", [])
         volumes = {volume["name"] for volume in pod.get("volumes", [])}
         volumes |= {claim["metadata"]["name"] for claim in claims}
-        assert {mount["name"] for mount in pod["containers"][0].get("volumeMounts", [])} <= volumes
+        for container in rules.containers(pod):
+            assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+
+
+# As a part of another chart
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({}, {"training-muster"}),
+        ({"muster": {"enabled": False}}, set()),
+        ({"muster-2": {"enabled": True}}, {"training-muster", "training-muster-2"}),
+        (
+            {"global": {"imageRegistry": "registry.example.org"}, "muster": {"commonLabels": {"a": "b"}}},
+            {"training-muster"},
+        ),
+    ],
+)
+def test_it_is_a_part_of_another_chart(helm: Helm, umbrella: Path, values: Manifest, names: set[str]):
+    release = helm.release(values, chart=umbrella, name="training")
+    sets = {one["metadata"]["name"]: one for one in release.of_kind("StatefulSet")}
+    assert sets.keys() == names
+    for name, one in sets.items():
+        selector = one["spec"]["selector"]["matchLabels"]
+        assert selector["app.kubernetes.io/name"] == name.removeprefix("training-")
+        services = [service["metadata"]["name"] for service in release.of_kind("Service")]
+        assert {name, f"{name}-http", f"{name}-headless"} <= set(services)
+    assert ("is coming up as training-muster-0" in release.notes) is ("training-muster" in names)
 
 
 # Pod security
@@ -355,7 +393,7 @@ def test_what_a_pod_refers_to_is_rendered_or_named_by_the_values(releases: dict[
 
 def assert_restricted(pod: Manifest, ids: bool) -> None:
     """The profile `restricted` of the Pod Security Standards, and a read-only root file system."""
-    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+    assert rules.restricted(pod) == []
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
     security = pod["securityContext"]
@@ -365,15 +403,8 @@ def assert_restricted(pod: Manifest, ids: bool) -> None:
         assert security["runAsUser"] == security["runAsGroup"] == security["fsGroup"] == 10001
     else:
         assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup"}
-    for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        }
-        assert not any("hostPort" in port for port in container.get("ports", []))
-    kinds = {kind for volume in pod.get("volumes", []) for kind in volume.keys() - {"name"}}
-    assert kinds <= {"configMap", "secret", "projected", "emptyDir", "persistentVolumeClaim"}
+    for container in rules.containers(pod):
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 @pytest.mark.parametrize("name", CI)
@@ -414,6 +445,139 @@ def test_probes_ask_over_http(releases: dict[str, Release], name: str, scheme: s
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
 
 
+@pytest.mark.parametrize("name", CI)
+def test_services_have_only_what_their_type_has(releases: dict[str, Release], name: str):
+    for service in releases[name].of_kind("Service"):
+        assert rules.service(service) == []
+
+
+def test_a_load_balancer_is_for_grpc_alone(releases: dict[str, Release]):
+    services = {one["metadata"]["name"]: one["spec"] for one in releases["network"].of_kind("Service")}
+    clients, page = services["muster"], services["muster-http"]
+    assert clients == clients | {
+        "type": "LoadBalancer",
+        "loadBalancerClass": "service.k8s.aws/nlb",
+        "loadBalancerSourceRanges": ["10.0.0.0/8"],
+        "externalTrafficPolicy": "Local",
+        "ports": [{"name": "grpc", "port": 443, "targetPort": "grpc"}],
+    }
+    assert (page["type"], page["ports"]) == (
+        "ClusterIP",
+        [{"name": "http", "port": 8443, "targetPort": "http"}],
+    )
+
+
+def test_the_services_are_as_their_values_say(releases: dict[str, Release]):
+    clients, page = (releases["node-port"].one("Service", name) for name in ("muster", "muster-http"))
+    assert clients["metadata"]["labels"]["audience"] == "training"
+    assert clients["spec"] == clients["spec"] | {
+        "type": "NodePort",
+        "externalTrafficPolicy": "Local",
+        "ipFamilyPolicy": "PreferDualStack",
+        "ipFamilies": ["IPv6", "IPv4"],
+        "ports": [{"name": "grpc", "port": 7550, "targetPort": "grpc", "nodePort": 30550}],
+    }
+    assert page["metadata"]["labels"]["audience"] == "people"
+    assert page["metadata"]["annotations"] == {"example.org/owner": "platform"}
+    assert page["spec"] == page["spec"] | {
+        "type": "NodePort",
+        "ipFamilyPolicy": "SingleStack",
+        "ipFamilies": ["IPv4"],
+        "ports": [{"name": "http", "port": 7551, "targetPort": "http"}],
+    }
+
+
+def test_an_ingress_shows_the_page(releases: dict[str, Release]):
+    release = releases["ingress"]
+    ingress = release.one("Ingress")
+    assert ingress["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"}
+    assert ingress["metadata"]["labels"]["audience"] == "people"
+    backend = {"service": {"name": "muster-http", "port": {"name": "http"}}}
+    hosts = ["muster.example.org", "training.example.org"]
+    assert ingress["spec"] == {
+        "ingressClassName": "nginx",
+        "tls": [{"secretName": "muster-page", "hosts": hosts}],
+        "rules": [
+            {"host": host, "http": {"paths": [{"path": path, "pathType": kind, "backend": backend}]}}
+            for host, path, kind in zip(hosts, ["/", "/*"], ["Prefix", "ImplementationSpecific"], strict=True)
+        ],
+    }
+    assert "The Ingress shows it at https://muster.example.org/." in release.notes
+
+
+def test_the_pod_has_what_is_put_beside_the_coordinator(releases: dict[str, Release]):
+    release, values = releases["pod-extras"], values_of("pod-extras")
+    pod, container = pod_of(release)["spec"], container_of(release)
+    assert [one["name"] for one in pod["containers"]] == ["muster", "ship"]
+    assert pod["initContainers"] == values["initContainers"]
+    assert container["envFrom"] == values["envFrom"]
+    assert container["volumeMounts"][-1:] == values["extraVolumeMounts"]
+    assert pod["volumes"][-1:] == values["extraVolumes"]
+    for one in (pod, release.one("Pod")["spec"]):
+        for key in ("hostAliases", "dnsPolicy", "dnsConfig", "runtimeClassName"):
+            assert one[key] == values[key]
+
+
+def test_the_claim_has_its_annotations(releases: dict[str, Release]):
+    (claim,) = releases["volume"].one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["annotations"] == values_of("volume")["persistence"]["annotations"]
+
+
+# Nodes, quotas, disks
+
+
+def evicted_volumes(release: Release) -> str:
+    annotations: Manifest = pod_of(release)["metadata"]["annotations"]
+    return str(annotations["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"])
+
+
+def test_the_autoscaler_may_remove_the_node_unless_the_state_is_on_it(releases: dict[str, Release]):
+    """It keeps nodes with volumes that would be lost, except for those named here."""
+    for name in ("default", "ephemeral"):
+        local = {one["name"] for one in pod_of(releases[name])["spec"]["volumes"] if "emptyDir" in one}
+        kept = local - set(evicted_volumes(releases[name]).split(","))
+        assert kept == ({"state"} if name == "ephemeral" else set())
+    assert evicted_volumes(releases["pod-extras"]) == "tmp,shipped"
+    # What else is annotated takes nothing away.
+    assert evicted_volumes(releases["extras"]) == "tmp"
+
+
+def test_a_node_is_drained_with_the_flag_for_local_volumes_and_no_taint_stays(releases: dict[str, Release]):
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    assert any("emptyDir" in one for one in pod_of(releases["default"])["spec"]["volumes"])
+    assert re.findall(r"kubectl drain .*", text) == [
+        "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data"
+    ]
+    taints = re.findall(r"kubectl taint node NODE (\S+)", text)
+    assert taints
+    assert {taint for taint in taints if taint.endswith("-")} == {
+        f"{taint}-" for taint in taints if not taint.endswith("-")
+    }
+
+
+def test_every_pod_can_live_under_a_quota(releases: dict[str, Release]):
+    counted = {"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"}
+    for pod in (pod_of(releases["pod-extras"])["spec"], releases["pod-extras"].one("Pod")["spec"]):
+        assert rules.quota(pod, counted) == []
+    assert rules.quota(releases["default"].one("Pod")["spec"], counted) == ["doctor must say limits.cpu"]
+
+
+def test_a_volume_grows_without_a_restart(helm: Helm, releases: dict[str, Release]):
+    assert pod_of(helm.release({"persistence": {"size": "10Gi"}})) == pod_of(releases["default"])
+
+
+def test_tmp_is_bounded_where_one_says_so(releases: dict[str, Release]):
+    def tmp(name: str) -> Manifest:
+        volumes: list[Manifest] = pod_of(releases[name])["spec"]["volumes"]
+        (found,) = (one["emptyDir"] for one in volumes if one["name"] == "tmp")
+        return dict(found)
+
+    assert (tmp("default"), tmp("pod-extras")) == ({}, {"sizeLimit": "2Gi"})
+
+
+# Certificates, monitoring, the rest
+
+
 def test_a_certificate_of_cert_manager(releases: dict[str, Release]):
     certificate = releases["tls-cert-manager"].one("Certificate")
     assert certificate["apiVersion"] == "cert-manager.io/v1"
@@ -431,6 +595,8 @@ def test_a_certificate_of_cert_manager(releases: dict[str, Release]):
             "muster.ml.svc.cluster.local",
             "muster-0.muster-headless.ml.svc",
             "muster-0.muster-headless.ml.svc.cluster.local",
+            "muster-http.ml.svc",
+            "muster-http.ml.svc.cluster.local",
             "muster.example.org",
         ],
     }
@@ -449,13 +615,19 @@ def test_prometheus_scrapes_one_service_once(releases: dict[str, Release]):
             "interval": "5s",
             "scrapeTimeout": "4s",
             "scheme": "http",
-            "relabelings": [{"targetLabel": "job", "replacement": "ml/muster"}],
+            "relabelings": [
+                {"targetLabel": "job", "replacement": "ml/muster"},
+                {"targetLabel": "cluster", "replacement": "east"},
+            ],
+            "metricRelabelings": [{"sourceLabels": ["__name__"], "regex": "python_gc_.*", "action": "drop"}],
         }
     ]
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["ml"]}
     selector = monitor["spec"]["selector"]["matchLabels"]
     services = releases["monitoring"].of_kind("Service")
     assert [one["metadata"]["name"] for one in services if matches(selector, one["metadata"]["labels"])] == [
-        "muster"
+        "muster-http"
     ]
 
 
@@ -553,10 +725,7 @@ def test_the_test_hook_asks_the_service(releases: dict[str, Release]):
 def test_extra_objects_are_rendered(releases: dict[str, Release]):
     release = releases["extras"]
     assert release.one("ConfigMap", "muster-endpoint")["data"] == {"MUSTER_ENDPOINT": "muster.ml.svc:7550"}
-    assert (
-        release.one("Ingress")["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"]
-        == "muster"
-    )
+    assert release.one("ConfigMap", "muster-extra")["data"] == {"page": "muster-http"}
 
 
 def test_labels_are_on_every_object(releases: dict[str, Release]):
@@ -654,3 +823,29 @@ def test_the_notes_tell_to_ask_the_pod_only_if_it_can_show_who_it_is(
     notes = helm.release({**values, "test": {"enabled": False}}).notes
     assert ("kubectl -n ml exec muster-0 -- muster get runs" in notes) is (lacking is None)
     assert (f"set {lacking} for `kubectl exec`" in notes) is (lacking is not None)
+
+
+def test_the_notes_wait_for_what_every_update_strategy_has(releases: dict[str, Release]):
+    """`kubectl rollout status` is an error with OnDelete."""
+    for release in releases.values():
+        assert "rollout status" not in release.notes
+        name = release.one("StatefulSet")["metadata"]["name"]
+        wait = "kubectl -n ml wait --for='jsonpath={.status.readyReplicas}=1' --timeout=5m"
+        assert f"{wait} statefulset/{name}\n" in release.notes
+
+
+def test_the_notes_of_an_upgrade_tell_to_delete_a_pod_that_waits_for_it(helm: Helm):
+    line = "  kubectl -n ml delete pod muster-0\n"
+    waits = values_of("scheduling")
+    assert line in helm.release(waits, upgrade=True).notes
+    assert line not in helm.release(waits).notes
+    assert line not in helm.release(upgrade=True).notes
+
+
+def test_the_notes_of_a_certificate_alone_tell_what_comes_next(helm: Helm):
+    values = values_of("tls-cert-manager")
+    values["tls"]["enabled"] = False
+    release = helm.release(values)
+    assert release.one("Certificate")["spec"]["secretName"] == "muster-tls"
+    assert "wait --for=condition=Ready --timeout=5m certificate/muster\n" in release.notes
+    assert "TLS and tokens are off" in release.notes

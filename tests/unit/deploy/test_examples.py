@@ -1,6 +1,10 @@
 """What is in deploy/examples is what Kubernetes, Kubeflow, JobSet and torchrun read."""
 
+import os
 import re
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from tests.support import rules
 from tests.support.helm import Helm, Manifest, Strict
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
@@ -57,6 +62,14 @@ def test_they_are_valid(name: str, version: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_namespace_that_enforces_restricted_admits_them(name: str):
+    pod = pod_of(read(name))["spec"]
+    assert rules.restricted(pod) == []
+    del pod["containers"][0]["securityContext"]
+    assert rules.restricted(pod) != []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_torchrun_reads_their_flags(name: str):
     (container,) = pod_of(read(name))["spec"]["containers"]
     assert container["command"] == ["torchrun"]
@@ -87,6 +100,8 @@ def test_the_pod_that_restores_is_restricted_and_has_the_volume_of_the_chart(hel
     (ours,), (container,) = pod["spec"]["containers"], theirs["containers"]
     assert ours["securityContext"] == container["securityContext"]
     assert ours["env"][0] in container["env"]
+    assert rules.restricted(pod["spec"]) == []
+    assert rules.quota(pod["spec"], {"limits.cpu", "limits.memory", "requests.cpu", "requests.memory"}) == []
     (claim,) = release.one("StatefulSet")["spec"]["volumeClaimTemplates"]
     wanted = f"{claim['metadata']['name']}-{release.one('StatefulSet')['metadata']['name']}-0"
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == wanted
@@ -104,6 +119,22 @@ def test_the_pod_that_restores_mounts_a_snapshot_once_its_lines_are_no_comments(
         "name": "snapshot",
         "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]},
     }
+
+
+def test_the_pod_that_restores_ends_when_it_is_told():
+    """By a handler of its own: a signal's default action does not end the first process of a container."""
+    (container,) = read(RESTORE)["spec"]["containers"]
+    with subprocess.Popen(container["command"], start_new_session=True, stdout=subprocess.PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        # The trap is set before the first child is there.
+        limit = time.monotonic() + 60
+        while not children.read_text() and time.monotonic() < limit:
+            time.sleep(0.01)
+        process.terminate()
+        try:
+            assert process.wait(timeout=60) == 0
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_readme_names_each():

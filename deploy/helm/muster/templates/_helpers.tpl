@@ -18,6 +18,10 @@
 {{ include "muster.fullname" . }}-headless
 {{- end }}
 
+{{- define "muster.http" -}}
+{{ include "muster.fullname" . }}-http
+{{- end }}
+
 {{- define "muster.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "muster.fullname" .) .Values.serviceAccount.name }}
@@ -74,8 +78,34 @@ app.kubernetes.io/component: test
 {{ .Release.Namespace }}/{{ include "muster.fullname" . }}
 {{- end }}
 
+{{- /* A hash of the content is in the name: a pod reads what it was made with, whatever an upgrade brings or leaves half done. */}}
+{{- define "muster.config" -}}
+{{ include "muster.fullname" . }}-config-{{ include "muster.toml" . | sha256sum | trunc 10 }}
+{{- end }}
+
+{{- /* With OnDelete the pod runs on after an upgrade: what it reads by name must, too. */}}
+{{- define "muster.keep" -}}
+{{- if eq .Values.updateStrategy.type "OnDelete" }}
+annotations:
+  helm.sh/resource-policy: keep
+{{- end }}
+{{- end }}
+
+{{- /* Helm removes a Secret that it made and makes no more, and makes none where another's is: those in the values have names that nobody else would give. */}}
+{{- define "muster.tlsInline" -}}
+{{ include "muster.fullname" . }}-tls-inline
+{{- end }}
+
+{{- define "muster.tokensInline" -}}
+{{ include "muster.fullname" . }}-tokens-inline
+{{- end }}
+
 {{- define "muster.tlsSecret" -}}
-{{- default (printf "%s-tls" (include "muster.fullname" .)) .Values.tls.existingSecret }}
+{{- if .Values.tls.certManager.enabled }}
+{{- include "muster.fullname" . }}-tls
+{{- else }}
+{{- default (include "muster.tlsInline" .) .Values.tls.existingSecret }}
+{{- end }}
 {{- end }}
 
 {{- define "muster.clientCaSecret" -}}
@@ -83,7 +113,7 @@ app.kubernetes.io/component: test
 {{- end }}
 
 {{- define "muster.tokensSecret" -}}
-{{- default (printf "%s-tokens" (include "muster.fullname" .)) .Values.tokens.existingSecret }}
+{{- default (include "muster.tokensInline" .) .Values.tokens.existingSecret }}
 {{- end }}
 
 {{- define "muster.httpScheme" -}}
@@ -115,6 +145,16 @@ http_tokens = {{ .Values.tokens.http }}
 {{ contains ":" .Values.bindAddress | ternary (printf "[%s]" .Values.bindAddress) .Values.bindAddress }}
 {{- end }}
 
+{{- /* What a Service has of values, besides its ports. Takes these values. */}}
+{{- define "muster.service" -}}
+type: {{ .type }}
+{{- range $key := list "ipFamilyPolicy" "ipFamilies" "loadBalancerClass" "loadBalancerSourceRanges" "externalTrafficPolicy" }}
+{{- with index $ $key }}
+{{ dict $key . | toYaml }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "muster.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -130,6 +170,20 @@ fsGroupChangePolicy: OnRootMismatch
 runAsNonRoot: true
 seccompProfile:
   type: RuntimeDefault
+{{- end }}
+
+{{- /* What all of the chart's pods have in common. */}}
+{{- define "muster.pod" -}}
+serviceAccountName: {{ include "muster.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- include "muster.podSecurity" . | trim | nindent 2 }}
+{{- range $key := list "imagePullSecrets" "runtimeClassName" "hostAliases" "dnsPolicy" "dnsConfig" "nodeSelector" "tolerations" }}
+{{- with index $.Values $key }}
+{{ dict $key . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* What a `muster` command in one of the chart's pods needs to reach the coordinator at an endpoint. */}}
@@ -213,11 +267,16 @@ seccompProfile:
 {{- if and $tls.clientAuth.enabled $inline (not $tls.ca) (not $tls.clientAuth.existingSecret) }}
 {{- fail "tls.clientAuth.enabled: say which CA signs the clients' certificates: set tls.ca or tls.clientAuth.existingSecret." }}
 {{- end }}
+{{- else if or $tls.clientAuth.enabled $tls.existingSecret $inline }}
+{{- fail "tls.enabled is false, but a certificate or tls.clientAuth is given: set tls.enabled=true, or remove the others." }}
+{{- end }}
 {{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) }}
 {{- fail "tls.certManager.enabled: name the issuer in tls.certManager.issuerRef.name." }}
 {{- end }}
-{{- else if or $tls.clientAuth.enabled $tls.certManager.enabled $tls.existingSecret $inline }}
-{{- fail "tls.enabled is false, but a certificate or tls.clientAuth is given: set tls.enabled=true, or remove the others." }}
+{{- range $value, $names := dict "tls.existingSecret" (list $tls.existingSecret (include "muster.tlsInline" .)) "tokens.existingSecret" (list .Values.tokens.existingSecret (include "muster.tokensInline" .)) }}
+{{- if eq (index $names 0) (index $names 1) }}
+{{- fail (printf "%s: %q is the name of the Secret that the chart makes of values, and Helm removes it when they go: give yours another name." $value (index $names 0)) }}
+{{- end }}
 {{- end }}
 {{- if .Values.tokens.enabled }}
 {{- if eq (empty .Values.tokens.existingSecret) (empty .Values.tokens.entries) }}
@@ -230,8 +289,16 @@ seccompProfile:
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
 {{- fail (printf "%q is to be the name of a Service, and must be a DNS label that begins with a letter: set fullnameOverride." $name) }}
 {{- end }}
-{{- if eq (int .Values.service.grpcPort) (int .Values.service.httpPort) }}
-{{- fail "service.grpcPort and service.httpPort are the same: each needs a port of its own." }}
+{{- range $name, $service := dict "service" .Values.service "httpService" .Values.httpService }}
+{{- $outside := dict "loadBalancerClass" (list "LoadBalancer") "loadBalancerSourceRanges" (list "LoadBalancer") "externalTrafficPolicy" (list "NodePort" "LoadBalancer") "nodePort" (list "NodePort" "LoadBalancer") }}
+{{- range $key, $types := $outside }}
+{{- if and (index $service $key) (not (has $service.type $types)) }}
+{{- fail (printf "%s.%s is for a Service of type %s, and %s.type is %s: change that, or remove %s." $name $key (join " or " $types) $name $service.type $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
+{{- fail "ingress.enabled: say for which hosts in ingress.hosts, such as [{host: muster.example.org}]." }}
 {{- end }}
 {{- if and .Values.persistence.existingClaim (not .Values.persistence.enabled) }}
 {{- fail "persistence.existingClaim is given, but persistence.enabled is false: nothing would be kept on it." }}
@@ -247,5 +314,29 @@ seccompProfile:
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled .Values.tokens.enabled .Values.tokens.http (not .Values.client.tokenSecret) }}
 {{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false." }}
+{{- end }}
+{{- if .Release.IsUpgrade }}
+{{- include "muster.checkUpgrade" . }}
+{{- end }}
+{{- end }}
+
+{{- /* What would strand the running coordinator, asked of the cluster before anything changes. `helm template` has none to ask: no item is found. */}}
+{{- define "muster.checkUpgrade" -}}
+{{- $name := include "muster.fullname" . }}
+{{- $tls := include "muster.tlsSecret" . }}
+{{- $chart := printf "^%s-[0-9]+[.][0-9]+[.][0-9]+" (regexQuoteMeta .Chart.Name) }}
+{{- range (lookup "apps/v1" "StatefulSet" .Release.Namespace "").items }}
+{{- $labels := default dict .metadata.labels }}
+{{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (regexMatch $chart (get $labels "helm.sh/chart")) }}
+{{- if ne .metadata.name $name }}
+{{- fail (printf "the coordinator of this release is StatefulSet %q, and with nameOverride and fullnameOverride as given it would be %q: another one, without the state. Set fullnameOverride=%s, or install a release of another name." .metadata.name $name .metadata.name) }}
+{{- end }}
+{{- if ne (toJson .spec.selector.matchLabels) (include "muster.podIdentity" $ | fromYaml | toJson) }}
+{{- fail (printf "StatefulSet %q selects its pod by app.kubernetes.io/name=%s, which Kubernetes lets nobody change: set nameOverride to what it was." $name (get .spec.selector.matchLabels "app.kubernetes.io/name")) }}
+{{- end }}
+{{- if and $.Values.tls.enabled $.Values.tls.certManager.enabled (not (contains (quote $tls) (toJson .spec.template.spec.volumes))) (not (lookup "v1" "Secret" $.Release.Namespace $tls)) }}
+{{- fail (printf "cert-manager has not made Secret %q yet, and the coordinator would be away until it is there. Have it first: where TLS is off, upgrade with tls.enabled=false and tls.certManager.enabled=true, which makes nothing but the Certificate; where it is on, apply a Certificate of your own with secretName %s." $tls $tls) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}

@@ -124,15 +124,33 @@ def test_a_wait_is_ended_by_another_client(shared: Coordinator):
 def test_a_wait_in_vain_names_the_keys(shared: Coordinator):
     store = in_a_run(shared)
     store.set("there", "1")
-    with pytest.raises(StoreTimeoutError, match=r'waited 20 ms .* nobody set: "nowhere"') as caught:
+    with pytest.raises(
+        StoreTimeoutError, match=r'Wait timeout after 20 ms .* nobody set: "nowhere"'
+    ) as caught:
         store.wait(["there", "nowhere"], timedelta(milliseconds=20))
     assert caught.value.keys == ("there", "nowhere")
+
+
+def test_a_wait_in_vain_is_called_what_torchs_stores_call_it(shared: Coordinator):
+    """Upstream's tests, and people's handlers, look for torch's words."""
+    soon = timedelta(milliseconds=20)
+    for store in (
+        in_a_run(shared, soon),
+        dist.PrefixStore("layer", in_a_run(shared, soon)),
+        dist.HashStore(),
+    ):
+        store.set_timeout(soon)
+        for attempt in (lambda store=store: store.get("k"), lambda store=store: store.wait(["k"], soon)):
+            with pytest.raises(dist.DistStoreError, match=r"[t -i]imeout") as caught:
+                attempt()
+            assert "Wait timeout" in str(caught.value)
 
 
 def test_no_coordinator_is_an_error_with_its_address_when_the_time_is_over():
     endpoint = f"127.0.0.1:{free_port()}"
     with pytest.raises(
-        ConnectError, match=rf"{endpoint} did not answer .* for 0\.3 s; last error: UNAVAILABLE"
+        ConnectError,
+        match=rf"{endpoint} did not answer .* within the timeout of 0\.3 s; last error: UNAVAILABLE",
     ):
         CoordinatorStore(endpoint, "job", timedelta(seconds=0.3)).get("k")
 

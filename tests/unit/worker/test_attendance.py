@@ -251,7 +251,10 @@ def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
     wire.stream().fail(BROKEN)
     error = place.exception(20)
     assert isinstance(error, ConnectError)
-    assert "there:1 could not be reached for 0.2 s; last error: UNAVAILABLE: connection reset" in str(error)
+    assert (
+        "there:1 could not be reached within the timeout of 0.2 s; last error: UNAVAILABLE: connection reset"
+        in str(error)
+    )
     node.leave("")
     assert wire.left == [], "who was never there need not leave"
 

@@ -63,5 +63,11 @@ def test_a_failed_call_is_explained_by_its_status():
     assert explain(Failed()) == "UNAVAILABLE: connection refused"
 
 
+def test_a_call_that_ran_out_of_time_says_timeout(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Failed, "code", lambda _: grpc.StatusCode.DEADLINE_EXCEEDED)
+    monkeypatch.setattr(Failed, "details", lambda _: "Deadline Exceeded")
+    assert explain(Failed()) == "timeout (DEADLINE_EXCEEDED: Deadline Exceeded)"
+
+
 def test_a_failure_without_a_status_is_shown_as_it_is():
     assert explain(grpc.RpcError("odd")) == "RpcError('odd')"

@@ -27,7 +27,7 @@ from muster.worker.credentials import TOKEN_PATIENCE
 from muster.worker.environment import EnvironmentValueError
 
 ENDPOINT = "127.0.0.1:1"
-TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'waited 1 s for "a".')
+TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'Wait timeout after 1 s for "a".')
 
 
 class Failure(grpc.RpcError):
@@ -215,7 +215,7 @@ def test_keys_that_do_not_come_are_a_store_error_with_their_names(store: Coordin
     with pytest.raises(dist.DistStoreError) as caught:
         store.wait(["a", "b"], timedelta(seconds=1))
     assert type(caught.value) is StoreTimeoutError
-    assert (str(caught.value), caught.value.keys) == ('waited 1 s for "a".', ("a", "b"))
+    assert (str(caught.value), caught.value.keys) == ('Wait timeout after 1 s for "a".', ("a", "b"))
     assert len(stub.sent) == 1
 
 
@@ -271,7 +271,7 @@ def test_a_token_file_that_is_away_for_a_moment_is_waited_for(store: Coordinator
     assert store.add("n", 1) == 3
     stub.failures = [away] * 1_000
     store.set_timeout(timedelta(seconds=10))
-    with pytest.raises(ConnectError, match=r"for 10 s; last error: MUSTER_TOKEN_FILE = token"):
+    with pytest.raises(ConnectError, match=r"timeout of 10 s; last error: MUSTER_TOKEN_FILE = token"):
         store.add("n", 1)
 
 
@@ -301,7 +301,13 @@ def test_after_its_timeout_it_says_where_it_tried_and_what_went_wrong(
     with pytest.raises(ConnectError) as caught:
         store.add("n", 1)
     assert time.now - started == pytest.approx(10.0)
-    for words in (ENDPOINT, "run job", "for 10 s", f"{code.name}: nobody there", "may have been carried out"):
+    for words in (
+        ENDPOINT,
+        "run job",
+        "within the timeout of 10 s",
+        f"{code.name}: nobody there",
+        "may have been carried out",
+    ):
         assert words in str(caught.value)
     assert len(stub.sent) < 30
 

@@ -394,8 +394,9 @@ class Attendance:
 
     def _unreachable(self, seconds: float) -> str:
         return (
-            f"the coordinator at {self.config.endpoint} could not be reached for {seconds:g} s; last error: "
-            f"{self._last_error}. Check the address (--rdzv-endpoint) and that it runs: muster get runs."
+            f"the coordinator at {self.config.endpoint} could not be reached within the timeout of "
+            f"{seconds:g} s; last error: {self._last_error}. Check "
+            f"the address (--rdzv-endpoint) and that it runs: muster get runs."
         )
 
 

@@ -145,6 +145,8 @@ def explain(error: grpc.RpcError) -> str:
     details = getattr(error, "details", None)
     if not (code and details):
         return repr(error)
+    if code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"timeout ({code().name}: {details()})"
     fault = Credentials.of().fault(str(details()))
     return f"{code().name}: {fault or details()}"
 

@@ -327,8 +327,8 @@ class CoordinatorStore(Store):
     def _unreachable(self, timeout: float, why: str) -> ConnectError:
         return ConnectError(
             f"the coordinator at {self.endpoint} did not answer an operation on the store of run "
-            f"{self.run_id} for {timeout:g} s; last error: {why}. A change may have been carried "
-            "out or not. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
+            f"{self.run_id} within the timeout of {timeout:g} s; last error: {why}. A change may have "
+            "been carried out or not. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 
 

@@ -1,5 +1,6 @@
 """The rendezvous handler in bad weather and with bad input: what a user hears, and who is disturbed."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from torch.distributed.elastic.rendezvous.api import (
 import muster.worker.attendance
 from muster.worker import GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig, Place
+from tests.support import launches, store_users
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.meeting import (
     TIMEOUT,
@@ -329,6 +331,28 @@ def test_no_thread_and_no_stream_is_left_when_a_node_has_shut_down(run: MusterMe
     assert handler.shutdown()
     until(lambda: not any(thread.name.startswith("muster-node") for thread in threading.enumerate()))
     assert run.seen() == Seen()
+
+
+def test_a_handler_that_nobody_holds_lets_its_node_go(run: MusterMeeting):
+    """With the most nodes reached, the next one of the node would stand by for ever."""
+    dropped = run.node("1")
+    Joining(dropped).info()
+    run.nodes.remove(dropped)
+    del dropped
+    gc.collect()
+    assert Joining(run.node("1")).info().world_size == 1
+    (gone,) = run.show().departed
+    assert gone.reason == "left (nobody holds its handler any more)"
+
+
+def test_a_process_may_launch_and_fork_in_turn(coordinator: Coordinator):
+    """Workers and launching children are forked; what was shut down, or dropped, is given back."""
+    (told,) = store_users.together(launches.in_turn, 1, coordinator.endpoint)
+    assert told == [
+        *("the process launched 2 workers", "its child launched 2 workers") * 2,
+        "its child launched 2 workers",
+        "process 2 was forked from process 1, which holds a store",
+    ]
 
 
 # ---------------------------------------------------------------------- rank 0 does not speak

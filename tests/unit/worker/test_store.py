@@ -20,6 +20,7 @@ from muster.worker import (
     RefusedError,
     StoreTimeoutError,
     channel,
+    fork_guard,
     init_method,
 )
 from muster.worker import store as store_module
@@ -380,11 +381,19 @@ def test_a_forked_child_is_told_that_it_cannot_use_it(
 
 
 def test_a_forked_child_cannot_open_another_if_its_parent_has_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(channel, "_owner", None)
-    channel.shared_channel(ENDPOINT)
-    monkeypatch.setattr(channel.os, "getpid", lambda: 2)
-    with pytest.raises(MusterError, match="which holds a store"):
-        channel.shared_channel(ENDPOINT)
+    monkeypatch.setattr(fork_guard, "_claims", [])
+    parents = CoordinatorStore("127.0.0.1:3", "job")
+    monkeypatch.setattr(store_module.os, "getpid", lambda: 2)
+    parents.close()
+    with pytest.raises(MusterError, match="which holds a"):
+        CoordinatorStore("127.0.0.1:3", "job")
+
+
+def test_a_closed_store_connects_again(store: CoordinatorStore, stub: Stub):
+    store.close()
+    assert store._line is None
+    assert store.add("n", 1) == 3
+    assert store._line is not None
 
 
 def test_the_stores_of_a_process_share_one_channel_for_each_coordinator():

@@ -34,6 +34,7 @@ from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
+from muster.worker.fork_guard import Claim
 from muster.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Session:
         """Whether the coordinator has heard our goodbye, or never knew us."""
         self._stop = threading.Event()
         name = f"muster-session-{config.rank}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=Claim("a session")(self._run), name=name, daemon=True)
         self._thread.start()
 
     @property

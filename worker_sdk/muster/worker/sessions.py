@@ -4,7 +4,7 @@ import atexit
 import os
 import threading
 
-from muster.worker.channel import claim
+from muster.worker import fork_guard
 from muster.worker.session import Session, SessionConfig
 
 _lock = threading.Lock()
@@ -19,7 +19,7 @@ def session_for(config: SessionConfig) -> Session:
     Raises:
         MusterError: this process was forked from one that speaks gRPC.
     """
-    claim("a session")
+    fork_guard.check()
     with _lock:
         session = _sessions.get(config)
         if session is None or (session.ended and not session.evicted):

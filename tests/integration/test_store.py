@@ -1,8 +1,11 @@
 """CoordinatorStore against a real coordinator: beside torch's stores, under torch, and through crashes."""
 
+import os
+import subprocess
+import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -91,6 +94,65 @@ def test_ddp_meets_by_init_method_and_no_rank_hosts_anything(shared: Coordinator
     assert first == second
     keys = CoordinatorStore(shared.endpoint, "meet", SOON).list_keys()
     assert {"/".join(key.split("/")[:2]) for key in keys} == {"init_process_group/0", "init_process_group/1"}
+
+
+MEETS = """
+import sys
+import torch
+import torch.distributed as dist
+
+assert "muster.worker" not in sys.modules
+dist.init_process_group("gloo", init_method="muster://")
+ranks = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(ranks)
+print("the sum is", int(ranks), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def plain_python(script: Path, environ: dict[str, str]) -> list[str]:
+    """What two processes say that nobody but us starts."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MUSTER_RUN_ID": "plain"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    return [rank.communicate(timeout=120)[0] for rank in ranks]
+
+
+def torchrun(script: Path, environ: dict[str, str]) -> list[str]:
+    """What torchrun and two workers say."""
+    endpoint = environ.pop("MUSTER_ENDPOINT")
+    options = (f"--rdzv-endpoint={endpoint}", "--rdzv-id=torchrun", "--local-addr=127.0.0.1")
+    return [
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster", *options),
+                *("--nnodes=1", "--nproc-per-node=2", str(script)),
+            ],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        ).stdout
+    ]
+
+
+@pytest.mark.parametrize("start", [plain_python, torchrun])
+def test_a_script_meets_by_init_method_and_imports_nothing_of_ours(
+    shared: Coordinator, tmp_path: Path, start: Callable[[Path, dict[str, str]], list[str]]
+):
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS)
+    said = "".join(start(script, os.environ | {"MUSTER_ENDPOINT": shared.endpoint, "OMP_NUM_THREADS": "1"}))
+    assert said.count("the sum is 3") == 2, said
 
 
 def test_torch_elastics_store_functions_work_unchanged(shared: Coordinator):

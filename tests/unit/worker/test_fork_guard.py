@@ -1,12 +1,15 @@
 """Which process speaks gRPC, as its forked children see it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from muster.worker import fork_guard
 from muster.worker.errors import MusterError
 from muster.worker.fork_guard import Claim, check
+
+look = fork_guard._grpc_runs
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +19,7 @@ def grpc_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(fork_guard, "_claims", [])
     monkeypatch.setattr(fork_guard, "_last", None)
     monkeypatch.setattr(fork_guard, "_grpc_runs", lambda: seen.pop(0) if len(seen) > 1 else seen[0])
-    monkeypatch.setattr(fork_guard, "PATIENCE", 0.05)
+    monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
     return seen
 
 
@@ -67,6 +70,7 @@ def test_a_fork_waits_until_grpc_has_ended(monkeypatch: pytest.MonkeyPatch, grpc
 def test_a_child_is_told_when_grpc_does_not_end(monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]):
     """Others of the process may use it as well."""
     grpc_runs[:] = [True]
+    monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
     Claim("a store").give_back()
     fork(monkeypatch)
     with pytest.raises(MusterError, match="which holds open channels of gRPC"):
@@ -86,3 +90,23 @@ def test_a_function_may_hold_a_claim_while_it_runs():
     held: list[str] = []
     Claim("a session")(lambda: held.extend(claim.what for claim in fork_guard._claims))()
     assert (held, fork_guard._claims) == (["a session"], [])
+
+
+@pytest.mark.parametrize(
+    ("names", "runs"),
+    [
+        (["python", "pt_main_thread"], False),
+        (["python", "event_engine"], True),
+        (["python", "grpc_global_tim"], True),
+    ],
+)
+def test_grpc_is_known_by_the_names_of_its_threads(tmp_path: Path, names: list[str], runs: bool):
+    for number, name in enumerate(names):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "comm").write_text(f"{name}\n")
+    (tmp_path / "ended").mkdir()
+    assert look(tmp_path) is runs
+
+
+def test_where_threads_cannot_be_seen_grpc_is_taken_to_run(tmp_path: Path):
+    assert look(tmp_path / "no proc")

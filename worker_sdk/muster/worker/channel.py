@@ -100,7 +100,7 @@ def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used, and there is no channel yet.
-        MusterError: this process was forked from one that has such channels.
+        MusterError: this process was forked from one that speaks gRPC.
     """
     fork_guard.check()
     with _lock:

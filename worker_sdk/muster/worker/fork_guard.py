@@ -106,9 +106,8 @@ def _settle() -> None:
         _last = None
 
 
-def _grpc_runs() -> bool:
+def _grpc_runs(threads: Path = Path("/proc/self/task")) -> bool:
     """Whether this process has threads of gRPC, ours or another's; taken to be so where it cannot be seen."""
-    threads = Path("/proc/self/task")
     if not threads.is_dir():
         return True
     for thread in threads.iterdir():

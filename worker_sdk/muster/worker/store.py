@@ -69,7 +69,7 @@ class CoordinatorStore(Store):
 
     Raises:
         ValueError: an argument is not usable.
-        MusterError: this process was forked from one that has such a store.
+        MusterError: this process was forked from one that speaks gRPC, for a store or anything else.
     """
 
     def __init__(

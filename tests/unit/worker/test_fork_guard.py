@@ -71,8 +71,12 @@ def test_a_child_is_told_when_grpc_does_not_end(monkeypatch: pytest.MonkeyPatch,
     """Others of the process may use it as well."""
     grpc_runs[:] = [True]
     monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
+    collected: list[bool] = []
+    monkeypatch.setattr(fork_guard.gc, "collect", lambda: collected.append(True))
     Claim("a store").give_back()
+    fork_guard._settle()
     fork(monkeypatch)
+    assert collected == [True], "only the first fork waits and collects"
     with pytest.raises(MusterError, match="which holds open channels of gRPC"):
         check()
 

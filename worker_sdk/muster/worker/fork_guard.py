@@ -5,6 +5,7 @@ have ended, would wait for ever at its first call; here it is told so. When all 
 ended, the next child may speak for itself.
 """
 
+import gc
 import os
 import time
 from contextlib import ContextDecorator, suppress
@@ -22,7 +23,7 @@ GRPCS_THREADS = (
 )
 """How the names of gRPC's own threads begin, as Linux shows them (grpcio 1.66 to 1.85)."""
 PATIENCE = 1.0
-"""Seconds from the last claim's end on that a fork waits for gRPC's threads to end; a few ms are usual."""
+"""Seconds that the first fork after the last claim waits for gRPC's threads to end; a few ms are usual."""
 LOOK_INTERVAL = 0.001
 
 _claims: list["Claim"] = []
@@ -47,14 +48,14 @@ class Claim(ContextDecorator):
         check()
         self.what = what
         self.process = os.getpid()
-        self.ended_at = 0.0
+        self.awaited = False
+        """Whether a fork has waited for gRPC to end, after it was given back as the last."""
         _claims.append(self)
 
     def give_back(self) -> None:
         """It does no longer; doing so twice, or in a forked child, changes nothing."""
         global _last
         if self.process == os.getpid() and self in _claims:
-            self.ended_at = time.monotonic()
             _last = self
             with suppress(ValueError):
                 _claims.remove(self)
@@ -98,11 +99,13 @@ def _settle() -> None:
     last = _last
     if _claims or last is None or last.process != os.getpid():
         return
-    while _grpc_runs():
-        if time.monotonic() >= last.ended_at + PATIENCE:
-            return
-        time.sleep(LOOK_INTERVAL)
-    if _last is last:  # Another thread may have spoken meanwhile.
+    if not last.awaited and _grpc_runs():
+        last.awaited = True
+        gc.collect()  # A failed call may have left its channel in a cycle.
+        deadline = time.monotonic() + PATIENCE
+        while _grpc_runs() and time.monotonic() < deadline:
+            time.sleep(LOOK_INTERVAL)
+    if not _grpc_runs() and _last is last:  # Another thread may have spoken meanwhile.
         _last = None
 
 

@@ -228,7 +228,10 @@ def test_too_few_nodes_time_out_and_ours_says_who_was_there(both: Both):
 
     assert both(scenario) == ("RendezvousTimeoutError", Seen())
     assert said["c10d"] == ""
-    assert "did not come together within 1 s: 1 of 2 nodes had joined: 127.0.0.1 (pid " in said["muster"]
+    assert (
+        "did not come together within the join timeout of 1 s: 1 of 2 nodes had joined: 127.0.0.1 (pid "
+        in said["muster"]
+    )
 
 
 def test_a_latecomer_that_nobody_lets_in_times_out_and_the_round_goes_on(both: Both):
@@ -244,7 +247,7 @@ def test_a_latecomer_that_nobody_lets_in_times_out_and_the_round_goes_on(both: B
 
     assert both(scenario) == ("RendezvousTimeoutError", Seen(True, 1, 0, 0), False)
     assert said["c10d"] == ""
-    assert "let nobody in within 2 s; waiting: 127.0.0.1 (pid " in said["muster"]
+    assert "let nobody in within the join timeout of 2 s; waiting: 127.0.0.1 (pid " in said["muster"]
 
 
 # ---------------------------------------------------------------------- the closed state
@@ -459,7 +462,7 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each)
 
     theirs, ours = each(scenario)
     assert theirs == 2
-    assert "did not come together within 2 s: 2 of 2 nodes had joined" in str(ours)
+    assert "did not come together within the join timeout of 2 s: 2 of 2 nodes had joined" in str(ours)
 
 
 def test_a_node_whose_connection_broke_is_lost_in_theirs_and_joins_anew_in_ours(each: Each):

@@ -1,5 +1,6 @@
 """The rendezvous handler in bad weather and with bad input: what a user hears, and who is disturbed."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import (
 import muster.worker.attendance
 from muster.worker import GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig, Place
+from tests.support import launches, store_users
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.expect import some
 from tests.support.meeting import (
@@ -124,7 +126,9 @@ def test_where_nobody_listens_it_tries_again_and_says_where_and_why():
     port = free_port()
     error = elsewhere(port).error()
     assert isinstance(error, RendezvousConnectionError)
-    assert f"127.0.0.1:{port} could not be reached for 1 s; last error: UNAVAILABLE" in str(error)
+    assert f"127.0.0.1:{port} could not be reached within the timeout of 1 s; last error: UNAVAILABLE" in str(
+        error
+    )
     assert "--rdzv-endpoint" in str(error)
     assert time.monotonic() - began >= 1
 
@@ -157,7 +161,7 @@ def test_another_server_that_speaks_grpc_is_told_apart_at_once():
 def test_a_server_that_does_not_speak_grpc_is_an_error(coordinator: Coordinator):
     error = elsewhere(coordinator.http_port).error()
     assert isinstance(error, RendezvousConnectionError)
-    assert f"127.0.0.1:{coordinator.http_port} could not be reached for 1 s" in str(error)
+    assert f"127.0.0.1:{coordinator.http_port} could not be reached within the timeout of 1 s" in str(error)
 
 
 def test_without_a_coordinator_shutting_down_says_so_and_closing_raises():
@@ -322,6 +326,28 @@ def test_no_thread_and_no_stream_is_left_when_a_node_has_shut_down(run: MusterMe
     assert handler.shutdown()
     until(lambda: not any(thread.name.startswith("muster-node") for thread in threading.enumerate()))
     assert run.seen() == Seen()
+
+
+def test_a_handler_that_nobody_holds_lets_its_node_go(run: MusterMeeting):
+    """With the most nodes reached, the next one of the node would stand by for ever."""
+    dropped = run.node("1")
+    Joining(dropped).info()
+    run.nodes.remove(dropped)
+    del dropped
+    gc.collect()
+    assert Joining(run.node("1")).info().world_size == 1
+    (gone,) = run.show().departed
+    assert gone.reason == "left (nobody holds its handler any more)"
+
+
+def test_a_process_may_launch_and_fork_in_turn(coordinator: Coordinator):
+    """Workers and launching children are forked; what was shut down, or dropped, is given back."""
+    (told,) = store_users.together(launches.in_turn, 1, coordinator.endpoint)
+    assert told == [
+        *("the process launched 2 workers", "its child launched 2 workers") * 2,
+        "its child launched 2 workers",
+        "process 2 was forked from process 1, which holds a store",
+    ]
 
 
 # ---------------------------------------------------------------------- rank 0 does not speak

@@ -1,8 +1,11 @@
 """CoordinatorStore against a real coordinator: beside torch's stores, under torch, and through crashes."""
 
+import os
+import subprocess
+import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -97,6 +100,65 @@ def test_ddp_meets_by_init_method_and_no_rank_hosts_anything(shared: Coordinator
     assert {"/".join(key.split("/")[:2]) for key in keys} == {"init_process_group/0", "init_process_group/1"}
 
 
+MEETS = """
+import sys
+import torch
+import torch.distributed as dist
+
+assert "muster.worker" not in sys.modules
+dist.init_process_group("gloo", init_method="muster://")
+ranks = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(ranks)
+print("the sum is", int(ranks), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def plain_python(script: Path, environ: dict[str, str]) -> list[str]:
+    """What two processes say that nobody but us starts."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MUSTER_RUN_ID": "plain"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    return [rank.communicate(timeout=120)[0] for rank in ranks]
+
+
+def torchrun(script: Path, environ: dict[str, str]) -> list[str]:
+    """What torchrun and two workers say."""
+    endpoint = environ.pop("MUSTER_ENDPOINT")
+    options = (f"--rdzv-endpoint={endpoint}", "--rdzv-id=torchrun", "--local-addr=127.0.0.1")
+    return [
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster", *options),
+                *("--nnodes=1", "--nproc-per-node=2", str(script)),
+            ],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        ).stdout
+    ]
+
+
+@pytest.mark.parametrize("start", [plain_python, torchrun])
+def test_a_script_meets_by_init_method_and_imports_nothing_of_ours(
+    shared: Coordinator, tmp_path: Path, start: Callable[[Path, dict[str, str]], list[str]]
+):
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS)
+    said = "".join(start(script, os.environ | {"MUSTER_ENDPOINT": shared.endpoint, "OMP_NUM_THREADS": "1"}))
+    assert said.count("the sum is 3") == 2, said
+
+
 def test_torch_elastics_store_functions_work_unchanged(shared: Coordinator):
     everyone = [b"rank 0", b"rank 1", b"rank 2"]
     assert store_users.together(store_users.use_elastic, 3, shared.endpoint) == [[everyone] * 3] * 3
@@ -128,15 +190,33 @@ def test_a_wait_is_ended_by_another_client(shared: Coordinator):
 def test_a_wait_in_vain_names_the_keys(shared: Coordinator):
     store = in_a_run(shared)
     store.set("there", "1")
-    with pytest.raises(StoreTimeoutError, match=r'waited 20 ms .* nobody set: "nowhere"') as caught:
+    with pytest.raises(
+        StoreTimeoutError, match=r'Wait timeout after 20 ms .* nobody set: "nowhere"'
+    ) as caught:
         store.wait(["there", "nowhere"], timedelta(milliseconds=20))
     assert caught.value.keys == ("there", "nowhere")
+
+
+def test_a_wait_in_vain_is_called_what_torchs_stores_call_it(shared: Coordinator):
+    """Upstream's tests, and people's handlers, look for torch's words."""
+    soon = timedelta(milliseconds=20)
+    for store in (
+        in_a_run(shared, soon),
+        dist.PrefixStore("layer", in_a_run(shared, soon)),
+        dist.HashStore(),
+    ):
+        store.set_timeout(soon)
+        for attempt in (lambda store=store: store.get("k"), lambda store=store: store.wait(["k"], soon)):
+            with pytest.raises(dist.DistStoreError, match=r"[t -i]imeout") as caught:
+                attempt()
+            assert "Wait timeout" in str(caught.value)
 
 
 def test_no_coordinator_is_an_error_with_its_address_when_the_time_is_over():
     endpoint = f"127.0.0.1:{free_port()}"
     with pytest.raises(
-        ConnectError, match=rf"{endpoint} did not answer .* for 0\.3 s; last error: UNAVAILABLE"
+        ConnectError,
+        match=rf"{endpoint} did not answer .* within the timeout of 0\.3 s; last error: UNAVAILABLE",
     ):
         CoordinatorStore(endpoint, "job", timedelta(seconds=0.3)).get("k")
 

@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import attendance as module
+from muster.worker import fork_guard
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
@@ -252,7 +253,10 @@ def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
     wire.stream().fail(BROKEN)
     error = place.exception(20)
     assert isinstance(error, ConnectError)
-    assert "there:1 could not be reached for 0.2 s; last error: UNAVAILABLE: connection reset" in str(error)
+    assert (
+        "there:1 could not be reached within the timeout of 0.2 s; last error: UNAVAILABLE: connection reset"
+        in str(error)
+    )
     node.leave("")
     assert wire.left == [], "who was never there need not leave"
 
@@ -400,6 +404,62 @@ def test_a_token_file_that_is_away_is_a_failure_to_reach_the_coordinator(node: A
     for call in (node.ask_closed, lambda: node.close("over", 1)):
         with pytest.raises(ConnectError, match="there:1 could not be asked: MUSTER_TOKEN_FILE = x"):
             call()
+
+
+def test_who_is_abandoned_in_a_round_says_so_and_its_thread_ends(node: Attendance, wire: Wire):
+    stream = in_round(node, wire)
+    node.abandon()
+    assert stream.cancelled.is_set()
+    until(lambda: node._thread is not None and not node._thread.is_alive())
+    assert [(left.incarnation, left.reason) for left in wire.left] == [
+        (stream.request.node.incarnation, "nobody holds its handler any more")
+    ]
+
+
+def test_who_is_abandoned_between_two_streams_opens_no_other(
+    node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "FIRST_BACKOFF", 0.5)
+    stream = in_round(node, wire)
+    stream.fail(BROKEN)
+    until(lambda: not node._connected)
+    node.abandon()
+    until(lambda: len(wire.left) == 1)
+    assert wire.quiet()
+
+
+def test_who_is_abandoned_while_a_stream_opens_cancels_it(node: Attendance, wire: Wire):
+    place = joining(node)
+    opened = wire.Join
+
+    def abandoned_meanwhile(request: pb.JoinRequest) -> Stream:
+        node.abandon()
+        return opened(request)
+
+    first = wire.stream()
+    wire.Join = abandoned_meanwhile  # type: ignore[method-assign]
+    first.wait().fail(BROKEN)
+    second = wire.stream()
+    assert second.cancelled.wait(20)
+    until(lambda: node._thread is not None and not node._thread.is_alive())
+    node.leave("over")
+    assert isinstance(place.exception(20), MusterError)
+
+
+def test_a_forked_child_abandons_nothing_of_its_parents(node: Attendance, wire: Wire):
+    stream = in_round(node, wire)
+    node._owner = os.getpid() + 1
+    node.abandon()
+    assert not stream.cancelled.is_set()
+    node._owner = os.getpid()
+
+
+def test_who_has_left_gives_its_claim_back(node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fork_guard, "_claims", [])
+    in_round(node, wire)
+    assert [claim.what for claim in fork_guard._claims] == ["a node's place"]
+    node.leave("over")
+    assert fork_guard._claims == []
 
 
 def test_who_never_joined_has_nothing_to_leave(node: Attendance, wire: Wire):

@@ -1,19 +1,22 @@
 """The channels to the coordinator."""
 
+import gc
 import os
+from weakref import WeakValueDictionary
 
 import grpc
 import pytest
 
-from muster.worker import channel
+from muster.worker import channel, fork_guard
 from muster.worker.channel import channel_options, explain, shared_channel
 from muster.worker.errors import MusterError
 
 
 @pytest.fixture(autouse=True)
 def _no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_channels", {})
-    monkeypatch.setattr(channel, "_owner", None)
+    monkeypatch.setattr(channel, "_channels", WeakValueDictionary())
+    monkeypatch.setattr(fork_guard, "_claims", [])
+    monkeypatch.setattr(fork_guard, "_last", None)
     monkeypatch.setattr(grpc, "insecure_channel", lambda endpoint, options: object())
 
 
@@ -25,30 +28,38 @@ def test_keepalive_is_set_in_every_timer_that_grpc_has_for_it():
 
 
 def test_a_process_has_one_channel_for_each_coordinator():
-    assert shared_channel("a:1") is shared_channel("a:1")
-    assert shared_channel("a:1") is not shared_channel("b:1")
+    first = shared_channel("a:1")
+    assert shared_channel("a:1") is first
+    assert shared_channel("b:1") is not first
+
+
+def test_a_channel_that_nobody_holds_ends_and_with_it_the_claim(monkeypatch: pytest.MonkeyPatch):
+    parent = os.getpid()
+    first, second = shared_channel("a:1"), shared_channel("b:1")
+    del first
+    gc.collect()
+    assert [claim.what for claim in fork_guard._claims] == ["a store"]
+    del second
+    gc.collect()
+    assert fork_guard._claims == []
+    monkeypatch.setattr(fork_guard, "_last", None)  # As after a fork that has seen gRPC end.
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    shared_channel("a:1")
 
 
 def test_a_forked_child_gets_none_of_its_parents(monkeypatch: pytest.MonkeyPatch):
     parent = os.getpid()
-    shared_channel("a:1")
+    held = shared_channel("a:1")
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     with pytest.raises(MusterError, match=f"was forked from process {parent}, which holds a store"):
         shared_channel("a:1")
-
-
-def test_a_forked_child_cannot_speak_whatever_its_parent_spoke_for(monkeypatch: pytest.MonkeyPatch):
-    parent = os.getpid()
-    channel.claim("a node's place")
-    channel.claim("a store")
-    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-    with pytest.raises(MusterError, match="which holds a node's place"):
-        channel.claim("a session")
+    del held
+    assert fork_guard._claims, "what the parent holds is not the child's to give back"
 
 
 def test_a_child_of_a_parent_that_never_spoke_may(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getpid", lambda: 2)
-    assert shared_channel("a:1") is shared_channel("a:1")
+    shared_channel("a:1")
 
 
 class Failed(grpc.RpcError):
@@ -61,6 +72,12 @@ class Failed(grpc.RpcError):
 
 def test_a_failed_call_is_explained_by_its_status():
     assert explain(Failed()) == "UNAVAILABLE: connection refused"
+
+
+def test_a_call_that_ran_out_of_time_says_timeout(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Failed, "code", lambda _: grpc.StatusCode.DEADLINE_EXCEEDED)
+    monkeypatch.setattr(Failed, "details", lambda _: "Deadline Exceeded")
+    assert explain(Failed()) == "timeout (DEADLINE_EXCEEDED: Deadline Exceeded)"
 
 
 def test_a_failure_without_a_status_is_shown_as_it_is():

@@ -77,6 +77,33 @@ def test_the_core_brings_no_grpc():
     assert loaded("import muster.service.core.coordinator", "grpc", "google", "asyncio", "sqlite3") == []
 
 
+# ---------------------------------------------------------------------- what torch loads by itself
+
+KNOWN = "from torch.distributed.rendezvous import _rendezvous_handlers as known; print('muster' in known)"
+
+
+@pytest.mark.parametrize("statement", ["import torch", "import torch, muster.worker", "import muster.worker"])
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_the_init_method_is_known_to_torch(statement: str, autoload: str):
+    known = run(f"{statement}\n{KNOWN}", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert known == str(autoload == "1" or "muster" in statement)
+
+
+def test_torch_brings_neither_the_sdk_nor_grpc():
+    assert loaded("import torch", "muster.autoload", "muster.worker", "grpc", "google") == ["muster.autoload"]
+
+
+def test_a_torch_without_distributed_is_imported_all_the_same():
+    script = """
+import sys
+sys.modules["torch.distributed.rendezvous"] = None
+from muster.autoload import register
+register()
+print("registered nothing")
+"""
+    assert run(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "registered nothing"
+
+
 # ---------------------------------------------------------------------- torch's registry
 
 

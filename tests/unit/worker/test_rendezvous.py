@@ -1,5 +1,6 @@
 """The rendezvous handler without a coordinator: options, errors, and what workers inherit."""
 
+import gc
 import os
 import socket
 from typing import Any
@@ -47,6 +48,9 @@ class FakeAttendance:
 
     def leave(self, reason: str) -> None:
         self.done.append("leave")
+
+    def abandon(self) -> None:
+        self.done.append("abandon")
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +222,16 @@ def test_shutting_down_closes_and_leaves_and_says_whether_it_was_heard():
     attendance.answer = MusterError("not there")
     assert not handler.shutdown()
     assert attendance.done[2:] == ["close 30", "leave"], "it leaves in any case"
+    assert handler._store._line is None
+
+
+def test_a_handler_that_is_dropped_lets_go_of_its_place_and_connection():
+    handler, attendance = made()
+    store = handler._store
+    del handler
+    gc.collect()
+    assert attendance.done == ["abandon"]
+    assert store._line is None
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.worker import channel, sessions
+from muster.worker import fork_guard, sessions
 from muster.worker.errors import MusterError
 from muster.worker.session import SessionConfig
 
@@ -18,6 +18,7 @@ class FakeSession:
         self.ended = False
         self.evicted = False
         self.owner = os.getpid()
+        self.claim = fork_guard.Claim("a session")
         self.reasons: list[str] = []
 
     def close(self, reason: str) -> None:
@@ -31,7 +32,8 @@ class FakeSession:
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "Session", FakeSession)
     monkeypatch.setattr(sessions, "_sessions", {})
-    monkeypatch.setattr(channel, "_owner", None)
+    monkeypatch.setattr(fork_guard, "_claims", [])
+    monkeypatch.setattr(fork_guard, "_last", None)
 
 
 def test_equal_configs_are_one_session():

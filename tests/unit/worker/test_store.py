@@ -21,6 +21,7 @@ from muster.worker import (
     RefusedError,
     StoreTimeoutError,
     channel,
+    fork_guard,
     init_method,
 )
 from muster.worker import store as store_module
@@ -28,7 +29,7 @@ from muster.worker.credentials import TOKEN_PATIENCE
 from muster.worker.environment import EnvironmentValueError
 
 ENDPOINT = "127.0.0.1:1"
-TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'waited 1 s for "a".')
+TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'Wait timeout after 1 s for "a".')
 
 
 class Failure(grpc.RpcError):
@@ -216,7 +217,7 @@ def test_keys_that_do_not_come_are_a_store_error_with_their_names(store: Coordin
     with pytest.raises(dist.DistStoreError) as caught:
         store.wait(["a", "b"], timedelta(seconds=1))
     assert type(caught.value) is StoreTimeoutError
-    assert (str(caught.value), caught.value.keys) == ('waited 1 s for "a".', ("a", "b"))
+    assert (str(caught.value), caught.value.keys) == ('Wait timeout after 1 s for "a".', ("a", "b"))
     assert len(stub.sent) == 1
 
 
@@ -272,7 +273,7 @@ def test_a_token_file_that_is_away_for_a_moment_is_waited_for(store: Coordinator
     assert store.add("n", 1) == 3
     stub.failures = [away] * 1_000
     store.set_timeout(timedelta(seconds=10))
-    with pytest.raises(ConnectError, match=r"for 10 s; last error: MUSTER_TOKEN_FILE = token"):
+    with pytest.raises(ConnectError, match=r"timeout of 10 s; last error: MUSTER_TOKEN_FILE = token"):
         store.add("n", 1)
 
 
@@ -302,7 +303,13 @@ def test_after_its_timeout_it_says_where_it_tried_and_what_went_wrong(
     with pytest.raises(ConnectError) as caught:
         store.add("n", 1)
     assert time.now - started == pytest.approx(10.0)
-    for words in (ENDPOINT, "run job", "for 10 s", f"{code.name}: nobody there", "may have been carried out"):
+    for words in (
+        ENDPOINT,
+        "run job",
+        "within the timeout of 10 s",
+        f"{code.name}: nobody there",
+        "may have been carried out",
+    ):
         assert words in str(caught.value)
     assert len(stub.sent) < 30
 
@@ -375,11 +382,19 @@ def test_a_forked_child_is_told_that_it_cannot_use_it(
 
 
 def test_a_forked_child_cannot_open_another_if_its_parent_has_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(channel, "_owner", None)
-    channel.shared_channel(ENDPOINT)
+    monkeypatch.setattr(fork_guard, "_claims", [])
+    parents = CoordinatorStore("127.0.0.1:3", "job")
     monkeypatch.setattr(os, "getpid", lambda: 2)
-    with pytest.raises(MusterError, match="which holds a store"):
-        channel.shared_channel(ENDPOINT)
+    parents.close()
+    with pytest.raises(MusterError, match="which holds a"):
+        CoordinatorStore("127.0.0.1:3", "job")
+
+
+def test_a_closed_store_connects_again(store: CoordinatorStore, stub: Stub):
+    store.close()
+    assert store._line is None
+    assert store.add("n", 1) == 3
+    assert store._line is not None
 
 
 def test_the_stores_of_a_process_share_one_channel_for_each_coordinator():

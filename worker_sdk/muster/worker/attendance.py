@@ -1,7 +1,8 @@
 """A node's place in the rendezvous of its run.
 
 One thread holds the stream that is the node's place, and opens another when it breaks. Joining waits for the
-coordinator's answer; everything else reads what was pushed. A forked child must not touch it.
+coordinator's answer; everything else reads what was pushed. A forked child must not touch it. The thread
+holds the attendance, so one that nobody else holds any more must be told so: :meth:`Attendance.abandon`.
 """
 
 import atexit
@@ -12,6 +13,8 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -24,9 +27,7 @@ from muster.worker.channel import (
     KEEPALIVE_MS,
     MOST_BACKOFF,
     PROTOCOL_VERSION,
-    claim,
     explain,
-    forked,
     open_channel,
     reason_of,
 )
@@ -34,10 +35,13 @@ from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.fork_guard import Claim, check, forked
 from muster.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
 
+WHAT = "a node's place"
+"""What this process speaks gRPC for."""
 PASSING = frozenset({"COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"})
 """Reasons to open another stream: our place is still there."""
 CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
@@ -81,10 +85,12 @@ class Attendance:
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used.
+        MusterError: this process was forked from one that speaks gRPC.
     """
 
     def __init__(self, config: NodeConfig) -> None:
         Credentials.of().check()
+        check()
         self.config = config
         self._node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid())
         self._owner = os.getpid()
@@ -106,7 +112,9 @@ class Attendance:
         self._last_error = "no attempt has been made yet"
         self._outage = Outage(config.endpoint)
         self._patience = TokenPatience()
-        claim("a node's place")
+        self._thread: threading.Thread | None = None
+        self._abandoned = False
+        """Whether nobody will ever ask for the place again."""
 
     # ------------------------------------------------------------------ what the handler does
 
@@ -133,7 +141,9 @@ class Attendance:
             self._connected = False
             self._end_stream()
             name = f"muster-node-{self._attempt}"
-            threading.Thread(target=self._hold, args=(self._attempt,), name=name, daemon=True).start()
+            hold = Claim(WHAT)(self._hold)
+            self._thread = threading.Thread(target=hold, args=(self._attempt,), name=name, daemon=True)
+            self._thread.start()
             return self._await_place()
 
     def _await_place(self) -> Place:
@@ -222,8 +232,25 @@ class Attendance:
             self._error = self._error or MusterError("this node has left the rendezvous.")
             self._end_stream()
             self._changed.notify_all()
+            thread = self._thread
         _alive.discard(self)
-        if not had_place or not self._met:
+        if had_place:
+            self._say_that_it_leaves(reason)
+        if thread is not None:
+            thread.join(self.config.call_timeout)
+
+    def abandon(self) -> None:
+        """Give the place up and wait for nothing, as a finalizer must: the thread that holds it says so."""
+        if os.getpid() != self._owner:
+            return
+        self._abandoned = True
+        self._attempt += 1
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def _say_that_it_leaves(self, reason: str) -> None:
+        if not self._met:
             return
         request = pb.LeaveRequest(
             run_id=self.config.run_id, incarnation=self._node.incarnation, reason=reason
@@ -239,6 +266,12 @@ class Attendance:
 
     def _hold(self, attempt: int) -> None:
         """Keep the place of one attempt, until another one begins or it is refused."""
+        self._keep(attempt)
+        if self._abandoned and self._error is None and not self._fenced:
+            _alive.discard(self)
+            self._say_that_it_leaves("nobody holds its handler any more")
+
+    def _keep(self, attempt: int) -> None:
         backoff = FIRST_BACKOFF
         while self._attempt == attempt:
             try:
@@ -262,10 +295,12 @@ class Attendance:
         with self._channel() as channel:
             call = rendezvous_pb2_grpc.RendezvousServiceStub(channel).Join(self._request(attempt))
             with self._changed:
-                if self._attempt != attempt:
-                    call.cancel()
-                    return False
-                self._call = call
+                if self._attempt == attempt:
+                    self._call = call
+            # Looked at after the call can be seen: who gives the place up sees the one or is seen here.
+            if self._attempt != attempt:
+                call.cancel()
+                return False
             try:
                 for response in call:
                     answered = True
@@ -370,9 +405,11 @@ class Attendance:
         if os.getpid() != self._owner:
             raise forked("this node's place", self._owner)
 
-    def _channel(self) -> grpc.Channel:
+    @contextmanager
+    def _channel(self) -> Iterator[grpc.Channel]:
         """One of its own, for one call or one stream."""
-        return open_channel(self.config.endpoint, KEEPALIVE_MS)
+        with Claim(WHAT), open_channel(self.config.endpoint, KEEPALIVE_MS) as channel:
+            yield channel
 
     def _failure(self, error: grpc.RpcError | EnvironmentValueError) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
@@ -394,8 +431,9 @@ class Attendance:
 
     def _unreachable(self, seconds: float) -> str:
         return (
-            f"the coordinator at {self.config.endpoint} could not be reached for {seconds:g} s; last error: "
-            f"{self._last_error}. Check the address (--rdzv-endpoint) and that it runs: muster get runs."
+            f"the coordinator at {self.config.endpoint} could not be reached within the timeout of "
+            f"{seconds:g} s; last error: {self._last_error}. Check "
+            f"the address (--rdzv-endpoint) and that it runs: muster get runs."
         )
 
 

@@ -2,15 +2,17 @@
 
 import os
 import threading
+import weakref
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
+from muster.worker import fork_guard
 from muster.worker.credentials import Credentials
 from muster.worker.environment import EnvironmentValueError
-from muster.worker.errors import MusterError
 
 PROTOCOL_VERSION = 1
 """The version of ``muster.v1`` that this SDK speaks on its streams."""
@@ -50,12 +52,19 @@ SHARED_OPTIONS = [
 ]
 
 _lock = threading.Lock()
-_channels: dict[str, tuple[grpc.Channel, tuple[bytes, ...]]] = {}
-"""By endpoint, each with the certificates that it was opened with."""
-_owner: int | None = None
-"""The process that speaks gRPC; its forked children cannot."""
-_held = ""
-"""What it speaks it for."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class SharedChannel:
+    """The channel of this process for unary calls to a coordinator; it ends when nobody holds it any more."""
+
+    channel: grpc.Channel
+    certificates: tuple[bytes, ...]
+    """What it was opened with."""
+
+
+_channels: "weakref.WeakValueDictionary[str, SharedChannel]" = weakref.WeakValueDictionary()
+"""By endpoint."""
 
 
 def channel_options(keepalive_ms: int) -> list[tuple[str, Any]]:
@@ -81,8 +90,8 @@ def open_channel(endpoint: str, keepalive_ms: int) -> grpc.Channel:
     return Credentials.of().open_channel(endpoint, channel_options(keepalive_ms))
 
 
-def shared_channel(endpoint: str, *, renew: bool = False) -> grpc.Channel:
-    """The process's channel for unary calls to a coordinator; it is opened at the first call.
+def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
+    """The process's channel for unary calls to a coordinator; it is opened when nobody holds one.
 
     Args:
         endpoint: ``HOST:PORT``.
@@ -91,52 +100,28 @@ def shared_channel(endpoint: str, *, renew: bool = False) -> grpc.Channel:
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used, and there is no channel yet.
-        MusterError: this process was forked from one that has such channels.
+        MusterError: this process was forked from one that speaks gRPC.
     """
-    claim("a store")
+    fork_guard.check()
     with _lock:
         known = _channels.get(endpoint)
         if known is not None and not renew:
-            return known[0]
+            return known
         try:
             credentials = Credentials.of()
             certificates = credentials.certificates()
-            if known is not None and known[1] == certificates:
-                return known[0]
+            if known is not None and known.certificates == certificates:
+                return known
             options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
             channel = credentials.open_channel(endpoint, options)
         except EnvironmentValueError:
             if known is None:
                 raise
-            return known[0]  # Files that are being replaced may be unusable for a moment.
+            return known  # Files that are being replaced may be unusable for a moment.
         # The one before is not closed: other threads may have calls on it, and it ends with the last of them.
-        _channels[endpoint] = channel, certificates
-        return channel
-
-
-def claim(what: str) -> None:
-    """Say that this process is going to speak gRPC, so that its forked children do not.
-
-    Args:
-        what: what for.
-
-    Raises:
-        MusterError: this process was forked from one that does.
-    """
-    global _owner, _held
-    with _lock:
-        if _owner is None:
-            _owner, _held = os.getpid(), what
-        elif _owner != os.getpid():
-            raise forked(_held, _owner)
-
-
-def forked(what: str, owner: int) -> MusterError:
-    """The error for using in a forked child what belongs to its parent."""
-    return MusterError(
-        f"process {os.getpid()} was forked from process {owner}, which holds {what}: gRPC does not work "
-        "across a fork. Report to the parent by exit code or pipe, or start the process by spawn."
-    )
+        shared = _channels[endpoint] = SharedChannel(channel, certificates)
+        weakref.finalize(shared, fork_guard.Claim("a store").give_back).atexit = False
+        return shared
 
 
 def explain(error: grpc.RpcError) -> str:
@@ -145,6 +130,8 @@ def explain(error: grpc.RpcError) -> str:
     details = getattr(error, "details", None)
     if not (code and details):
         return repr(error)
+    if code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"timeout ({code().name}: {details()})"
     fault = Credentials.of().fault(str(details()))
     return f"{code().name}: {fault or details()}"
 

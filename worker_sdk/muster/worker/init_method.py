@@ -1,7 +1,7 @@
 """``init_process_group(init_method="muster://…")``: the ranks meet at the coordinator; none hosts a store.
 
 The whole form is ``muster://host:port/run_id?rank=0&world_size=2``. What is left out is taken from the
-environment, so that ``muster://`` is enough under torchrun.
+environment, so that ``muster://`` is enough under torchrun. :mod:`muster.autoload` makes it known to torch.
 """
 
 import os
@@ -11,13 +11,11 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from torch.distributed import PrefixStore, Store
-from torch.distributed.rendezvous import register_rendezvous_handler
 
 from muster.worker import environment
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.store import DEFAULT_TIMEOUT, CoordinatorStore
 
-SCHEME = "muster"
 PREFIX = "init_process_group"
 """Of the barriers at which the ranks meet, and of the keys that they use then."""
 
@@ -51,8 +49,3 @@ def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[t
     prefix = f"{PREFIX}/{barrier.sequence}"
     barrier.execute_barrier()
     yield PrefixStore(prefix, store), rank, world_size
-
-
-def register() -> None:
-    """Make the scheme known to torch, once in a process."""
-    register_rendezvous_handler(SCHEME, meet)  # type: ignore[no-untyped-call]

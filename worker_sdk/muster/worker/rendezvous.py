@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -57,6 +58,8 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 class MusterRendezvousHandler(RendezvousHandler):
     """Brings the agents of a job together through the coordinator.
 
+    Its node's place is given up by :meth:`shutdown`, or soon after nobody holds the handler any more.
+
     Args:
         config: who joins, where, and on what terms.
         close_timeout: seconds that closing the run may take.
@@ -70,6 +73,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
         outlives the agents' exit barrier."""
+        # What ends the process says goodbye by itself.
+        weakref.finalize(self, _let_go, self._attendance, self._store).atexit = False
 
     def get_backend(self) -> str:
         """``muster``."""
@@ -209,14 +214,25 @@ class MusterRendezvousHandler(RendezvousHandler):
         return self._config.run_id
 
     def shutdown(self) -> bool:
-        """Close the run and give the place up. Returns whether the coordinator was told."""
+        """Close the run, and give up the place and all connections.
+
+        Returns:
+            Whether the coordinator was told that the run is closed.
+        """
         try:
             self.set_closed()
         except RendezvousError:
             return False
         finally:
             self._attendance.leave("the job is over")
+            self._store.close()
         return True
+
+
+def _let_go(attendance: Attendance, store: CoordinatorStore) -> None:
+    """What a handler leaves behind that was dropped; in whatever thread it happens, nothing waits here."""
+    attendance.abandon()
+    store.close()
 
 
 def _rendezvous_error(error: MusterError) -> RendezvousError:

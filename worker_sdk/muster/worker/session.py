@@ -35,6 +35,7 @@ from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
+from muster.worker.fork_guard import Claim
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, pending
 
@@ -121,7 +122,7 @@ class Session:
         """Whether the coordinator has heard our goodbye, or never knew us."""
         self._stop = threading.Event()
         name = f"muster-session-{config.rank}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=Claim("a session")(self._run), name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -173,7 +174,7 @@ class Session:
                 if left <= 0:
                     if self._groups.get(prefix) is group:
                         del self._groups[prefix]
-                    raise ConnectError(self._unreachable(f"within {timeout:g} s"))
+                    raise ConnectError(self._unreachable(timeout))
                 self._changed.wait(left)
 
     def barrier(
@@ -497,18 +498,18 @@ class Session:
         if self._fatal is not None:
             raise self._fatal
 
-    def _unreachable(self, how_long: str) -> str:
+    def _unreachable(self, timeout: float) -> str:
         return (
-            f"the coordinator at {self.config.endpoint} did not answer {how_long}; last error: "
-            f"{self._last_error}. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
+            f"the coordinator at {self.config.endpoint} did not answer within the timeout of "
+            f"{timeout:g} s; last error: {self._last_error}. Check "
+            f"the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 
     def _unknown(self, pending: Pending) -> OutcomeUnknownError:
         prefix, sequence = pending.request.prefix, pending.request.sequence
-        how_long = f"for {pending.timeout:g} s"
         return OutcomeUnknownError(
             f'the outcome of barrier "{prefix}" #{sequence} of run {self.config.run_id} is unknown: '
-            f"{self._unreachable(how_long)} Execute the barrier again to ask for its outcome.",
+            f"{self._unreachable(pending.timeout)} Execute the barrier again to ask for its outcome.",
             prefix,
             sequence,
             Outcome.UNKNOWN,

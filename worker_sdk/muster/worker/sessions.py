@@ -4,8 +4,8 @@ import atexit
 import os
 import threading
 
+from muster.worker import fork_guard
 from muster.worker.age import parted
-from muster.worker.channel import claim
 from muster.worker.session import Session, SessionConfig
 
 _lock = threading.Lock()
@@ -20,7 +20,7 @@ def session_for(config: SessionConfig) -> Session:
     Raises:
         MusterError: this process was forked from one that speaks gRPC.
     """
-    claim("a session")
+    fork_guard.check()
     with _lock:
         session = _sessions.get(config)
         if session is None or (session.ended and not session.evicted):

@@ -16,10 +16,18 @@ from torch.distributed import Store
 from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
 from muster.worker import environment
-from muster.worker.channel import FIRST_BACKOFF, MOST_BACKOFF, explain, forked, reason_of, shared_channel
+from muster.worker.channel import (
+    FIRST_BACKOFF,
+    MOST_BACKOFF,
+    SharedChannel,
+    explain,
+    reason_of,
+    shared_channel,
+)
 from muster.worker.credentials import TokenPatience
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
+from muster.worker.fork_guard import forked
 from muster.worker.outage import Outage
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -61,7 +69,7 @@ class CoordinatorStore(Store):
 
     Raises:
         ValueError: an argument is not usable.
-        MusterError: this process was forked from one that has such a store.
+        MusterError: this process was forked from one that speaks gRPC, for a store or anything else.
     """
 
     timeout: timedelta  # torch's, and left out of its stubs
@@ -78,8 +86,9 @@ class CoordinatorStore(Store):
         _seconds(timeout)
         # The timeout lives in the C++ half, where PrefixStore and process groups read and set it.
         self.set_timeout(timeout)
-        self._stub = StoreServiceStub(shared_channel(self.endpoint))
         self._owner = os.getpid()
+        self._line: tuple[SharedChannel, StoreServiceStub] | None = None
+        self._connect()
         self._client = uuid.uuid4().hex
         self._number = 0
         self._welcome = False
@@ -241,6 +250,16 @@ class CoordinatorStore(Store):
         request = pb.DeletePrefixRequest(run_id=self.run_id, prefix=_key(prefix))
         return self._send(lambda stub: stub.DeletePrefix, request, self._timeout()).count
 
+    # ------------------------------------------------------------------ ending
+
+    def close(self) -> None:
+        """Give the connection up, so that a child that is forked from now on may have its own.
+
+        The keys stay; the next operation connects again. Waits for nothing, so a finalizer may call it.
+        """
+        if os.getpid() == self._owner:
+            self._line = None
+
     # ------------------------------------------------------------------ for torch
 
     def has_extended_api(self) -> bool:
@@ -284,7 +303,8 @@ class CoordinatorStore(Store):
             if timeout and isinstance(request, Waiting):
                 request.timeout_ms = max(1, round(left * 1000))
             try:
-                response = method(self._stub)(request, timeout=left + ANSWER_GRACE if timeout else None)
+                stub = self._connect()
+                response = method(stub)(request, timeout=left + ANSWER_GRACE if timeout else None)
                 self._welcome = True
                 return response
             except grpc.RpcError as error:
@@ -299,11 +319,19 @@ class CoordinatorStore(Store):
             if left <= 0:
                 raise self._unreachable(timeout, why)
             outage.failed(why)
-            self._stub = StoreServiceStub(shared_channel(self.endpoint, renew=True))
+            self._connect(renew=True)
             pause = min(left, backoff * random.uniform(0.5, 1.0))
             time.sleep(pause)
             left -= pause
             backoff = min(backoff * 2, MOST_BACKOFF)
+
+    def _connect(self, *, renew: bool = False) -> StoreServiceStub:
+        line = self._line
+        if line is None or renew:
+            channel = shared_channel(self.endpoint, renew=renew)
+            if line is None or line[0] is not channel:
+                line = self._line = channel, StoreServiceStub(channel.channel)
+        return line[1]
 
     def _passes(self, error: grpc.RpcError, patience: TokenPatience) -> bool:
         """Whether to send an operation again that has failed."""
@@ -331,8 +359,8 @@ class CoordinatorStore(Store):
     def _unreachable(self, timeout: float, why: str) -> ConnectError:
         return ConnectError(
             f"the coordinator at {self.endpoint} did not answer an operation on the store of run "
-            f"{self.run_id} for {timeout:g} s; last error: {why}. A change may have been carried "
-            "out or not. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
+            f"{self.run_id} within the timeout of {timeout:g} s; last error: {why}. A change may have "
+            "been carried out or not. Check the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 
 

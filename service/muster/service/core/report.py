@@ -162,7 +162,7 @@ def released(required: int, waited: float, last_rank: int) -> str:
 
 def timed_out(timeout: float) -> str:
     """Why a barrier timed out."""
-    return f"timed out after {seconds(timeout)}"
+    return f"timed out after {seconds(timeout)} (the first arrival's timeout)"
 
 
 def voted(failures: Sequence[Failure]) -> str:
@@ -276,11 +276,11 @@ def rendezvous_timed_out(
     """Why a node got no round; ``running`` is how many nodes are in a complete round that let nobody in."""
     if running is not None:
         return (
-            f"the {running} nodes of round {round} of run {run_id} let nobody in within {seconds(timeout)}; "
-            f"waiting: {node_names(joined)}"
+            f"the {running} nodes of round {round} of run {run_id} let nobody in within the join timeout "
+            f"of {seconds(timeout)}; waiting: {node_names(joined)}"
         )
     return (
-        f"round {round} of run {run_id} did not come together within {seconds(timeout)}: "
+        f"round {round} of run {run_id} did not come together within the join timeout of {seconds(timeout)}: "
         f"{len(joined)} of {nodes_wanted(settings)} had joined: {node_names(joined)}"
     )
 

@@ -434,8 +434,8 @@ class Store:
             names += f" and {len(missing) - MOST_KEYS_NAMED:,} more"
         refusal = Refusal(
             Reason.STORE_TIMED_OUT,
-            f"waited {report.seconds(operation.timeout)} for keys of run {self.run_id} that nobody set: "
-            f"{names}. Look at the processes that should set them, or wait longer.",
+            f"Wait timeout after {report.seconds(operation.timeout)} for keys of run {self.run_id} "
+            f"that nobody set: {names}. Look at the processes that should set them, or wait longer.",
             missing=len(missing),
         )
         effects.send(waiter.session, Refused(refusal))

@@ -477,8 +477,8 @@ def test_a_join_that_takes_too_long_names_who_joined_and_who_went():
     assert (a.reason, b.reason) == (Reason.RENDEZVOUS_TIMED_OUT, None)
     first, gone, what_next = some(a.refusal).message.splitlines()
     assert first == (
-        f"round 0 of run job1 did not come together within 600 s: 2 of 4 nodes had joined: "
-        f"a (pid {a.pid}), b (pid {b.pid})"
+        f"round 0 of run job1 did not come together within the join timeout of 600 s: "
+        f"2 of 4 nodes had joined: a (pid {a.pid}), b (pid {b.pid})"
     )
     assert gone.startswith("  gone: c (pid ")
     assert gone.endswith(" of round 0, left (bye) 500 s ago")
@@ -511,7 +511,10 @@ def test_a_wait_to_be_let_in_takes_no_longer_than_the_join_timeout(pair):
     c = pair.agent("c")
     pair.wait(JOIN)
     assert c.reason is Reason.RENDEZVOUS_TIMED_OUT
-    assert "the 2 nodes of round 0 of run job1 let nobody in within 600 s; waiting: c" in c.refusal.message
+    assert (
+        "the 2 nodes of round 0 of run job1 let nobody in within the join timeout of 600 s; waiting: c"
+        in c.refusal.message
+    )
     assert a.waiting == 0
 
 

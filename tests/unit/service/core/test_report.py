@@ -106,7 +106,7 @@ def test_a_decision_reads_as_the_design_shows_it():
         3,
     )
     assert text == (
-        'barrier "checkpoint" #7 of run job1 timed out after 300 s\n'
+        'barrier "checkpoint" #7 of run job1 timed out after 300 s (the first arrival\'s timeout)\n'
         "  arrived 14 of 16; missing: rank 3 (node-0, pid 4121, connected, still at #6), "
         "rank 11 (node-1, pid 77, connection lost 41 s ago)\n"
         "  next: muster describe member job1 3"
@@ -182,11 +182,13 @@ def test_a_completed_round_names_its_nodes():
 def test_a_rendezvous_that_timed_out_names_who_was_there():
     said = report.rendezvous_timed_out("job1", 7, 600, [A], asking(2, 2), running=None)
     assert said == (
-        "round 7 of run job1 did not come together within 600 s: 1 of 2 nodes had joined: node-0 (pid 100)"
+        "round 7 of run job1 did not come together within the join timeout of 600 s: "
+        "1 of 2 nodes had joined: node-0 (pid 100)"
     )
     said = report.rendezvous_timed_out("job1", 7, 600, [A], asking(2, 2), running=2)
     assert said == (
-        "the 2 nodes of round 7 of run job1 let nobody in within 600 s; waiting: node-0 (pid 100)"
+        "the 2 nodes of round 7 of run job1 let nobody in within the join timeout of 600 s; "
+        "waiting: node-0 (pid 100)"
     )
 
 

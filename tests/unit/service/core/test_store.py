@@ -298,8 +298,9 @@ def test_a_wait_ends_at_its_deadline_and_names_the_keys_that_are_missing(stores:
     (((_,), refused),) = stores.world.last.deliveries
     assert isinstance(refused, Refused)
     assert refused.refusal.reason is Reason.STORE_TIMED_OUT
-    assert 'waited 5 s for keys of run job1 that nobody set: "x\\n", "k0", "k1", "k2" and 3 more' in (
-        refused.refusal.message
+    assert (
+        'Wait timeout after 5 s for keys of run job1 that nobody set: "x\\n", "k0", "k1", "k2" and 3 more'
+        in (refused.refusal.message)
     )
     assert refused.refusal.metadata == {"missing": "7"}
     assert stores.store.waiters == {}

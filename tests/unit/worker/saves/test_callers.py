@@ -92,7 +92,10 @@ def test_a_childs_traceback_comes_along():
 def test_a_write_that_hangs_is_ended(caller: Any):
     write = caller.start(AsyncRequest(fail, ("hang",), []))
     failure = write.wait(0.2).failure
-    assert failure == f"the writing process (pid {write.pid}) had not ended after 0.2 s, and was killed"
+    assert (
+        failure
+        == f"the writing process (pid {write.pid}) had not ended after 0.2 s (its timeout), and was killed"
+    )
 
 
 def test_a_write_that_is_given_up_says_why(caller: Any):

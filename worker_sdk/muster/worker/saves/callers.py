@@ -341,7 +341,7 @@ class SpawnedWrite:
 
 
 def _too_long(pid: int, timeout: float) -> str:
-    return f"the writing process (pid {pid}) had not ended after {timeout:g} s, and was killed"
+    return f"the writing process (pid {pid}) had not ended after {timeout:g} s (its timeout), and was killed"
 
 
 def _work(pipe: Connection, parent: int, priority: Priority) -> None:

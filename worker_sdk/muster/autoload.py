@@ -1,0 +1,31 @@
+"""What torch loads when it is imported: ``muster://`` becomes known as an init method, and nothing more.
+
+torch loads the entry points of its group ``torch.backends`` at the end of its own import, unless
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, and fails if one of them does. So this imports nothing but torch's own
+registry, which is there by then. The SDK is imported when the init method is used.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+SCHEME = "muster"
+
+
+def register() -> None:
+    """Make the scheme known to torch; doing so twice, or where torch has no ``distributed``, does no harm."""
+    try:
+        from torch.distributed.rendezvous import register_rendezvous_handler
+    except ImportError:
+        return
+    with suppress(RuntimeError):  # It is known already.
+        register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
+
+
+def _meet(url: str, **options: Any) -> "Iterator[tuple[Store, int, int]]":  # noqa: ANN401
+    from muster.worker.init_method import meet
+
+    return meet(url, **options)

@@ -1,0 +1,123 @@
+"""Which process speaks gRPC: a child that is forked from it meanwhile cannot.
+
+Whatever speaks holds a :class:`Claim`. A child that is forked while one is held, or before gRPC's threads
+have ended, would wait for ever at its first call; here it is told so. When all was given back, and gRPC has
+ended, the next child may speak for itself.
+"""
+
+import gc
+import os
+import time
+from contextlib import ContextDecorator, suppress
+from pathlib import Path
+
+from muster.worker.errors import MusterError
+
+GRPCS_THREADS = (
+    b"event_engine",
+    b"lifeguard",
+    b"grpc_",
+    b"timer_manager",
+    b"default-execut",
+    b"resolver-execut",
+)
+"""How the names of gRPC's own threads begin, as Linux shows them (grpcio 1.66 to 1.85)."""
+PATIENCE = 1.0
+"""Seconds that the first fork after the last claim waits for gRPC's threads to end; a few ms are usual."""
+LOOK_INTERVAL = 0.001
+
+_claims: list["Claim"] = []
+"""Those that are held. In a forked child they are its parent's, for good."""
+_last: "Claim | None" = None
+"""The last that was given back, until gRPC's threads have ended as well."""
+
+
+class Claim(ContextDecorator):
+    """That this process speaks gRPC, from now until it is given back.
+
+    Its methods take no lock, so that a finalizer may call them at any place.
+
+    Args:
+        what: what it speaks for.
+
+    Raises:
+        MusterError: this process was forked from one that does.
+    """
+
+    def __init__(self, what: str) -> None:
+        check()
+        self.what = what
+        self.process = os.getpid()
+        self.awaited = False
+        """Whether a fork has waited for gRPC to end, after it was given back as the last."""
+        _claims.append(self)
+
+    def give_back(self) -> None:
+        """It does no longer; doing so twice, or in a forked child, changes nothing."""
+        global _last
+        if self.process == os.getpid() and self in _claims:
+            _last = self
+            with suppress(ValueError):
+                _claims.remove(self)
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+
+def check() -> None:
+    """See that this process may speak gRPC.
+
+    Raises:
+        MusterError: it was forked from one that does.
+    """
+    for claim in _claims[:1]:
+        if claim.process != os.getpid():
+            raise forked(claim.what, claim.process)
+    if _last is not None and _last.process != os.getpid():
+        raise forked("open channels of gRPC", _last.process)
+
+
+def forked(what: str, owner: int) -> MusterError:
+    """The error for using in a forked child what belongs to its parent.
+
+    Args:
+        what: what it is.
+        owner: the parent's process id.
+    """
+    return MusterError(
+        f"process {os.getpid()} was forked from process {owner}, which holds {what}: gRPC does not work "
+        "across a fork. Report to the parent by exit code or pipe, or start the process by spawn."
+    )
+
+
+def _settle() -> None:
+    """Before a fork: when nothing is claimed any more, let gRPC end."""
+    global _last
+    last = _last
+    if _claims or last is None or last.process != os.getpid():
+        return
+    if not last.awaited and _grpc_runs():
+        last.awaited = True
+        gc.collect()  # A failed call may have left its channel in a cycle.
+        deadline = time.monotonic() + PATIENCE
+        while _grpc_runs() and time.monotonic() < deadline:
+            time.sleep(LOOK_INTERVAL)
+    if not _grpc_runs() and _last is last:  # Another thread may have spoken meanwhile.
+        _last = None
+
+
+def _grpc_runs(threads: Path = Path("/proc/self/task")) -> bool:
+    """Whether this process has threads of gRPC, ours or another's; taken to be so where it cannot be seen."""
+    if not threads.is_dir():
+        return True
+    for thread in threads.iterdir():
+        with suppress(OSError):  # It has just ended.
+            if (thread / "comm").read_bytes().startswith(GRPCS_THREADS):
+                return True
+    return False
+
+
+os.register_at_fork(before=_settle)

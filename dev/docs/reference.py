@@ -50,6 +50,7 @@ PAGES = {
         (
             *("Checkpointer", "TorchAsyncCheckpoint", "AsyncCallsQueue", "AsyncRequest"),
             *("saves.SaveTimings", "saves.AsyncCaller", "saves.ForkCaller", "saves.PersistentCaller"),
+            "saves.abort_nvrx_checkpoint",
         ),
     ),
     "store": Page("Store", "A store that no rank hosts.", ("CoordinatorStore",)),

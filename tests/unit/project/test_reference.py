@@ -49,8 +49,8 @@ def package(tmp_path: Path) -> Path:
         pytest.param(
             "__init__.py",
             '    "close",\n',
-            '    "close",\n    "register",\n',
-            "muster.worker.register is on no page of the reference: name it in PAGES of reference.py",
+            '    "close",\n    "sessions",\n',
+            "muster.worker.sessions is on no page of the reference: name it in PAGES of reference.py",
             id="a new name",
         ),
         pytest.param(

@@ -8,15 +8,17 @@ import pytest
 
 import muster.worker
 from tests.support.coordinator import Coordinator
+from tests.support.patience import PATIENCE
 
 # A shell that starts this in the background lets it ignore SIGINT, and every process that it starts, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    """A coordinator on SQLite with a short session TTL."""
-    with Coordinator(tmp_path, session_ttl=3.0) as running:
+def coordinator(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
+    """A coordinator on SQLite with a short session TTL; ``@back_in_time`` makes it a long one."""
+    patient = request.node.get_closest_marker("back_in_time") is not None
+    with Coordinator(tmp_path, session_ttl=PATIENCE if patient else 3.0) as running:
         yield running
         # A later coordinator may get the same port, and must not meet this one's sessions.
         muster.worker.close()

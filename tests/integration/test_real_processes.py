@@ -3,6 +3,8 @@
 import signal
 import socket
 
+import pytest
+
 from tests.support.coordinator import Coordinator
 from tests.support.ranks import everyone, ranks
 
@@ -93,6 +95,7 @@ def test_a_trainer_and_its_checkpoint_process_speak_for_one_rank(coordinator: Co
             assert heard == ["RELEASED"] * 4
 
 
+@pytest.mark.back_in_time
 def test_a_restarted_rank_takes_part_in_the_open_barrier(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
         for sequence in range(3):
@@ -173,6 +176,7 @@ def test_a_drained_coordinator_fails_nobody(coordinator: Coordinator):
         assert outcomes([world[1].ask("barrier"), world[0].answer()]) == [("RELEASED", 1)] * 2
 
 
+@pytest.mark.back_in_time
 def test_an_unreachable_coordinator_leaves_the_outcome_unknown(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
         everyone(world)

@@ -471,10 +471,8 @@ class Coordinator:
             # A net: what was checked is not refused later. Were it, its arrival must not count.
             self._disconnected(Disconnected(event.session), now, effects)
             return
-        arrivals = (event.arrival,)
-        self._arrive(
-            Arrive(event.session, event.prefix, event.sequence, event.timeout, arrivals), now, effects
-        )
+        arrive = Arrive(event.session, event.prefix, event.sequence, event.timeout, (event.arrival,))
+        self._arrive(arrive, now, effects)
 
     def _arrive(self, event: Arrive, now: Instant, effects: Effects) -> None:
         try:

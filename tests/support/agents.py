@@ -15,6 +15,7 @@ PROGRAM = '''
 
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 

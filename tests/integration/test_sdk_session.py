@@ -106,6 +106,19 @@ def test_the_keepalive_follows_a_short_session_ttl(coordinator: Coordinator, mon
     assert used == [3_333, 1_000]
 
 
+@pytest.mark.back_in_time
+def test_pings_faster_than_a_long_session_ttl_asks_for_end_no_session(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+):
+    """Clients ping before they know the TTL. gRPC would end the connection at the fourth ping."""
+    lost = threading.Event()
+    monkeypatch.setattr(session, "open_channel", lambda endpoint, _: open_channel(endpoint, 600))
+    monkeypatch.setattr(session.Session, "_lost", lambda *_: lost.set())
+    idle = barrier(coordinator.endpoint)
+    assert not lost.wait(4)
+    idle.execute_barrier()
+
+
 class Mute(session_pb2_grpc.SessionServiceServicer):
     """Takes the first session and says nothing; every later one it refuses."""
 

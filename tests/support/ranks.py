@@ -135,7 +135,7 @@ class _Worker:
     events: list[tuple[float, history.Event]] = field(default_factory=list)
     joined: set[str] = field(default_factory=set)
 
-    def _barrier(self, prefix: str, timeout: float, init_timeout: float = 20.0, **more: Any) -> Any:
+    def _barrier(self, prefix: str, timeout: float, init_timeout: float = PATIENCE, **more: Any) -> Any:
         from muster.worker import GrpcBarrier
 
         who = self.identity

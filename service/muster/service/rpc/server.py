@@ -60,6 +60,8 @@ MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
+PING_INTERVAL_MS = 500
+"""The least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
 MOST_CONNECTIONS = 2**31 - 2
@@ -126,8 +128,8 @@ def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tu
         ("grpc.http2.ping_timeout_ms", third),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-        ("grpc.http2.min_ping_interval_without_data_ms", third),
+        # What clients may send, whatever the session TTL is: they ping before they know it.
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
     ]
 
 

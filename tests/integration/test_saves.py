@@ -223,7 +223,7 @@ def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path
 
     With gRPC's asyncio client in the parent one child in three died, so few are enough to see it.
     """
-    forks = 1_000 if thorough else 250
+    forks = 1_000 if thorough else 150
     environ = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     processes = {}
     for run_id, first, last in (("grpc first", "import grpc", ""), ("grpc last", "", "import grpc")):

@@ -12,7 +12,7 @@ def test_whatever_is_killed_checkpoints_are_whole_and_the_job_resumes_from_the_l
     tmp_path: Path, thorough: bool
 ):
     saves = 110 if thorough else 80
-    account = run(Plan(seed=4, saves=saves, coordinator_every=60), tmp_path)
+    account = run(Plan(seed=4, saves=saves, rank_every=(25, 35), coordinator_every=60), tmp_path)
     print(account)
     assert account.wrong == []
     assert len(account.saves("scheduled")) >= saves

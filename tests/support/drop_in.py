@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -222,19 +223,32 @@ def _expect_loaded(path: Path, value: float) -> None:
         assert torch.equal(tensor, torch.full((8,), value))
 
 
+CALLS: tuple[Callable[..., None], ...] = (
+    resiliency_restart,
+    torch_async_checkpoint,
+    resiliency_writer,
+    megatron_loop,
+    megatron,
+)
+"""One after the other in one process. The first looks at all the queues that there are."""
+
+
 def main() -> None:
-    """Play one rank: the function's name, the kind of caller, rank, world size, folder."""
-    name, kind, rank, world, folder = sys.argv[1:]
+    """Play one rank: the kind of caller, rank, world size, folder."""
+    kind, rank, world, folder = sys.argv[1:]
     sys.meta_path.insert(0, ChangedImport())
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}-store", rank=int(rank), world_size=int(world)
     )
-    globals()[name](Path(folder), persistent=kind == "persistent")
-    dist.barrier()
+    for calls in CALLS:
+        own = Path(folder, calls.__name__)
+        own.mkdir(exist_ok=True)
+        calls(own, persistent=kind == "persistent")
+        dist.barrier()
+        print("well:", calls.__name__, flush=True)
     dist.destroy_process_group()
-    print("loaded")
 
 
 if __name__ == "__main__":

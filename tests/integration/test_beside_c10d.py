@@ -138,9 +138,9 @@ def test_a_round_with_the_fewest_is_complete_after_the_last_call(both: Both):
 
 def test_who_comes_within_the_last_call_is_in_the_round(both: Both):
     def scenario(run: Meeting) -> object:
-        early = [Joining(run.node("2:4", last_call_timeout=4)) for _ in range(2)]
+        early = [Joining(run.node("2:4", last_call_timeout=8)) for _ in range(2)]
         until(lambda: run.seen().participants == 2)
-        late = Joining(run.node("2:4", last_call_timeout=4))
+        late = Joining(run.node("2:4", last_call_timeout=8))
         return shape([joining.info() for joining in [*early, late]])
 
     assert both(scenario) == ([0, 1, 2], {3})

@@ -206,7 +206,7 @@ busy = threading.Thread(target=keep_busy)
 busy.start()
 done = []
 barrier = GrpcBarrier(0, 1, "save", endpoint, 20, 20, run_id="{run_id}")
-with AsyncCallsQueue(barrier=barrier, timeout=30) as queue:
+with AsyncCallsQueue(barrier=barrier, timeout=120) as queue:
     for number in range(forks):
         queue.schedule_async_request(AsyncRequest(touch, (folder, number), [lambda n=number: done.append(n)]))
         if number % 4 == 3:
@@ -262,11 +262,12 @@ def write():
     if rank == 1:
         raise OSError("disk full")
 
-queue = AsyncCallsQueue(timeout=30)
+queue = AsyncCallsQueue(timeout=120)
 queue.schedule_async_request(AsyncRequest(write, (), [lambda: print("finalized aside")]))
 while rank == 0 and not queue._state.calls[0].write._request is None:
     time.sleep(0.01)
-time.sleep(0.2)  # Rank 0 votes for what it wrote aside, rank 1 has not written yet.
+while rank == 0 and queue._barrier._session._groups["save"].pending is None:
+    time.sleep(0.01)  # Until it has voted for what it wrote aside; rank 1 has not written yet.
 AsyncRequest(None, (), [lambda: print("finalized at once")]).execute_sync()
 gate.touch()
 try:

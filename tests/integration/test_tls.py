@@ -1,6 +1,7 @@
 """TLS and mTLS, on the gRPC and on the HTTP port, with certificates of every bad kind."""
 
 import os
+import queue
 import re
 import ssl
 import threading
@@ -20,6 +21,8 @@ from tests.support.authority import Authority, Pair
 from tests.support.command import job
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
+
+READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 @pytest.fixture(scope="module")
@@ -249,12 +252,12 @@ def test_a_certificate_is_replaced_while_sessions_are_open(
         return grpc.secure_channel(coordinator.endpoint, credentials, options=options)
 
     def reachable(ca: Authority, client: Pair) -> bool:
+        states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         with connected(ca, client) as fresh:
-            try:
-                grpc.channel_ready_future(fresh).result(timeout=1)
-            except grpc.FutureTimeoutError:
-                return False
-        return True
+            fresh.subscribe(states.put, try_to_connect=True)
+            while (state := states.get(timeout=PATIENCE)) not in (READY, FAILED):
+                pass
+        return state is READY
 
     with Coordinator(tmp_path, state="memory:", extra=extra, https=context) as coordinator:
         before = expiry(context)

@@ -59,7 +59,7 @@ def test_the_others_form_a_round_without_a_killed_agent(coordinator: Coordinator
 
 
 def test_without_enough_nodes_the_error_names_who_was_there_and_who_went(coordinator: Coordinator, job: Job):
-    agents = [job.agent("2", join_timeout=8) for _ in range(2)]
+    agents = [job.agent("2", join_timeout=20) for _ in range(2)]
     job.round(2)
     agents[0].kill()
     assert agents[1].wait() != 0

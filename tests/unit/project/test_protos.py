@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.releases import WHEEL
 
 PROTOS = Path(__file__).resolve().parents[3] / "proto"
@@ -15,7 +16,7 @@ BUF = Path(sys.executable).with_name("buf")
 
 def breaking(protos: Path) -> subprocess.CompletedProcess[str]:
     command = [str(BUF), "breaking", "--against", f"{WHEEL}#format=zip"]
-    return subprocess.run(command, cwd=protos, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=protos, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 CALL = "from muster.service.cli.script import main; sys.argv = ['muster', '--version']; main()"
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", f"import sys; {program}"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"import sys; {program}"], capture_output=True, text=True, timeout=PATIENCE
     )
 
 

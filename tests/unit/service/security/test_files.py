@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from muster.service.security.files import FileError, Reloaded, keep_fresh, read
+from tests.support.patience import PATIENCE
 
 
 class Numbers:
@@ -111,6 +112,6 @@ async def test_files_are_followed_until_the_end(numbers: Numbers):
     one = Reloaded("number", [numbers.path], numbers.load, lambda _: changed.set())
     following = asyncio.create_task(keep_fresh([one], interval=0))
     put(numbers.path, "2")
-    await asyncio.wait_for(changed.wait(), 30)
+    await asyncio.wait_for(changed.wait(), PATIENCE)
     following.cancel()
     assert one.value == 2

@@ -5,6 +5,9 @@ BIN := .venv/bin
 DOCS := .venv-docs/bin
 SOURCES := service worker_sdk tests examples benchmarks dev
 
+# Where it is set, each of the many processes of the tests compiles its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv tools demo test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import muster.worker
+from tests.support import helm as charts
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 
@@ -22,3 +23,10 @@ def coordinator(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Coor
         yield running
         # A later coordinator may get the same port, and must not meet this one's sessions.
         muster.worker.close()
+
+
+@pytest.fixture(scope="session")
+def helm() -> Iterator[charts.Helm]:
+    """Helm, started once."""
+    with charts.running() as process:
+        yield process

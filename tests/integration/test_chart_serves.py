@@ -5,17 +5,16 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from muster.service.cli.serve import serve
-from tests.support import helm as support
 from tests.support.authority import Authority
 from tests.support.command import Job
 from tests.support.helm import CHART, Helm, Release, values_of
 from tests.support.kubelet import Container, Files, Node
+from tests.support.patience import PATIENCE
 
 HOST = "muster.ml.svc"
 VIEWER, WORKER = "a-token-for-who-looks-on", "a-token-for-those-who-train"
@@ -35,12 +34,6 @@ MADE_BY_THE_CHART = {
 """Flags that come from values of other names, or are the chart's own business."""
 
 FLAGS = set(inspect.signature(serve).parameters) - {"ctx"}
-
-
-@pytest.fixture(scope="module")
-def helm() -> Iterator[Helm]:
-    with support.running() as process:
-        yield process
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +151,7 @@ def test_the_lines_of_the_notes_show_the_status_as_they_stand(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["runs"] == []
@@ -221,6 +214,6 @@ def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(
 
 
 def test_the_chart_has_a_value_for_every_flag():
-    schema = json.loads((support.CHART / "values.schema.json").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
     settings = set(schema["properties"]["settings"]["properties"])
     assert settings == FLAGS - MADE_BY_THE_CHART

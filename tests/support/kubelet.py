@@ -174,10 +174,10 @@ class Container:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=self.grace)
 
-    def ended(self, timeout: float = 60) -> int:
+    def ended(self) -> int:
         """The exit code of a container that ends by itself."""
         assert self._process is not None
-        return self._process.wait(timeout=timeout)
+        return self._process.wait(timeout=PATIENCE)
 
     def run(self, *arguments: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """``kubectl exec``: another ``muster`` command with the container's variables, less some."""

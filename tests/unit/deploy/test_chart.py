@@ -24,6 +24,9 @@ CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
 CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())
 FEATURES = ("default", "tls-secret", "mtls", "tokens-secret", "secured", "monitoring", "settings")
 
+AROUND = "\n## As a part of another chart\n"
+"""The section whose values are those of another chart."""
+
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -98,7 +101,8 @@ def test_names_are_there_once(releases: dict[str, Release], name: str):
 
 
 def test_the_values_in_the_documentation_are_values_of_the_chart(helm: Helm):
-    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    before, _, section = (CHART.parents[2] / "docs/kubernetes.md").read_text().partition(AROUND)
+    text = before + section[section.index("\n## ") :]
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert blocks
     together: Manifest = {}
@@ -386,6 +390,29 @@ def test_it_is_a_part_of_another_chart(helm: Helm, umbrella: Path, values: Manif
         services = [service["metadata"]["name"] for service in release.of_kind("Service")]
         assert {name, f"{name}-http", f"{name}-headless"} <= set(services)
     assert ("is coming up as training-muster-0" in release.notes) is ("training-muster" in names)
+
+
+def test_it_is_a_part_of_another_chart_as_documented(helm: Helm, umbrella: Path):
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    section = text.partition(AROUND)[2].partition("\n## ")[0]
+    depends, values = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", section, re.S))
+    metadata = yaml.safe_load((umbrella / "Chart.yaml").read_text())
+    (umbrella / "Chart.yaml").write_text(yaml.safe_dump(metadata | depends))
+    release = helm.release(values, chart=umbrella, name="training")
+    name = release.one("StatefulSet")["metadata"]["name"]
+    assert f"it is `{name}`" in section
+    values["muster"]["enabled"] = False
+    assert helm.release(values, chart=umbrella, name="training").of_kind("StatefulSet") == []
+    depends["dependencies"][0] |= {"alias": "roll-call", "condition": "roll-call.enabled"}
+    (umbrella / "Chart.yaml").write_text(yaml.safe_dump(metadata | depends))
+    release = helm.release({"roll-call": {"enabled": True}}, chart=umbrella, name="training")
+    assert release.one("StatefulSet")["metadata"]["name"] in section
+
+
+def test_what_comes_from_the_chart_around_it_is_admitted_as_documented():
+    readme = (CHART / "README.md").read_text()
+    (sentence,) = re.findall(r"are refused\. Only (.*) are\s+admitted and not used", readme)
+    assert set(re.findall(r"`(\w+)`", sentence)) == SCHEMA["properties"].keys() - VALUES.keys()
 
 
 # Pod security

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.distributed.run import get_args_parser
 
 from tests.support import rules
 from tests.support.helm import Helm, Manifest, Strict
+from tests.support.patience import PATIENCE, until
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
 RESTORE, SNAPSHOT = "restore-pod.yaml", "snapshot-claim.yaml"
@@ -127,12 +127,10 @@ def test_the_pod_that_restores_ends_when_it_is_told():
     with subprocess.Popen(container["command"], start_new_session=True, stdout=subprocess.PIPE) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         # The trap is set before the first child is there.
-        limit = time.monotonic() + 60
-        while not children.read_text() and time.monotonic() < limit:
-            time.sleep(0.01)
-        process.terminate()
         try:
-            assert process.wait(timeout=60) == 0
+            until(children.read_text, "it starts no child")
+            process.terminate()
+            assert process.wait(timeout=PATIENCE) == 0
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 

@@ -13,6 +13,7 @@ from tests.support.helm import CHART, Helm, HelmError, Manifest, values_of
 
 TLS = {"tls": {"enabled": True, "existingSecret": "certificate"}}
 ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}
+CHART_0_1_0 = CHART.parents[2] / "tests/releases/muster-0.1.0.tgz"
 CERT_MANAGER = {"certManager": {"enabled": True, "issuerRef": {"name": "training"}}}
 
 
@@ -49,6 +50,56 @@ def test_two_of_them_in_one_release_are_told_apart(client: Client, cluster: Clus
     assert cluster.names("StatefulSet") == {"muster", "muster-muster-2"}
     with pytest.raises(HelmError, match=r'is StatefulSet "muster-muster-2".* would be "roll-call"'):
         client.upgrade({**both, "muster-2": {"enabled": True, "fullnameOverride": "roll-call"}}, umbrella)
+
+
+def test_an_upgrade_that_would_rename_it_by_another_alias_is_refused(
+    client: Client, cluster: Cluster, umbrella: Path
+):
+    client.install({"muster": {"enabled": True}}, umbrella)
+    before = list(cluster.done)
+    sentence = (
+        r'is StatefulSet "muster", of chart muster-.* muster-2 would be "muster-muster-2".*'
+        "fullnameOverride=muster and nameOverride=muster"
+    )
+    other: Manifest = {"muster": {"enabled": False}, "muster-2": {"enabled": True}}
+    with pytest.raises(HelmError, match=sentence):
+        client.upgrade(other, umbrella)
+    assert cluster.done == before
+    other["muster-2"] |= {"fullnameOverride": "muster", "nameOverride": "muster"}
+    client.upgrade(other, umbrella)
+    assert cluster.names("StatefulSet") == {"muster"}
+
+
+def test_one_of_chart_0_1_0_that_gets_an_alias_is_refused(client: Client, cluster: Cluster, umbrella: Path):
+    client.install(chart=CHART_0_1_0)
+    before = list(cluster.done)
+    with pytest.raises(HelmError, match=r"of chart muster-0\.1\.0, and muster-2 would be"):
+        client.upgrade({"muster": {"enabled": False}, "muster-2": {"enabled": True}}, umbrella)
+    assert cluster.done == before
+
+
+def test_a_second_one_is_added_by_its_name(client: Client, cluster: Cluster, umbrella: Path):
+    client.install({"muster": {"enabled": True}}, umbrella)
+    both: Manifest = {"muster": {"enabled": True}, "muster-2": {"enabled": True}}
+    with pytest.raises(HelmError, match=r"one more beside it, set fullnameOverride=muster-muster-2\."):
+        client.upgrade(both, umbrella)
+    both["muster-2"]["fullnameOverride"] = "muster-muster-2"
+    client.upgrade(both, umbrella)
+    assert cluster.names("StatefulSet") == {"muster", "muster-muster-2"}
+    # By now it is there, and is not asked again.
+    del both["muster-2"]["fullnameOverride"]
+    client.upgrade(both, umbrella)
+
+
+def test_the_stateful_set_of_one_of_two_may_be_away_during_an_upgrade(
+    client: Client, cluster: Cluster, umbrella: Path
+):
+    both: Manifest = {"muster": {"enabled": True}, "muster-2": {"enabled": True}}
+    client.install(both, umbrella)
+    cluster.delete(("StatefulSet", "ml", "muster-muster-2"))
+    both["muster-2"]["persistence"] = {"size": "10Gi"}
+    client.upgrade(both, umbrella)
+    assert cluster.names("StatefulSet") == {"muster", "muster-muster-2"}
 
 
 @pytest.mark.parametrize("values", [{"fullnameOverride": "roll-call"}, {"nameOverride": "roll-call"}])
@@ -232,6 +283,40 @@ def test_a_release_that_waits_for_its_first_certificate_can_be_corrected(client:
     right = {"certManager": {"enabled": True, "issuerRef": {"name": "right"}}}
     client.upgrade({"tls": {"enabled": True, **right}})
     assert cluster.one("Certificate")["spec"]["issuerRef"]["name"] == "right"
+
+
+# From chart 0.1.0
+
+
+def test_one_that_was_stopped_for_a_restore_is_not_started_by_the_way(client: Client, cluster: Cluster):
+    """0.1.0 set the number of replicas: without it the API server takes its default, which is 1."""
+    client.install(chart=CHART_0_1_0)
+    cluster.scale("muster", 0)
+    before = list(cluster.done)
+    with pytest.raises(HelmError, match=r'"muster" is scaled to 0 and of chart 0\.1\.0.*Scale it to 1 first'):
+        client.upgrade()
+    assert cluster.done == before
+    cluster.scale("muster", 1)
+    client.upgrade()
+    cluster.scale("muster", 0)
+    client.upgrade()
+    assert cluster.one("StatefulSet")["spec"]["replicas"] == 0
+
+
+def test_what_its_pod_reads_stays_once_it_is_annotated_as_documented(client: Client, cluster: Cluster):
+    """With `OnDelete` the pod runs on, and 0.1.0 let helm remove what it reads."""
+    text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
+    line = r"annotate (\S+) -l app.kubernetes.io/instance=muster,helm.sh/chart=(\S+) (\S+)=(\S+)$"
+    ((kinds, chart, key, value),) = re.findall(line, text, re.M)
+    values = values_of("tokens-inline") | ON_DELETE
+    client.install(values, CHART_0_1_0)
+    pod, secrets = pod_of(cluster), cluster.names("Secret")
+    for one in cluster.objects.values():
+        if one["kind"].lower() in kinds.split(",") and one["metadata"]["labels"]["helm.sh/chart"] == chart:
+            one["metadata"].setdefault("annotations", {})[key] = value
+    client.upgrade(values)
+    assert configuration_of(cluster, pod)
+    assert secrets < cluster.names("Secret")
 
 
 # Restoring, removing

@@ -325,17 +325,30 @@ securityContext:
 {{- $name := include "muster.fullname" . }}
 {{- $tls := include "muster.tlsSecret" . }}
 {{- $chart := printf "^%s-[0-9]+[.][0-9]+[.][0-9]+" (regexQuoteMeta .Chart.Name) }}
+{{- /* A Service and no StatefulSet: its volume grows. */}}
+{{- $known := or .Values.fullnameOverride (lookup "v1" "Service" .Release.Namespace $name) }}
 {{- range (lookup "apps/v1" "StatefulSet" .Release.Namespace "").items }}
 {{- $labels := default dict .metadata.labels }}
-{{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (regexMatch $chart (get $labels "helm.sh/chart")) }}
+{{- $made := get $labels "helm.sh/chart" }}
+{{- /* By what no alias changes. */}}
+{{- $coordinator := and (eq (get $labels "app.kubernetes.io/component") "coordinator") (contains (quote "MUSTER_CONFIG") (toJson .spec.template.spec.containers)) }}
+{{- if and $coordinator (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) }}
 {{- if ne .metadata.name $name }}
+{{- if regexMatch $chart $made }}
 {{- fail (printf "the coordinator of this release is StatefulSet %q, and with nameOverride and fullnameOverride as given it would be %q: another one, without the state. Set fullnameOverride=%s, or install a release of another name." .metadata.name $name .metadata.name) }}
+{{- else if not $known }}
+{{- fail (printf "a coordinator of this release is StatefulSet %q, of chart %s, and %s would be %q: another one, without the state. To go on with that one under a new alias, set fullnameOverride=%s and nameOverride=%s. To have one more beside it, set fullnameOverride=%s." .metadata.name $made $.Chart.Name $name .metadata.name (get .spec.selector.matchLabels "app.kubernetes.io/name") $name) }}
 {{- end }}
+{{- else }}
 {{- if ne (toJson .spec.selector.matchLabels) (include "muster.podIdentity" $ | fromYaml | toJson) }}
 {{- fail (printf "StatefulSet %q selects its pod by app.kubernetes.io/name=%s, which Kubernetes lets nobody change: set nameOverride to what it was." $name (get .spec.selector.matchLabels "app.kubernetes.io/name")) }}
 {{- end }}
 {{- if and $.Values.tls.enabled $.Values.tls.certManager.enabled (not (contains (quote $tls) (toJson .spec.template.spec.volumes))) (not (lookup "v1" "Secret" $.Release.Namespace $tls)) }}
 {{- fail (printf "cert-manager has not made Secret %q yet, and the coordinator would be away until it is there. Have it first: where TLS is off, upgrade with tls.enabled=false and tls.certManager.enabled=true, which makes nothing but the Certificate; where it is on, apply a Certificate of your own with secretName %s." $tls $tls) }}
+{{- end }}
+{{- if and (hasSuffix "-0.1.0" $made) (eq (int .spec.replicas) 0) }}
+{{- fail (printf "StatefulSet %q is scaled to 0 and of chart 0.1.0, which set the number of replicas: this upgrade would start the coordinator. Scale it to 1 first, when what it was stopped for is done." $name) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

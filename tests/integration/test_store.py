@@ -109,7 +109,7 @@ assert "muster.worker" not in sys.modules
 dist.init_process_group("gloo", init_method="muster://")
 ranks = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(ranks)
-print("the sum is", int(ranks), flush=True)
+print(f"the sum is {int(ranks)}\\n", end="", flush=True)  # At once: both write to one place.
 dist.destroy_process_group()
 """
 

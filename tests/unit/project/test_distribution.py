@@ -12,6 +12,8 @@ from zipfile import ZipFile
 import pytest
 from packaging.metadata import Metadata
 
+from tests.support.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = {"muster/v1": "proto", "muster/service": "service", "muster/worker": "worker_sdk"}
@@ -39,7 +41,7 @@ class Built:
 
 def build(source: Path, out: Path, *more: str) -> list[Path]:
     command = [str(Path(sys.executable).with_name("hatchling")), "build", "--directory", str(out), *more]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return list(out.iterdir())
 

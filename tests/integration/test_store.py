@@ -126,7 +126,7 @@ def plain_python(script: Path, environ: dict[str, str]) -> list[str]:
         )
         for rank in (0, 1)
     ]
-    return [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
 
 
 def torchrun(script: Path, environ: dict[str, str]) -> list[str]:
@@ -143,7 +143,7 @@ def torchrun(script: Path, environ: dict[str, str]) -> list[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         ).stdout
     ]

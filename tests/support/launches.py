@@ -4,12 +4,11 @@ import gc
 import multiprocessing
 import os
 import re
-import time
 import uuid
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-TIMEOUT = 60.0
+from tests.support.patience import PATIENCE, until
 
 
 def work() -> int:
@@ -47,10 +46,10 @@ def drop_a_handler(endpoint: str) -> None:
     handler.next_rendezvous()
     del handler
     gc.collect()
-    deadline = time.monotonic() + TIMEOUT
-    while any(thread.name.startswith("muster-node") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "the thread of a dropped handler goes on"
-        time.sleep(0.01)
+    until(
+        lambda: not any(thread.name.startswith("muster-node") for thread in threading.enumerate()),
+        "the thread of a dropped handler goes on",
+    )
 
 
 def in_a_child(launched: Callable[[str], str], endpoint: str) -> str:
@@ -60,7 +59,7 @@ def in_a_child(launched: Callable[[str], str], endpoint: str) -> str:
     child = context.Process(target=_tell, args=(its, launched, endpoint))
     child.start()
     try:
-        return str(mine.recv()) if mine.poll(TIMEOUT) else "it hangs"
+        return str(mine.recv()) if mine.poll(PATIENCE) else "it hangs"
     finally:
         child.kill()
         child.join()

@@ -72,7 +72,8 @@ def test_every_file_of_a_package_is_in_the_wheel(built: Built, package: str):
 
 
 def test_nothing_else_is_in_the_wheel(built: Built):
-    ours = ("muster/autoload.py", *(f"{one}/" for one in SOURCES))
+    ours = ("_muster_torch_autoload.py", *(f"{one}/" for one in SOURCES))
+    assert ours[0] in built.names
     others = [name for name in built.names if not name.startswith(ours)]
     (folder,) = {name.partition("/")[0] for name in others}
     assert folder.endswith(".dist-info")
@@ -100,6 +101,7 @@ def test_the_metadata_is_sound(built: Built):
 def test_the_entry_points_are_there(built: Built):
     assert "muster = muster.service.cli.script:main" in built.read("entry_points.txt")
     assert "muster = muster.worker.rendezvous:handler_creator" in built.read("entry_points.txt")
+    assert "muster = _muster_torch_autoload:register" in built.read("entry_points.txt")
 
 
 def test_the_sdist_builds_the_same_wheel(built: Built, tmp_path: Path):

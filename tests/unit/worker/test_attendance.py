@@ -227,7 +227,7 @@ def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason:
 def test_a_refusal_ends_the_wait_with_its_reason(node: Attendance, wire: Wire, reason: str):
     place = joining(node)
     wire.stream().fail(refusal(reason))
-    error = place.exception(20)
+    error = place.exception(PATIENCE)
     assert isinstance(error, RefusedError)
     assert (error.reason, str(error)) == (reason, f"refused: {reason}")
 
@@ -251,7 +251,7 @@ def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
     node = Attendance(NodeConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | SHORT))
     place = joining(node)
     wire.stream().fail(BROKEN)
-    error = place.exception(20)
+    error = place.exception(PATIENCE)
     assert isinstance(error, ConnectError)
     assert (
         "there:1 could not be reached within the timeout of 0.2 s; last error: UNAVAILABLE: connection reset"
@@ -330,14 +330,14 @@ def test_it_does_not_know_whether_the_run_is_closed_before_it_was_told(node: Att
 def test_a_refusal_may_say_that_the_run_is_closed(node: Attendance, wire: Wire, reason: str):
     place = joining(node)
     wire.stream().fail(refusal(reason))
-    assert place.exception(20) is not None
+    assert place.exception(PATIENCE) is not None
     assert node.closed is True
 
 
 def test_who_holds_no_place_is_told_nothing(node: Attendance, wire: Wire):
     place = joining(node)
     wire.stream().fail(refusal("RENDEZVOUS_TIMED_OUT"))
-    assert place.exception(20) is not None
+    assert place.exception(PATIENCE) is not None
     assert node.closed is None
 
 
@@ -440,10 +440,10 @@ def test_who_is_abandoned_while_a_stream_opens_cancels_it(node: Attendance, wire
     wire.Join = abandoned_meanwhile  # type: ignore[method-assign]
     first.wait().fail(BROKEN)
     second = wire.stream()
-    assert second.cancelled.wait(20)
+    assert second.cancelled.wait(PATIENCE)
     until(lambda: node._thread is not None and not node._thread.is_alive())
     node.leave("over")
-    assert isinstance(place.exception(20), MusterError)
+    assert isinstance(place.exception(PATIENCE), MusterError)
 
 
 def test_a_forked_child_abandons_nothing_of_its_parents(node: Attendance, wire: Wire):

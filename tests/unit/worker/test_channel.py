@@ -47,6 +47,20 @@ def test_a_channel_that_nobody_holds_ends_and_with_it_the_claim(monkeypatch: pyt
     shared_channel("a:1")
 
 
+def test_the_claim_is_there_before_grpc_is_and_goes_when_no_channel_comes(monkeypatch: pytest.MonkeyPatch):
+    """Another thread may fork at any time."""
+    seen: list[str] = []
+
+    def fail(*_: object, **__: object) -> None:
+        seen.extend(claim.what for claim in fork_guard._claims)
+        raise RuntimeError("no channel")
+
+    monkeypatch.setattr(grpc, "insecure_channel", fail)
+    with pytest.raises(RuntimeError, match="no channel"):
+        shared_channel("a:1")
+    assert (seen, fork_guard._claims) == (["a store"], [])
+
+
 def test_a_forked_child_gets_none_of_its_parents(monkeypatch: pytest.MonkeyPatch):
     parent = os.getpid()
     held = shared_channel("a:1")

@@ -2,13 +2,15 @@
 
 import gc
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from muster.worker import fork_guard
 from muster.worker.errors import MusterError
-from muster.worker.fork_guard import Claim, check
+from muster.worker.fork_guard import Claim, check, start_thread
+from tests.support.patience import PATIENCE
 
 look = fork_guard._grpc_runs
 
@@ -91,10 +93,21 @@ def test_a_fork_of_a_process_that_never_spoke_looks_at_nothing(
     assert grpc_runs == [True, False]
 
 
-def test_a_function_may_hold_a_claim_while_it_runs():
+def test_a_thread_holds_its_claim_while_it_runs():
     held: list[str] = []
-    Claim("a session")(lambda: held.extend(claim.what for claim in fork_guard._claims))()
-    assert (held, fork_guard._claims) == (["a session"], [])
+    thread = start_thread("a session", "speaks", lambda: held.extend(one.what for one in fork_guard._claims))
+    thread.join(PATIENCE)
+    assert (thread.name, held, fork_guard._claims) == ("speaks", ["a session"], [])
+
+
+def test_a_thread_that_cannot_start_holds_nothing(monkeypatch: pytest.MonkeyPatch):
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start_thread("a session", "speaks", check)
+    assert fork_guard._claims == []
 
 
 @pytest.mark.parametrize(

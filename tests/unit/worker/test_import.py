@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint._experimental import barriers as torchs
 
 import muster.worker
 from muster.worker import barriers, fallback_barriers
@@ -13,11 +15,12 @@ from tests.support.patience import PATIENCE
 VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
 
-def run(script: str, **environ: str) -> str:
+def run(script: str, cwd: Path | None = None, **environ: str) -> str:
     """What a new interpreter prints; by default without the variable."""
     inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run(
         [sys.executable, "-c", script],
+        cwd=cwd,
         env=inherited | environ,
         capture_output=True,
         text=True,
@@ -43,7 +46,7 @@ SHOW = f"import os; print(os.environ.get('{VARIABLE}'))"
     ],
 )
 def test_grpcs_fork_handlers_are_off_unless_it_is_too_late(before: str, environ: dict[str, str], after: str):
-    assert run(f"{before}\nimport muster.worker\n{SHOW}", **environ) == after
+    assert run(f"{before}\nimport muster.worker\n{SHOW}", None, **environ) == after
 
 
 # ---------------------------------------------------------------------- the walls
@@ -90,14 +93,31 @@ def test_the_init_method_is_known_to_torch(statement: str, autoload: str):
 
 
 def test_torch_brings_neither_the_sdk_nor_grpc():
-    assert loaded("import torch", "muster.autoload", "muster.worker", "grpc", "google") == ["muster.autoload"]
+    brought = loaded("import torch", "_muster_torch_autoload", "muster", "grpc", "google")
+    assert brought == ["_muster_torch_autoload"]
+
+
+@pytest.mark.parametrize("name", ["muster.py", "muster/__init__.py"])
+def test_what_takes_the_packages_name_does_not_disturb_torch(tmp_path: Path, name: str):
+    """A script of the user's, or a repository's package; it is named when the init method is used."""
+    shadow = tmp_path / name
+    shadow.parent.mkdir(exist_ok=True)
+    shadow.write_text("raise Exception('not to be run')")
+    script = """
+import torch.distributed
+try:
+    torch.distributed.init_process_group(init_method="muster://h:1/job", rank=0, world_size=1)
+except ImportError as error:
+    print(error)
+"""
+    assert f"{shadow} has the name of the installed package muster" in run(script, cwd=tmp_path)
 
 
 def test_a_torch_without_distributed_is_imported_all_the_same():
     script = """
 import sys
 sys.modules["torch.distributed.rendezvous"] = None
-from muster.autoload import register
+from _muster_torch_autoload import register
 register()
 print("registered nothing")
 """
@@ -108,7 +128,6 @@ print("registered nothing")
 
 
 def test_grpc_stands_in_torchs_own_registry_beside_torchs_own():
-    torchs = pytest.importorskip("torch.distributed.checkpoint._experimental.barriers")
     assert torchs.BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
     assert set(torchs.BARRIER_REGISTRY) >= {"grpc", "dist_barrier", "tcp_store"}
     assert barriers.BARRIER_REGISTRY is torchs.BARRIER_REGISTRY

@@ -185,8 +185,6 @@ def test_it_lives_on_when_only_torch_holds_it(stub: Stub):
 @pytest.mark.parametrize("operation", [("queue_push", "k", "v"), ("queue_pop", "k"), ("queue_len", "k")])
 def test_queues_are_not_there_and_say_so(store: CoordinatorStore, operation: tuple[str, ...]):
     name, *arguments = operation
-    if not hasattr(dist.Store, name):
-        pytest.skip("this torch has no queues")
     with pytest.raises(NotImplementedError, match="queue support is not implemented"):
         getattr(store, name)(*arguments)
 
@@ -395,6 +393,24 @@ def test_a_closed_store_connects_again(store: CoordinatorStore, stub: Stub):
     assert store._line is None
     assert store.add("n", 1) == 3
     assert store._line is not None
+
+
+def test_a_closed_store_waits_for_a_token_file_that_is_away_for_a_moment(
+    store: CoordinatorStore, stub: Stub, monkeypatch: pytest.MonkeyPatch
+):
+    store.add("n", 1)
+    store.close()
+    away = [EnvironmentValueError("MUSTER_TOKEN_FILE = token: it cannot be read.")] * 5
+    opened = channel.shared_channel
+
+    def open_when_it_is_there(endpoint: str, **renew: bool) -> channel.SharedChannel:
+        if away:
+            raise away.pop()
+        return opened(endpoint, **renew)
+
+    monkeypatch.setattr(store_module, "shared_channel", open_when_it_is_there)
+    assert store.add("n", 1) == 3
+    assert away == []
 
 
 def test_the_stores_of_a_process_share_one_channel_for_each_coordinator():

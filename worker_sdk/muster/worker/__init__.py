@@ -2,7 +2,7 @@
 
 Importing this package registers barrier type ``grpc`` in torch's own registry of barriers, where this
 torch has one, and in :mod:`muster.worker.barriers` in any case; and ``muster://`` as an init method of
-``torch.distributed.init_process_group``, where torch has not loaded :mod:`muster.autoload` by itself.
+``torch.distributed.init_process_group``, where torch has not loaded :mod:`_muster_torch_autoload` by itself.
 """
 
 import os
@@ -12,7 +12,7 @@ if "grpc" not in sys.modules:
     # With gRPC's own fork handlers on, forked children of a process with an open stream hang.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from muster.autoload import register
+from _muster_torch_autoload import register
 from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config, synchronize
 from muster.worker.checkpointing import GrpcBarrierConfig
 from muster.worker.closed import Closed

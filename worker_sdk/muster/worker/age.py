@@ -2,33 +2,23 @@
 
 import os
 import time
-from pathlib import Path
 
-_parted_at: float | None = None
+_began = time.monotonic()
 
 
 def age() -> float:
-    """Seconds since the process began, or since it last said goodbye: whoever comes again begins anew.
+    """Seconds since the process imported this or was forked, or since it last said goodbye.
 
-    Rather too little than too much, for the coordinator holds it against those who left meanwhile: 0 where
-    the kernel does not tell.
+    Never too much, for the coordinator holds it against those who left meanwhile. So it is not what the
+    kernel says of the process: a program may begin anew within one (``exec``), and imports this again then.
     """
-    try:
-        running = time.clock_gettime(time.CLOCK_BOOTTIME) - _started()
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0
-    known = running if _parted_at is None else min(running, time.monotonic() - _parted_at)
-    return max(0.0, known)
+    return time.monotonic() - _began
 
 
-def parted() -> None:
-    """This process says goodbye now."""
-    global _parted_at
-    _parted_at = time.monotonic()
+def begin_anew() -> None:
+    """This process is another one from now on, as it was forked or says goodbye."""
+    global _began
+    _began = time.monotonic()
 
 
-def _started() -> float:
-    """When the process began, in seconds since the boot: field 22 of ``/proc/self/stat`` in proc(5)."""
-    behind_the_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    # In ticks, rounded down: it was there at the end of this one.
-    return (int(behind_the_name[19]) + 1) / os.sysconf("SC_CLK_TCK")
+os.register_at_fork(after_in_child=begin_anew)

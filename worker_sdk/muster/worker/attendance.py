@@ -35,7 +35,7 @@ from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.fork_guard import Claim, check, forked
+from muster.worker.fork_guard import Claim, check, forked, start_thread
 from muster.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -141,9 +141,7 @@ class Attendance:
             self._connected = False
             self._end_stream()
             name = f"muster-node-{self._attempt}"
-            hold = Claim(WHAT)(self._hold)
-            self._thread = threading.Thread(target=hold, args=(self._attempt,), name=name, daemon=True)
-            self._thread.start()
+            self._thread = start_thread(WHAT, name, self._hold, self._attempt)
             return self._await_place()
 
     def _await_place(self) -> Place:

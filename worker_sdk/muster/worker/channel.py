@@ -112,16 +112,26 @@ def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
             certificates = credentials.certificates()
             if known is not None and known.certificates == certificates:
                 return known
-            options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
-            channel = credentials.open_channel(endpoint, options)
+            # The one before is not closed: others may have calls on it, and it ends with the last of them.
+            shared = _channels[endpoint] = _open_shared(endpoint, credentials, certificates)
         except EnvironmentValueError:
             if known is None:
                 raise
             return known  # Files that are being replaced may be unusable for a moment.
-        # The one before is not closed: other threads may have calls on it, and it ends with the last of them.
-        shared = _channels[endpoint] = SharedChannel(channel, certificates)
-        weakref.finalize(shared, fork_guard.Claim("a store").give_back).atexit = False
         return shared
+
+
+def _open_shared(endpoint: str, credentials: Credentials, certificates: tuple[bytes, ...]) -> SharedChannel:
+    # First: a child that another thread forks while gRPC begins must find that it cannot speak.
+    claim = fork_guard.Claim("a store")
+    try:
+        options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
+        shared = SharedChannel(credentials.open_channel(endpoint, options), certificates)
+        weakref.finalize(shared, claim.give_back).atexit = False
+    except BaseException:
+        claim.give_back()
+        raise
+    return shared
 
 
 def explain(error: grpc.RpcError) -> str:

@@ -7,8 +7,10 @@ ended, the next child may speak for itself.
 
 import gc
 import os
+import threading
 import time
-from contextlib import ContextDecorator, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from muster.worker.errors import MusterError
@@ -32,7 +34,7 @@ _last: "Claim | None" = None
 """The last that was given back, until gRPC's threads have ended as well."""
 
 
-class Claim(ContextDecorator):
+class Claim:
     """That this process speaks gRPC, from now until it is given back.
 
     Its methods take no lock, so that a finalizer may call them at any place.
@@ -65,6 +67,34 @@ class Claim(ContextDecorator):
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
+
+
+def start_thread(what: str, name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
+    """Start a daemon thread that speaks gRPC for as long as it runs.
+
+    Args:
+        what: what it speaks for.
+        name: the thread's.
+        target: what it does.
+        *arguments: with what.
+
+    Raises:
+        MusterError: this process was forked from one that speaks gRPC.
+        RuntimeError: the system has no room for another thread.
+    """
+    claim = Claim(what)
+
+    def speak() -> None:
+        with claim:
+            target(*arguments)
+
+    thread = threading.Thread(target=speak, name=name, daemon=True)
+    try:
+        thread.start()
+    except BaseException:
+        claim.give_back()
+        raise
+    return thread
 
 
 def check() -> None:

@@ -35,7 +35,7 @@ from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
-from muster.worker.fork_guard import Claim
+from muster.worker.fork_guard import start_thread
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, pending
 
@@ -121,9 +121,7 @@ class Session:
         self._parted = False
         """Whether the coordinator has heard our goodbye, or never knew us."""
         self._stop = threading.Event()
-        name = f"muster-session-{config.rank}"
-        self._thread = threading.Thread(target=Claim("a session")(self._run), name=name, daemon=True)
-        self._thread.start()
+        self._thread = start_thread("a session", f"muster-session-{config.rank}", self._run)
 
     @property
     def evicted(self) -> bool:

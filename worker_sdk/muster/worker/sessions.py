@@ -5,7 +5,7 @@ import os
 import threading
 
 from muster.worker import fork_guard
-from muster.worker.age import parted
+from muster.worker.age import begin_anew
 from muster.worker.session import Session, SessionConfig
 
 _lock = threading.Lock()
@@ -40,7 +40,7 @@ def close(reason: str = "") -> None:
         sessions = list(_sessions.values())
         _sessions.clear()
     for session in sessions:
-        parted()
+        begin_anew()
         session.close(reason)
 
 

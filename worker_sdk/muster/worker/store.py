@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -319,7 +320,8 @@ class CoordinatorStore(Store):
             if left <= 0:
                 raise self._unreachable(timeout, why)
             outage.failed(why)
-            self._connect(renew=True)
+            with suppress(EnvironmentValueError):  # The next attempt meets it again, if it lasts.
+                self._connect(renew=True)
             pause = min(left, backoff * random.uniform(0.5, 1.0))
             time.sleep(pause)
             left -= pause

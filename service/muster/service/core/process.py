@@ -29,7 +29,8 @@ class Process:
     node_rank: int | None = None
     """The rank of its node in its round, as it said."""
     last_here: float = -math.inf
-    """Until when it was there, if it is not, on the monotonic clock; -inf if it was gone before a restart."""
+    """When it was there for certain, on the monotonic clock: at its last hello, or its goodbye. A loss is
+    noticed late, and an eviction is another's word. -inf if it was gone before a restart."""
     past: bool = False
     """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
     prefixes: set[str] = field(default_factory=set)
@@ -43,13 +44,13 @@ class Process:
         self.session = session
         self.state = MemberState.CONNECTED
         self.past = False
-        self.since = now
+        self.since = self.last_here = now
 
     def disconnect(self, now: float) -> None:
         """Its session broke; it has the session TTL to come back."""
         self.session = None
         self.state = MemberState.DISCONNECTED
-        self.since = self.last_here = now
+        self.since = now
 
     def expire(self) -> None:
         """It did not come back in time. ``since`` stays: the connection was lost then."""
@@ -59,7 +60,7 @@ class Process:
         """It was sent away."""
         self.session = None
         self.state = MemberState.EVICTED
-        self.since = self.last_here = now
+        self.since = now
 
     def leave(self, now: float) -> None:
         """It said goodbye."""

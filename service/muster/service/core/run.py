@@ -118,9 +118,9 @@ class Run:
         """Everyone has left: the groups begin anew with whoever comes (design rule 8).
 
         If its rank was there, or all of the world was, then the job is started again under its old name, and
-        its past is forgotten. Else it may be that job still, to which others came before: who left while the
-        newcomer was running already will not come again. One that began later may be of either, so it waits
-        for those who left as for anyone, and they are known.
+        its past is forgotten. Else it may be that job still, to which others came before: who was there when
+        the newcomer was running already will not come again. One that began later may be of either, so it
+        waits for those who left as for anyone, and they are known.
         """
         if not self._is_deserted:
             return
@@ -178,6 +178,7 @@ class Run:
                 session=session,
                 state=MemberState.CONNECTED,
                 since=now.monotonic,
+                last_here=now.monotonic,
                 node_rank=info.node_rank,
             )
             self.roster.add(process)

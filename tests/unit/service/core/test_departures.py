@@ -48,6 +48,23 @@ def test_so_does_one_who_was_lost_before_the_next_said_hello(world):
     assert some(one.arrive()).missing[0].state is MissingState.CONNECTION_LOST
 
 
+def test_one_who_began_before_the_loss_of_the_last_life_was_noticed_waits(world):
+    """As the job is started again on other nodes, when one was switched off."""
+    zero = world.start(0)
+    zero.join()
+    world.wait(1.0)
+    zero.stream_breaks()
+    world.wait(2.0)
+    one = world.start(1, connect=False)
+    world.wait(TTL * 2 / 3)
+    world.coordinator_sees_it(zero)
+    world.wait(TTL + 1.0)
+    one.connect()
+    assert one.arrive() is None
+    world.start(0).arrive()
+    assert one.outcomes == [Outcome.RELEASED]
+
+
 def test_one_who_began_after_all_had_left_waits_and_is_told_who_was_there(world):
     zero = world.start(0)
     zero.goodbye()
@@ -165,9 +182,15 @@ lives = st.lists(st.tuples(ranks, ends, st.sampled_from(["hello", "join", "arriv
     order=st.permutations(range(4)),
     pauses=st.lists(pauses, min_size=4, max_size=4),
     crashes=st.lists(st.sampled_from([None, None, *Crash]), min_size=4, max_size=4),
+    unnoticed=st.sampled_from([0.0, 3.0, TTL]),
 )
-def test_a_job_started_again_never_fails_with_the_goodbyes_of_its_past(past, size, order, pauses, crashes):
-    """Whoever was there in its past, whatever they did, and in whatever order its ranks come now."""
+def test_a_job_started_again_never_fails_with_the_goodbyes_of_its_past(
+    past, size, order, pauses, crashes, unnoticed
+):
+    """Whoever was there in its past, whatever they did, and in whatever order its ranks come now.
+
+    Its processes begin when those before them have ended, of which the coordinator may hear later.
+    """
     world = World(4)
     for life, past_size in past:
         before = [(world.start(rank % past_size), how, did) for rank, how, did in life]
@@ -178,13 +201,18 @@ def test_a_job_started_again_never_fails_with_the_goodbyes_of_its_past(past, siz
                 client.arrive()
         for client, how, _ in before:
             if client.session is not None:
-                end(world, client, how)
+                client.goodbye() if how == "left" else client.stream_breaks()
+            client.alive = False
+        world.wait(unnoticed / 2)
+        starting = [world.start(rank, connect=False) for rank in order if rank < size]
+        world.wait(unnoticed / 2)
+        for client, _, _ in before:
+            world.coordinator_sees_it(client)
         world.wait(TTL + 1.0)
     began = len(world.disk.decided.get((RUN, CKPT), ()))
-    now = [rank for rank in order if rank < size]
     clients: list[Client] = []
-    for rank, pause, crash in zip(now, pauses, crashes, strict=False):
-        client = world.start(rank)
+    for client, pause, crash in zip(starting, pauses, crashes, strict=False):
+        client.connect()
         if crash is not None:
             world.crash_next = crash
         for other in (*clients, client):

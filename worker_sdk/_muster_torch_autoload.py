@@ -2,11 +2,13 @@
 
 torch loads the entry points of its group ``torch.backends`` at the end of its own import, unless
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, and fails if one of them does. So this imports nothing but torch's own
-registry, which is there by then. The SDK is imported when the init method is used.
+registry, which is there by then; and it stands beside the package, whose name a script ``muster.py`` may
+take away. The SDK is imported when the init method is used.
 """
 
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +28,12 @@ def register() -> None:
 
 
 def _meet(url: str, **options: Any) -> "Iterator[tuple[Store, int, int]]":  # noqa: ANN401
+    package = find_spec("muster")
+    if package is not None and package.origin is not None:  # Ours is a namespace package, which has none.
+        raise ImportError(
+            f"{url} cannot be used: {package.origin} has the name of the installed package muster and is "
+            "found before it. Rename it, or start the program where Python does not find it."
+        )
     from muster.worker.init_method import meet
 
     return meet(url, **options)

@@ -16,7 +16,14 @@ import pytest
 
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
-from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings, abort_nvrx_checkpoint, groups
+from muster.worker.saves import (
+    AsyncCallsQueue,
+    AsyncRequest,
+    SaveTimings,
+    abort_nvrx_checkpoint,
+    callers,
+    groups,
+)
 from muster.worker.saves import queue as module
 from tests.support.judge import FakeBarrier, no_child_left
 from tests.support.patience import PATIENCE, until
@@ -455,6 +462,7 @@ def test_a_save_fails_for_all_if_no_thread_can_decide_it(
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="new thread"):
         patched.setattr(threading.Thread, "start", refuse)
         queue.schedule_async_request(AsyncRequest(signal.pause, (), []))
+    assert len(barrier.votes) == 1
     assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
     with pytest.raises(AsyncSaveError, match="new thread"):
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
@@ -528,6 +536,25 @@ def test_a_queue_that_nobody_holds_gives_its_group_back(barrier: FakeBarrier):
         del queue
         until(lambda: gc.collect() >= 0 and gone() is None)
         AsyncCallsQueue(barrier=FakeBarrier(world_size=2)).close()  # type: ignore[arg-type]
+
+
+def test_a_dropped_queue_does_not_wait_for_its_worker(barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):
+    """The garbage collector may run on the training thread."""
+    with no_child_left():
+        queue = AsyncCallsQueue(persistent=True, barrier=barrier)  # type: ignore[arg-type]
+        queue.schedule_async_request(AsyncRequest(os.getpid, (), []))
+        assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+        worker = queue._caller._worker  # type: ignore[attr-defined]
+        process = worker.process
+        waited: list[str] = []
+        monkeypatch.setattr(type(worker), "end", lambda _: waited.append("for its end"))
+        monkeypatch.setattr(callers, "ENDING_TIMEOUT", PATIENCE)
+        os.kill(worker.pid, signal.SIGSTOP)
+        gone = weakref.ref(worker)
+        del queue, worker
+        until(lambda: gc.collect() >= 0 and gone() is None)
+        process.join(PATIENCE)
+        assert (process.exitcode, waited) == (-signal.SIGKILL, [])
 
 
 def test_which_group_is_the_default_does_not_depend_on_the_garbage_collector(monkeypatch: pytest.MonkeyPatch):

@@ -540,21 +540,20 @@ def test_a_queue_that_nobody_holds_gives_its_group_back(barrier: FakeBarrier):
 
 def test_a_dropped_queue_does_not_wait_for_its_worker(barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):
     """The garbage collector may run on the training thread."""
-    with no_child_left():
-        queue = AsyncCallsQueue(persistent=True, barrier=barrier)  # type: ignore[arg-type]
-        queue.schedule_async_request(AsyncRequest(os.getpid, (), []))
-        assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
-        worker = queue._caller._worker  # type: ignore[attr-defined]
-        process = worker.process
-        waited: list[str] = []
-        monkeypatch.setattr(type(worker), "end", lambda _: waited.append("for its end"))
-        monkeypatch.setattr(callers, "ENDING_TIMEOUT", PATIENCE)
-        os.kill(worker.pid, signal.SIGSTOP)
-        gone = weakref.ref(worker)
-        del queue, worker
-        until(lambda: gc.collect() >= 0 and gone() is None)
-        process.join(PATIENCE)
-        assert (process.exitcode, waited) == (-signal.SIGKILL, [])
+    queue = AsyncCallsQueue(persistent=True, barrier=barrier)  # type: ignore[arg-type]
+    queue.schedule_async_request(AsyncRequest(os.getpid, (), []))
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+    worker = queue._caller._worker  # type: ignore[attr-defined]
+    process = worker.process
+    waited: list[str] = []
+    monkeypatch.setattr(type(worker), "end", lambda _: waited.append("for its end"))
+    monkeypatch.setattr(callers, "ENDING_TIMEOUT", PATIENCE)
+    os.kill(worker.pid, signal.SIGSTOP)
+    gone = weakref.ref(worker)
+    del queue, worker
+    until(lambda: gc.collect() >= 0 and gone() is None)
+    process.join(PATIENCE)
+    assert (process.exitcode, waited) == (-signal.SIGKILL, [])
 
 
 def test_which_group_is_the_default_does_not_depend_on_the_garbage_collector(monkeypatch: pytest.MonkeyPatch):

@@ -5,9 +5,8 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 
 from muster.worker.barriers import GrpcBarrier
@@ -16,7 +15,8 @@ from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownErro
 from muster.worker.pending import EarlyWarning
 from muster.worker.saves import drop_in
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
-from muster.worker.saves.failure import different_saves, early_hint, failure_text, save_error
+from muster.worker.saves.calls import Call, SaveTimings, State
+from muster.worker.saves.failure import different_saves, early_hint, failure_text
 from muster.worker.saves.groups import Group, default_barrier
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
@@ -29,72 +29,6 @@ EARLY_WARNING = 10.0
 """Seconds, beyond as long again as its own write took, after which a rank logs whom a queue's first save
 waits for. Ranks write for about as long as each other: who is later than that has often not begun. It is soon
 enough for the one who has just started the job, and well below the timeout."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTimings:
-    """Where the time of one save went, in seconds."""
-
-    call_idx: int
-    """The number of the call."""
-    preload: float
-    """Planning, and bringing tensors to the host; the training thread waits."""
-    start: float
-    """The fork, or handing over to the worker; the training thread waits."""
-    write: float = 0.0
-    """From the start to the end of this rank's write."""
-    vote: float = 0.0
-    """From this rank's arrival at the barrier to the decision: waiting for the other ranks."""
-    commit: float = 0.0
-    """Making it a checkpoint, on every rank."""
-    finalize: float = 0.0
-    """The finalize functions; the training thread waits."""
-
-    @property
-    def stall(self) -> float:
-        """How long the training thread waited, all in all."""
-        return self.preload + self.start + self.finalize
-
-
-@dataclass(slots=True)
-class _Call:
-    """A save that is not finalized."""
-
-    request: AsyncRequest
-    name: str
-    """For people."""
-    write: Write | None
-    timings: SaveTimings
-    on_written: Callable[[], None] | None = None
-    commit: Callable[[Decision], None] | None = None
-    on_decided: Callable[[], None] | None = None
-    failure: str | None = None
-    """Why it could not be begun."""
-    written: bool = False
-    """Whether every rank has written."""
-    decision: Decision | None = None
-    error: MusterError | None = None
-    """Why there is no decision."""
-
-    @property
-    def decided(self) -> bool:
-        return self.decision is not None or self.error is not None
-
-    def failed(self) -> MusterError | None:
-        """Why a save that is decided must not be finalized."""
-        if self.decision is None or self.decision.released:
-            return self.error
-        return save_error(self.name, self.request.call_idx, self.decision, written=self.written)
-
-
-@dataclass(slots=True)
-class _State:
-    calls: deque[_Call] = field(default_factory=deque)
-    """Not finalized, oldest first."""
-    undecided: deque[_Call] = field(default_factory=deque)
-    unknown: OutcomeUnknownError | None = None
-    """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
-    closing: bool = False
 
 
 class AsyncCallsQueue:
@@ -146,7 +80,7 @@ class AsyncCallsQueue:
         self._timeout = timeout
         self._on_saved = on_saved
         self._changed = threading.Condition()
-        self._state = _State()
+        self._state = State()
         self.next_idx = 0
         """The number of the save that is scheduled next."""
         self._thread: threading.Thread | None = None
@@ -307,7 +241,7 @@ class AsyncCallsQueue:
         preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
         timings = SaveTimings(request.call_idx, prepared + preload, start)
         name = name or f"save {request.call_idx}"
-        call = _Call(request, name, write, timings, on_written, commit, on_decided, failure)
+        call = Call(request, name, write, timings, on_written, commit, on_decided, failure)
         unstarted: BaseException | None = None
         with self._changed:
             self.next_idx += 1
@@ -420,7 +354,7 @@ class AsyncCallsQueue:
 
     def _begin(self) -> None:
         self._group.take()
-        self._open, self._state = True, _State()
+        self._open, self._state = True, State()
 
     def _end(self) -> None:
         with self._changed:
@@ -460,7 +394,7 @@ class AsyncCallsQueue:
         # A queue that closes gives up by itself, and decides its calls.
         return self._state.unknown is not None and not self._state.closing
 
-    def _finalize(self, call: _Call) -> None:
+    def _finalize(self, call: Call) -> None:
         error = call.failed()
         if error is not None:
             raise error
@@ -502,7 +436,7 @@ class AsyncCallsQueue:
                     logger.exception("%s is over; cleaning up failed", call.name)
             del call  # Its finalize functions may hold a state, and the next save may be far.
 
-    def _decide(self, call: _Call) -> None:
+    def _decide(self, call: Call) -> None:
         try:
             failure, seconds = self._written(call)
             began = time.monotonic()
@@ -531,7 +465,7 @@ class AsyncCallsQueue:
             logger.exception("%s cannot be decided", call.name)
             call.error = MusterError(f"{call.name} cannot be decided: {error!r}")
 
-    def _written(self, call: _Call) -> tuple[str | None, float]:
+    def _written(self, call: Call) -> tuple[str | None, float]:
         """Wait for the end of a call's write: why it failed, and how long it took."""
         failure, seconds = call.failure, 0.0
         try:
@@ -552,13 +486,13 @@ class AsyncCallsQueue:
             failure = failure or failure_text(error)
         return failure, seconds
 
-    def _early_warning(self, call: _Call, seconds: float) -> EarlyWarning | None:
+    def _early_warning(self, call: Call, seconds: float) -> EarlyWarning | None:
         """Of a save that perhaps only some ranks make; this rank's write took so many seconds."""
         if self._agreed:
             return None
         return EarlyWarning(EARLY_WARNING + seconds, early_hint(call.name, self._barrier.rank))
 
-    def _since_abort(self, call: _Call) -> bytes:
+    def _since_abort(self, call: Call) -> bytes:
         """How many saves came before it since the last abort, for ranks that aborted at different points.
 
         Before any abort there is nothing to say, and nothing that each rank must be sent of every other. Nor

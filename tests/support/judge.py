@@ -29,6 +29,10 @@ class FakeBarrier:
         self.sequence = 0
         self.votes: list[str | None] = []
         self.early: list[EarlyWarning | None] = []
+        self.said: list[bytes] = []
+        """The payloads of its votes."""
+        self.others_say: dict[int, bytes] = {}
+        """By sequence: the payload of rank 1's vote."""
         self.others_fail: dict[int, str] = {}
         """By sequence: a failure of rank 1."""
         self.raises: dict[int, list[Exception]] = {}
@@ -54,6 +58,7 @@ class FakeBarrier:
         if self.raises.get(self.sequence):
             raise self.raises[self.sequence].pop(0)
         self.votes.append(failure)
+        self.said.append(payload)
         sequence, self.sequence = self.sequence, self.sequence + 1
         failures = [Failure(self.rank, "here", 1, failure)] if failure is not None else []
         if sequence in self.others_fail:
@@ -61,7 +66,9 @@ class FakeBarrier:
         if failures:
             message = "; ".join(f"rank {one.rank} ({one.host}) failed: {one.reason}" for one in failures)
             return Decision(self.prefix, sequence, Outcome.ABORTED, message, (), tuple(failures))
-        return Decision(self.prefix, sequence, Outcome.RELEASED, "released")
+        said = {self.rank: payload, 1: self.others_say.get(sequence, b"")}
+        payloads = {rank: data for rank, data in said.items() if data}
+        return Decision(self.prefix, sequence, Outcome.RELEASED, "released", payloads=payloads)
 
     def gather(self, payload: bytes, timeout_secs: float | None = None) -> list[bytes]:
         self.gathered.append(payload)

@@ -202,11 +202,14 @@ def test_a_closed_stdout_fails_nothing(monkeypatch: pytest.MonkeyPatch):
     assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
 
 
-def leave_a_child_behind() -> None:
-    """It holds the worker's pipe."""
+def leave_a_child_behind(pipe: str, pid: str) -> None:
+    """It holds the worker's pipe, until the test lets go of its own."""
     if os.fork() == 0:
-        time.sleep(3)
+        Path(pid).write_text(str(os.getpid()))
+        with Path(pipe).open("rb") as held:
+            held.read()
         os._exit(0)
+    until(lambda: Path(pid).exists() and Path(pid).read_text())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -215,11 +218,21 @@ class Unreadable:
         return int, ("not here",)
 
 
-def test_a_workers_end_is_known_though_a_child_of_its_own_goes_on(persistent: PersistentCaller):
-    write = persistent.start(AsyncRequest(leave_a_child_behind, (), []))
-    ending = write.wait(PATIENCE)
-    assert "SIGKILL" in (ending.failure or "")
-    assert ending.seconds < 2.5
+def test_a_workers_end_is_known_though_a_child_of_its_own_goes_on(
+    persistent: PersistentCaller, tmp_path: Path
+):
+    pipe, pid = tmp_path / "pipe", tmp_path / "pid"
+    os.mkfifo(pipe)
+    holds = os.open(pipe, os.O_RDWR)
+    try:
+        write = persistent.start(AsyncRequest(leave_a_child_behind, (str(pipe), str(pid)), []))
+        assert "killed by SIGKILL" in (write.wait(PATIENCE).failure or "")
+        left = os.pidfd_open(int(pid.read_text()))
+        assert not wait_readable(left, 0.0), "it goes on"
+    finally:
+        os.close(holds)
+    assert wait_readable(left, PATIENCE)
+    os.close(left)
 
 
 def test_a_worker_says_what_it_cannot_read(persistent: PersistentCaller):
@@ -272,21 +285,54 @@ def write_niceness(path: str) -> None:
 def test_a_worker_takes_the_priority_that_it_is_given(tmp_path: Path):
     caller = PersistentCaller(Priority(cpu=19))
     write = caller.start(AsyncRequest(write_niceness, (str(tmp_path / "nice"),), []))
-    assert write.wait(60.0).failure is None
+    assert write.wait(PATIENCE).failure is None
     assert (tmp_path / "nice").read_text() == f"{write.pid} 19"
     caller.close()
 
 
-def test_a_worker_that_was_started_before_is_taken_over(tmp_path: Path):
+@pytest.fixture
+def warm() -> Iterator[callers._Worker]:
+    """A worker that was started before it is needed, of the weakest priority."""
     PersistentCaller.warm_up(Priority(cpu=19))
-    PersistentCaller.warm_up(Priority())
-    warm = PersistentCaller._warm
-    assert warm is not None
-    caller, other = PersistentCaller(), PersistentCaller()
+    worker = PersistentCaller._warm
+    assert worker is not None
+    yield worker
+    PersistentCaller._warm = None
+    worker.process.kill()
+    worker.process.join()
+
+
+def test_a_worker_that_was_started_before_is_taken_over(warm: callers._Worker, tmp_path: Path):
+    PersistentCaller.warm_up(Priority(cpu=19))
+    caller, other = PersistentCaller(Priority(cpu=19)), PersistentCaller()
+    assert other.start(AsyncRequest(time.sleep, (0,), [])).pid != warm.pid, "it has another priority"
     write = caller.start(AsyncRequest(write_niceness, (str(tmp_path / "nice"),), []))
     assert write.pid == warm.pid
-    assert write.wait(60.0).failure is None
+    assert write.wait(PATIENCE).failure is None
     assert (tmp_path / "nice").read_text() == f"{warm.pid} 19"
-    assert other.start(AsyncRequest(write_niceness, (str(tmp_path / "other"),), [])).pid != warm.pid
+    assert PersistentCaller._warm is None
     caller.close()
     other.close()
+
+
+def test_a_worker_that_died_before_it_was_needed_is_replaced(warm: callers._Worker):
+    warm.process.kill()
+    warm.process.join()
+    PersistentCaller.warm_up(Priority(cpu=19))
+    again = PersistentCaller._warm
+    assert again is not None
+    assert again.pid != warm.pid
+    caller = PersistentCaller(Priority(cpu=19))
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).pid == again.pid
+    caller.close()
+
+
+def test_a_forked_child_starts_a_worker_of_its_own(warm: callers._Worker, monkeypatch: pytest.MonkeyPatch):
+    """Multiprocessing lets nobody but its parent ask after a process."""
+    other = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    assert not warm.usable()
+    monkeypatch.setattr(callers, "_Worker", lambda priority: priority)
+    assert PersistentCaller()._started() == Priority()
+    PersistentCaller.warm_up(Priority(cpu=3))
+    assert PersistentCaller._warm == Priority(cpu=3)

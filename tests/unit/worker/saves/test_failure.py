@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.saves.failure import MOST_TEXT, cut, ending_text, failure_text, save_error
+from muster.worker.saves.failure import MOST_TEXT, cut, different_saves, ending_text, failure_text, save_error
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,14 @@ def test_a_commit_that_failed_does_not_say_that_nothing_was_written():
     decision = Decision("save/commit", 1, Outcome.ABORTED, "rank 0 failed")
     assert "not committed, on any rank: rank 0 failed" in str(save_error("save 3", 3, decision))
     assert "save 3 was written by every rank, but" in str(save_error("save 3", 3, decision, written=True))
+
+
+@pytest.mark.parametrize("numbers", [{}, {0: b"3", 2: b"3"}, {0: b"3", 1: b""}])
+def test_ranks_that_say_nothing_else_make_the_same_save(numbers: dict[int, bytes]):
+    assert different_saves(numbers) is None
+
+
+def test_ranks_that_make_different_saves_are_named():
+    said = different_saves({2: b"1", 0: b"", 1: b"3", 3: b"3"})
+    assert said is not None
+    assert "rank 1 has made 3 before this one, rank 2 1." in said

@@ -16,10 +16,24 @@ import pytest
 
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
-from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings, abort_nvrx_checkpoint
+from muster.worker.saves import (
+    AsyncCallsQueue,
+    AsyncRequest,
+    SaveTimings,
+    abort_nvrx_checkpoint,
+    callers,
+    groups,
+)
 from muster.worker.saves import queue as module
 from tests.support.judge import FakeBarrier, no_child_left
 from tests.support.patience import PATIENCE, until
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No group is taken, numbered or in doubt from another test."""
+    for name, empty in (("_taken", set()), ("_numbered", set()), ("_in_doubt", {})):
+        monkeypatch.setattr(groups, name, empty)
 
 
 @pytest.fixture
@@ -319,7 +333,8 @@ def test_two_queues_do_not_take_each_others_decisions(barrier: FakeBarrier, monk
         with pytest.raises(ValueError, match=r'another queue.*group "save"'):
             AsyncCallsQueue(barrier=FakeBarrier(world_size=2))  # type: ignore[arg-type]
         AsyncCallsQueue(barrier=FakeBarrier(world_size=2, rank=1)).close()  # type: ignore[arg-type]
-        monkeypatch.setattr(module, "GrpcBarrier", lambda barrier_prefix: FakeBarrier(barrier_prefix))
+        monkeypatch.setattr(groups, "GrpcBarrier", lambda barrier_prefix: FakeBarrier(barrier_prefix))
+        monkeypatch.setenv("MUSTER_RUN_ID", "job")
         with AsyncCallsQueue() as second, AsyncCallsQueue() as third:
             assert [second._barrier.prefix, third._barrier.prefix] == ["save-2", "save-3"]
         with AsyncCallsQueue() as again:
@@ -332,6 +347,127 @@ def test_nothing_is_scheduled_after_closing(barrier: FakeBarrier):
     queue.close()
     with no_child_left(), pytest.raises(MusterError, match="closed"):
         queue.schedule_async_request(AsyncRequest(nothing, (), []))
+
+
+def test_a_queue_does_not_go_on_while_an_aborted_saves_outcome_is_unknown(
+    barrier: FakeBarrier, caplog: pytest.LogCaptureFixture
+):
+    """Its next vote would hear the decision on that save, and finalize what nobody has agreed on."""
+    done: list[int] = []
+    barrier.raises[0] = [gone()]
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        with queue._changed:
+            queue.schedule_async_request(AsyncRequest(nothing, (), []))
+            queue._state.closing = True
+        abort_nvrx_checkpoint()
+        assert "gone" in caplog.text
+        for _ in range(2):
+            with pytest.raises(MusterError, match=r"outcome of save 0 is not known.*generation"):
+                queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(1)]))
+        queue.close()
+        with pytest.raises(MusterError, match="outcome of save 0 is not known"):
+            AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        barrier.generation = 1
+        AsyncCallsQueue(barrier=barrier).close()  # type: ignore[arg-type]
+    assert (done, barrier.votes) == ([], [])
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_ranks_that_aborted_at_different_points_do_not_make_a_save_of_two(
+    barrier: FakeBarrier, *, commits: bool
+):
+    done: list[int] = []
+    commit = (lambda _: done.append(2)) if commits else None
+    queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    queue.close(abort=True)
+    barrier.others_say[1] = b"1"
+    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(1)]), commit=commit)
+    with pytest.raises(AsyncSaveError, match=r"rank 0 has made 0 before this one, rank 1 1\."):
+        queue.close()
+    assert done == []
+    assert barrier.said == [b"", b"0"]
+    assert [vote is None for vote in barrier.siblings["save/commit"].votes] == [False] * commits
+
+
+@pytest.mark.parametrize("other", [b"", b"1"], ids=["one that says nothing", "one that says the same"])
+def test_ranks_that_aborted_at_the_same_point_go_on(barrier: FakeBarrier, other: bytes):
+    """Nor does a rank of an older SDK say anything, or one that had no cause to abort."""
+    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
+        queue.close(abort=True)
+        barrier.others_say[1] = other
+        for number in range(2):
+            queue.schedule_async_request(AsyncRequest(nothing, (), []))
+            assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [number]
+    assert barrier.said == [b"0", b"1"]
+
+
+def test_an_abort_finalizes_nothing_and_names_what_was_committed(
+    barrier: FakeBarrier, caplog: pytest.LogCaptureFixture
+):
+    def finalize() -> None:
+        raise ZeroDivisionError
+
+    with no_child_left():
+        one = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+        other = AsyncCallsQueue(barrier=FakeBarrier("other", world_size=2))  # type: ignore[arg-type]
+        for queue in (one, other):
+            queue.schedule_async_request(AsyncRequest(nothing, (), [finalize]))
+            until(partial(decided, queue))
+            queue.schedule_async_request(AsyncRequest(signal.pause, (), [finalize]))
+        abort_nvrx_checkpoint()
+        assert caplog.text.count("save 0 was committed; it is not finalized here") == 2
+        assert caplog.text.count("aborted what was under way") >= 2
+        assert [queue.get_num_unfinalized_calls() for queue in (one, other)] == [0, 0]
+        one.close()
+        other.close()
+
+
+def test_a_queue_that_cannot_be_closed_does_not_keep_the_others_from_their_abort(
+    barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse() -> None:
+        raise OSError("no more files")
+
+    with no_child_left():
+        both = [
+            AsyncCallsQueue(barrier=barrier),  # type: ignore[arg-type]
+            AsyncCallsQueue(barrier=FakeBarrier("other", world_size=2)),  # type: ignore[arg-type]
+        ]
+        with monkeypatch.context() as patched:
+            for queue in both:
+                patched.setattr(queue._caller, "close", refuse)
+            abort_nvrx_checkpoint()
+        assert caplog.text.count("no more files") == 2
+        for queue in both:
+            queue._end()
+
+
+def test_an_abort_does_not_open_what_was_closed(barrier: FakeBarrier):
+    queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    queue.close()
+    abort_nvrx_checkpoint()
+    with pytest.raises(MusterError, match="closed"):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+
+
+def test_a_save_fails_for_all_if_no_thread_can_decide_it(
+    queue: AsyncCallsQueue, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="new thread"):
+        patched.setattr(threading.Thread, "start", refuse)
+        queue.schedule_async_request(AsyncRequest(signal.pause, (), []))
+    assert len(barrier.votes) == 1
+    assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
+    with pytest.raises(AsyncSaveError, match="new thread"):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [1]
+    assert [vote is None for vote in barrier.votes] == [False, True]
 
 
 def test_a_queue_that_was_aborted_goes_on_with_the_next_save(barrier: FakeBarrier):
@@ -400,6 +536,40 @@ def test_a_queue_that_nobody_holds_gives_its_group_back(barrier: FakeBarrier):
         del queue
         until(lambda: gc.collect() >= 0 and gone() is None)
         AsyncCallsQueue(barrier=FakeBarrier(world_size=2)).close()  # type: ignore[arg-type]
+
+
+def test_a_dropped_queue_does_not_wait_for_its_worker(barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):
+    """The garbage collector may run on the training thread."""
+    queue = AsyncCallsQueue(persistent=True, barrier=barrier)  # type: ignore[arg-type]
+    queue.schedule_async_request(AsyncRequest(os.getpid, (), []))
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+    worker = queue._caller._worker  # type: ignore[attr-defined]
+    process = worker.process
+    waited: list[str] = []
+    monkeypatch.setattr(type(worker), "end", lambda _: waited.append("for its end"))
+    monkeypatch.setattr(callers, "ENDING_TIMEOUT", PATIENCE)
+    os.kill(worker.pid, signal.SIGSTOP)
+    gone = weakref.ref(worker)
+    del queue, worker
+    until(lambda: gc.collect() >= 0 and gone() is None)
+    process.join(PATIENCE)
+    assert (process.exitcode, waited) == (-signal.SIGKILL, [])
+
+
+def test_which_group_is_the_default_does_not_depend_on_the_garbage_collector(monkeypatch: pytest.MonkeyPatch):
+    """It runs at other times on other ranks, and all must find the same."""
+    monkeypatch.setattr(groups, "GrpcBarrier", lambda barrier_prefix: FakeBarrier(barrier_prefix))
+    monkeypatch.setenv("MUSTER_RUN_ID", "job")
+    queue = AsyncCallsQueue()
+    gone = weakref.ref(queue)
+    del queue
+    until(lambda: gc.collect() >= 0 and gone() is None)
+    for _ in range(2):
+        with AsyncCallsQueue() as queue:
+            assert queue._barrier.prefix == "save-2"
+    AsyncCallsQueue(barrier=FakeBarrier()).close()  # type: ignore[arg-type]
+    monkeypatch.setenv("MUSTER_ROUND", "1")
+    assert groups.default_barrier().prefix == "save"
 
 
 def test_saves_that_a_dropped_queue_had_not_finalized_are_in_the_log(

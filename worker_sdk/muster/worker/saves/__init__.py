@@ -1,8 +1,10 @@
 """Asynchronous saves: written aside, and finalized by every rank or by none."""
 
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
+from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.checkpointer import Checkpointer
-from muster.worker.saves.queue import AsyncCallsQueue, SaveTimings, abort_nvrx_checkpoint
+from muster.worker.saves.drop_in import abort_nvrx_checkpoint
+from muster.worker.saves.queue import AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.torch_checkpoint import TorchAsyncCheckpoint
 

@@ -222,7 +222,7 @@ class PersistentCaller:
     def start(self, request: AsyncRequest) -> Write:
         """Hand the request to the worker, and wait until it has the tensors."""
         began = time.monotonic()
-        if self._worker is None or not self._worker.alive():
+        if self._worker is None or not self._worker.usable():
             # Writes that the last one has not answered still hold it, and learn how it ended.
             self._worker = self._started()
         request = request.preloaded()
@@ -246,13 +246,19 @@ class PersistentCaller:
 
     @classmethod
     def warm_up(cls, priority: Priority) -> None:
-        """Start a worker that the next one who needs one takes over."""
-        if cls._warm is None:
+        """Start a worker that the next one who needs one of this priority takes over.
+
+        There is one at a time. It is kept until it is taken over, also if this asks for another priority.
+        """
+        if cls._warm is None or not cls._warm.usable():
             cls._warm = _Worker(priority)
 
     def _started(self) -> "_Worker":
-        warm, PersistentCaller._warm = PersistentCaller._warm, None
-        return warm if warm is not None and warm.alive() else _Worker(self._priority)
+        warm = PersistentCaller._warm
+        if warm is None or not warm.usable() or warm.priority != self._priority:
+            return _Worker(self._priority)
+        PersistentCaller._warm = None
+        return warm
 
     def _debug_is_async_process_running(self) -> bool:
         """Whether there is a worker: nvidia-resiliency-ext's tests look at it."""
@@ -270,6 +276,8 @@ class _Worker:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, os.getpid(), priority)
+        self.priority = priority
+        self._owner = os.getpid()
         self.process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -277,10 +285,14 @@ class _Worker:
         self.pid = self.process.pid
         handle = os.pidfd_open(self.pid)
         self._handle = handle
-        weakref.finalize(self, os.close, handle)
+        weakref.finalize(self, _let_go, handle, self._owner).atexit = False
         self.reason: str | None = None
         """Why it was killed."""
         self._reaping = threading.Lock()
+
+    def usable(self) -> bool:
+        """Whether it lives, and is this process's: a forked child may not ask after its parent's."""
+        return self._owner == os.getpid() and self.alive()
 
     def alive(self) -> bool:
         with self._reaping:
@@ -304,6 +316,14 @@ class _Worker:
             self.process.kill()
         self.exit_status()
         self.pipe.close()
+
+
+def _let_go(handle: int, owner: int) -> None:
+    """Nobody holds a worker or its writes any more. This may be the garbage collector: do not wait."""
+    if os.getpid() == owner:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    os.close(handle)
 
 
 class SpawnedWrite:

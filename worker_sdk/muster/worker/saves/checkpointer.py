@@ -25,9 +25,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError
+from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue, SaveTimings, default_barrier
+from muster.worker.saves.groups import default_barrier
+from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
 

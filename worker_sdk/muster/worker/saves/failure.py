@@ -2,6 +2,7 @@
 
 import signal
 import traceback
+from collections.abc import Mapping
 
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
@@ -48,6 +49,41 @@ def save_error(name: str, call_idx: int, decision: Decision, *, written: bool = 
     if written:
         what = "was written by every rank, but its commit failed or is not confirmed, and none finalizes it"
     return AsyncSaveError(f"{name} {what}: {decision.message}", call_idx, decision)
+
+
+def different_saves(numbers: Mapping[int, bytes]) -> str | None:
+    """Why a save that every rank has written is none: the ranks took different ones for it.
+
+    Args:
+        numbers: by rank, how many saves it has made since it aborted; empty if it does not say.
+
+    Returns:
+        None if all who say it say the same.
+    """
+    said = {rank: number.decode("utf-8", "replace") for rank, number in sorted(numbers.items()) if number}
+    if len(set(said.values())) < 2:
+        return None
+    first, number = next(iter(said.items()))
+    other = next(rank for rank in said if said[rank] != number)
+    return (
+        f"the ranks aborted at different points, and make different saves: since then rank {first} has made "
+        f"{number} before this one, rank {other} {said[other]}. Let all ranks abort at the same point, and "
+        "restart the job, or give the saves of all ranks a generation or a group of their own"
+    )
+
+
+def early_hint(name: str, rank: int) -> str:
+    """What a rank that has written logs when it waits for others that perhaps do not save at all.
+
+    Args:
+        name: what people call the save.
+        rank: the one that waits.
+    """
+    return (
+        f"{name} is written here (rank {rank}). The missing have not begun it, or write longer: "
+        f"every rank must make the same saves. If rank {rank} alone is to save, give the queue a barrier "
+        f'of its own: barrier=GrpcBarrier(barrier_prefix="save-{rank}", participants=[{rank}])'
+    )
 
 
 def cut(text: str) -> str:

@@ -5,22 +5,21 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import replace
 from types import TracebackType
-from typing import ClassVar
-from weakref import WeakSet
 
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.decision import Decision
+from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
 from muster.worker.pending import EarlyWarning
+from muster.worker.saves import drop_in
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
-from muster.worker.saves.failure import failure_text, save_error
+from muster.worker.saves.calls import Call, SaveTimings, State
+from muster.worker.saves.failure import different_saves, early_hint, failure_text
+from muster.worker.saves.groups import Group, default_barrier
 from muster.worker.saves.priority import Priority
-from muster.worker.saves.request import PREFIX, AsyncRequest
+from muster.worker.saves.request import AsyncRequest
 
 logger = logging.getLogger(__name__)
 
@@ -30,105 +29,6 @@ EARLY_WARNING = 10.0
 """Seconds, beyond as long again as its own write took, after which a rank logs whom a queue's first save
 waits for. Ranks write for about as long as each other: who is later than that has often not begun. It is soon
 enough for the one who has just started the job, and well below the timeout."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTimings:
-    """Where the time of one save went, in seconds."""
-
-    call_idx: int
-    """The number of the call."""
-    preload: float
-    """Planning, and bringing tensors to the host; the training thread waits."""
-    start: float
-    """The fork, or handing over to the worker; the training thread waits."""
-    write: float = 0.0
-    """From the start to the end of this rank's write."""
-    vote: float = 0.0
-    """From this rank's arrival at the barrier to the decision: waiting for the other ranks."""
-    commit: float = 0.0
-    """Making it a checkpoint, on every rank."""
-    finalize: float = 0.0
-    """The finalize functions; the training thread waits."""
-
-    @property
-    def stall(self) -> float:
-        """How long the training thread waited, all in all."""
-        return self.preload + self.start + self.finalize
-
-
-@dataclass(slots=True)
-class _Call:
-    """A save that is not finalized."""
-
-    request: AsyncRequest
-    name: str
-    """For people."""
-    write: Write | None
-    timings: SaveTimings
-    on_written: Callable[[], None] | None = None
-    commit: Callable[[Decision], None] | None = None
-    on_decided: Callable[[], None] | None = None
-    failure: str | None = None
-    """Why it could not be begun."""
-    written: bool = False
-    """Whether every rank has written."""
-    decision: Decision | None = None
-    error: MusterError | None = None
-    """Why there is no decision."""
-
-    @property
-    def decided(self) -> bool:
-        return self.decision is not None or self.error is not None
-
-
-@dataclass(slots=True)
-class _State:
-    calls: deque[_Call] = field(default_factory=deque)
-    """Not finalized, oldest first."""
-    undecided: deque[_Call] = field(default_factory=deque)
-    unknown: OutcomeUnknownError | None = None
-    """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
-    closing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The barriers of a queue, which are no other's: two would take each other's decisions."""
-
-    run_id: str
-    generation: int
-    rank: int
-    prefix: str
-
-    @staticmethod
-    def of(barrier: GrpcBarrier) -> "_Group":
-        return _Group(barrier.run_id, barrier.generation, barrier.rank, barrier.prefix)
-
-    def take(self) -> None:
-        if self in _taken:
-            raise ValueError(
-                f'another queue of saves that is open decides by the barriers of group "{self.prefix}". '
-                "Close it first, or give this one a barrier of its own, such as "
-                f'barrier=GrpcBarrier(barrier_prefix="{self.prefix}-b"), on all ranks.'
-            )
-        _taken.add(self)
-
-    def give_back(self) -> None:
-        _taken.discard(self)
-
-
-_taken: set[_Group] = set()
-
-
-def default_barrier() -> GrpcBarrier:
-    """The barrier of a queue that was given none: of a group that no open queue of this process has.
-
-    Ranks that open and close their queues in the same order get the same.
-    """
-    taken = {group.prefix for group in _taken}
-    prefixes = (PREFIX if number == 1 else f"{PREFIX}-{number}" for number in count(1))
-    return GrpcBarrier(barrier_prefix=next(prefix for prefix in prefixes if prefix not in taken))
 
 
 class AsyncCallsQueue:
@@ -155,9 +55,8 @@ class AsyncCallsQueue:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
         ValueError: another queue that is open decides by the same group; or there is no such priority.
+        MusterError: the group had a save whose outcome this rank does not know.
     """
-
-    _instances: ClassVar[WeakSet["AsyncCallsQueue"]] = WeakSet()
 
     def __init__(
         self,
@@ -181,32 +80,34 @@ class AsyncCallsQueue:
         self._timeout = timeout
         self._on_saved = on_saved
         self._changed = threading.Condition()
-        self._state = _State()
+        self._state = State()
         self.next_idx = 0
         """The number of the save that is scheduled next."""
         self._thread: threading.Thread | None = None
         """Decides, while there is something to decide."""
-        self._group = _Group.of(self._barrier)
+        self._group = Group.of(self._barrier)
         self._owner = os.getpid()
         self._open = False
         self._may_go_on = False
         """Whether it was aborted, and not closed."""
         self._agreed = False
         """Whether a save was released: all ranks make the same saves."""
+        self._aborted_at: int | None = None
+        """The number that came next when it was last aborted; None if it never was."""
         self._begin()
-        self._instances.add(self)
+        drop_in.made.add(self)
 
     def __del__(self) -> None:
-        """Nobody holds it any more, and all that it scheduled is decided: its group is free again."""
+        """Nobody holds it any more, and all that it scheduled is decided. Nothing here may wait."""
         if getattr(self, "_open", False) and os.getpid() == self._owner and not sys.is_finalizing():
-            self._end()
+            self._group.drop()
             if self._state.calls:
                 logger.warning("%d saves were not finalized: their queue is gone", len(self._state.calls))
 
     @classmethod
     def get_instances(cls) -> list["AsyncCallsQueue"]:
         """The queues that this process has made and holds."""
-        return list(cls._instances)
+        return list(drop_in.made)
 
     @classmethod
     def warmup_persistent_caller(
@@ -315,7 +216,7 @@ class AsyncCallsQueue:
         """Refuse what a closed queue cannot do; one that was aborted goes on.
 
         Raises:
-            MusterError: the queue is closed.
+            MusterError: the queue is closed; or it was aborted, and the outcome of a save is not known here.
             ValueError: it was aborted, and another queue has its group meanwhile.
         """
         if not self._open and self._may_go_on:
@@ -340,14 +241,26 @@ class AsyncCallsQueue:
         preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
         timings = SaveTimings(request.call_idx, prepared + preload, start)
         name = name or f"save {request.call_idx}"
-        call = _Call(request, name, write, timings, on_written, commit, on_decided, failure)
+        call = Call(request, name, write, timings, on_written, commit, on_decided, failure)
+        unstarted: BaseException | None = None
         with self._changed:
             self.next_idx += 1
             self._state.calls.append(call)
             self._state.undecided.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
-                self._thread.start()
+            try:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
+                    thread.start()
+                    self._thread = thread
+            except BaseException as error:
+                # Nothing else is under way, or there would be a thread: this one can tell the others.
+                call.failure = failure_text(error)
+                if write is not None:
+                    write.abort(call.failure)
+                unstarted = error
+        if unstarted is not None:
+            self._decide_all()
+            raise unstarted
         return request.call_idx
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
@@ -396,21 +309,26 @@ class AsyncCallsQueue:
 
         Args:
             abort: end the writes that are under way, rather than wait for them: their saves fail, for all
-                ranks. A queue that was aborted goes on with the next save that is scheduled.
+                ranks. Nothing is finalized; the log names what was committed. A queue that was aborted goes
+                on with the next save that is scheduled, unless the outcome of one is not known.
 
         Raises:
             AsyncSaveError: a save was not committed; the others were finalized. Of several errors, the
                 first is raised.
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
         """
-        self._may_go_on = abort
+        self._may_go_on = abort and (self._open or self._may_go_on)
         if not self._open:
+            return
+        if abort:
+            self._aborted_at = self.next_idx
+            self.abort("its queue was closed, and aborted what was under way")
+            self._end()
+            self._drop()
             return
         failed: Exception | None = None
         with self._changed:
             self._state.closing = True
-        if abort:
-            self.abort("its queue was closed, and aborted what was under way")
         try:
             while self._state.calls:
                 try:
@@ -422,9 +340,21 @@ class AsyncCallsQueue:
         if failed is not None:
             raise failed
 
+    def _drop(self) -> None:
+        """Let go of what was decided, and finalize none of it."""
+        failed: MusterError | None = None
+        while self._state.calls:
+            call = self._state.calls.popleft()
+            error = call.failed()
+            if error is None:
+                logger.warning("%s was committed; it is not finalized here: its queue was aborted", call.name)
+            failed = failed or error
+        if failed is not None:
+            raise failed
+
     def _begin(self) -> None:
         self._group.take()
-        self._open, self._state = True, _State()
+        self._open, self._state = True, State()
 
     def _end(self) -> None:
         with self._changed:
@@ -464,12 +394,10 @@ class AsyncCallsQueue:
         # A queue that closes gives up by itself, and decides its calls.
         return self._state.unknown is not None and not self._state.closing
 
-    def _finalize(self, call: _Call) -> None:
-        if call.error is not None:
-            raise call.error
-        assert call.decision is not None
-        if not call.decision.released:
-            raise save_error(call.name, call.request.call_idx, call.decision, written=call.written)
+    def _finalize(self, call: Call) -> None:
+        error = call.failed()
+        if error is not None:
+            raise error
         began = time.monotonic()
         call.request.execute_finalize_fns()
         timings = replace(call.timings, finalize=time.monotonic() - began)
@@ -508,34 +436,42 @@ class AsyncCallsQueue:
                     logger.exception("%s is over; cleaning up failed", call.name)
             del call  # Its finalize functions may hold a state, and the next save may be far.
 
-    def _decide(self, call: _Call) -> None:
+    def _decide(self, call: Call) -> None:
         try:
             failure, seconds = self._written(call)
             began = time.monotonic()
-            decision = self._vote(self._barrier, failure, self._early_warning(call, seconds))
-            self._agreed = self._agreed or decision.released
+            decision = self._vote(
+                self._barrier, failure, self._since_abort(call), self._early_warning(call, seconds)
+            )
             voted = time.monotonic()
             call.written = decision.released
+            different = different_saves(decision.payloads)
+            self._agreed = self._agreed or (decision.released and different is None)
             if decision.released and call.commit is not None:
-                decision = self._vote(self._commits, _failure_of(call.commit, decision))
+                decision = self._vote(self._commits, different or _failure_of(call.commit, decision))
+            elif decision.released and different is not None:
+                decision = replace(decision, outcome=Outcome.ABORTED, message=different)
             call.timings = replace(
                 call.timings, write=seconds, vote=voted - began, commit=time.monotonic() - voted
             )
             call.decision = decision
             logger.info("%s is decided: %s", call.name, decision.message)
+        except OutcomeUnknownError as error:
+            self._group.doubt(call.name)
+            call.error = error
         except MusterError as error:
             call.error = error
         except BaseException as error:  # Whatever it is, the saves that follow need this thread.
             logger.exception("%s cannot be decided", call.name)
             call.error = MusterError(f"{call.name} cannot be decided: {error!r}")
 
-    def _written(self, call: _Call) -> tuple[str | None, float]:
+    def _written(self, call: Call) -> tuple[str | None, float]:
         """Wait for the end of a call's write: why it failed, and how long it took."""
         failure, seconds = call.failure, 0.0
         try:
             if call.write is not None:
                 ending = call.write.wait(self._timeout)
-                failure, seconds = ending.failure, ending.seconds
+                failure, seconds = failure or ending.failure, ending.seconds
                 how = "failed" if failure is not None else "is done; the other ranks' are waited for"
                 logger.info("%s: this rank's write, %.3f s, %s", call.name, seconds, how)
         except BaseException as error:
@@ -550,26 +486,36 @@ class AsyncCallsQueue:
             failure = failure or failure_text(error)
         return failure, seconds
 
-    def _early_warning(self, call: _Call, seconds: float) -> EarlyWarning | None:
+    def _early_warning(self, call: Call, seconds: float) -> EarlyWarning | None:
         """Of a save that perhaps only some ranks make; this rank's write took so many seconds."""
         if self._agreed:
             return None
-        rank = self._barrier.rank
-        return EarlyWarning(
-            EARLY_WARNING + seconds,
-            f"{call.name} is written here (rank {rank}). The missing have not begun it, or write longer: "
-            f"every rank must make the same saves. If rank {rank} alone is to save, give the queue a barrier "
-            f'of its own: barrier=GrpcBarrier(barrier_prefix="{PREFIX}-{rank}", participants=[{rank}])',
-        )
+        return EarlyWarning(EARLY_WARNING + seconds, early_hint(call.name, self._barrier.rank))
 
-    def _vote(self, barrier: GrpcBarrier, failure: str | None, early: EarlyWarning | None = None) -> Decision:
+    def _since_abort(self, call: Call) -> bytes:
+        """How many saves came before it since the last abort, for ranks that aborted at different points.
+
+        Before any abort there is nothing to say, and nothing that each rank must be sent of every other. Nor
+        does one that says nothing differ: its program may have had no cause to abort, or be an older one.
+        """
+        if self._aborted_at is None or call.request.call_idx < self._aborted_at:
+            return b""
+        return str(call.request.call_idx - self._aborted_at).encode()
+
+    def _vote(
+        self,
+        barrier: GrpcBarrier,
+        failure: str | None,
+        payload: bytes = b"",
+        early: EarlyWarning | None = None,
+    ) -> Decision:
         while True:
             unknown = self._state.unknown
             if unknown is not None and self._state.closing:
                 # Nor can a later save be decided: its barrier is the group's next one.
                 raise unknown
             try:
-                decision = barrier.vote(failure, timeout_secs=self._timeout, early=early)
+                decision = barrier.vote(failure, self._timeout, payload, early)
             except OutcomeUnknownError as error:
                 # The write has ended and its outcome is decided, or will be: ask until someone knows.
                 logger.warning("%s", error)
@@ -582,20 +528,6 @@ class AsyncCallsQueue:
         with self._changed:
             self._state.unknown = error
             self._changed.notify_all()
-
-
-def abort_nvrx_checkpoint() -> None:
-    """Abort the saves of all queues of this process, under nvidia-resiliency-ext's name.
-
-    Writes that are under way are ended, and their saves fail, for all ranks: that is in the log. The queues
-    go on with the next save that is scheduled.
-    """
-    for queue in AsyncCallsQueue.get_instances():
-        if queue._open:
-            try:
-                queue.close(abort=True)
-            except MusterError as error:
-                logger.warning("%s", error)
 
 
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:

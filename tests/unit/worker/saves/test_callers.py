@@ -332,7 +332,8 @@ def test_a_forked_child_starts_a_worker_of_its_own(warm: callers._Worker, monkey
     other = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: other)
     assert not warm.usable()
-    monkeypatch.setattr(callers, "_Worker", lambda priority: priority)
-    assert PersistentCaller()._started() == Priority()
+    started: list[Priority] = []
+    monkeypatch.setattr(callers, "_Worker", started.append)
+    PersistentCaller()._started()
     PersistentCaller.warm_up(Priority(cpu=3))
-    assert PersistentCaller._warm == Priority(cpu=3)
+    assert started == [Priority(), Priority(cpu=3)]

@@ -21,6 +21,7 @@ def grpc_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen = [False]
     monkeypatch.setattr(fork_guard, "_claims", [])
     monkeypatch.setattr(fork_guard, "_last", None)
+    monkeypatch.setattr(fork_guard, "_in_vain", False)
     monkeypatch.setattr(fork_guard, "_grpc_runs", lambda: seen.pop(0) if len(seen) > 1 else seen[0])
     monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
     return seen
@@ -74,14 +75,44 @@ def test_a_child_is_told_when_grpc_does_not_end(monkeypatch: pytest.MonkeyPatch,
     """Others of the process may use it as well."""
     grpc_runs[:] = [True]
     monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
-    collected: list[bool] = []
-    monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
     Claim("a store").give_back()
-    fork_guard._settle()
     fork(monkeypatch)
-    assert collected == [True], "only the first fork waits and collects"
     with pytest.raises(MusterError, match="which holds open channels of gRPC"):
         check()
+
+
+def test_only_the_first_fork_waits_for_grpc_that_others_use(
+    monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]
+):
+    monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
+    grpc_runs[:] = [True]
+    Claim("a store").give_back()
+    fork_guard._settle()
+    monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
+    Claim("another store").give_back()
+    fork_guard._settle()
+    grpc_runs[:] = [False]
+    fork(monkeypatch)
+    check()
+    assert not fork_guard._in_vain
+
+
+def test_garbage_is_collected_when_the_last_is_given_back_and_never_before_a_fork(
+    monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]
+):
+    collected: list[bool] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
+    first, second = Claim("a session"), Claim("a session")
+    grpc_runs[:] = [True]
+    first.give_back()
+    fork_guard.collect()
+    assert collected == []
+    second.give_back()
+    fork_guard.collect()
+    assert collected == [True]
+    grpc_runs[:] = [True, False]
+    fork(monkeypatch)
+    assert collected == [True]
 
 
 def test_a_fork_of_a_process_that_never_spoke_looks_at_nothing(

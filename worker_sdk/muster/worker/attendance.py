@@ -35,7 +35,7 @@ from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.fork_guard import Claim, check, forked, start_thread
+from muster.worker.fork_guard import Claim, check, collect, forked, start_thread
 from muster.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -236,6 +236,7 @@ class Attendance:
             self._say_that_it_leaves(reason)
         if thread is not None:
             thread.join(self.config.call_timeout)
+        collect()
 
     def abandon(self) -> None:
         """Give the place up and wait for nothing, as a finalizer must: the thread that holds it says so."""

@@ -25,13 +25,15 @@ GRPCS_THREADS = (
 )
 """How the names of gRPC's own threads begin, as Linux shows them (grpcio 1.66 to 1.85)."""
 PATIENCE = 1.0
-"""Seconds that the first fork after the last claim waits for gRPC's threads to end; a few ms are usual."""
+"""Seconds that a fork after the last claim waits for gRPC's threads to end; a few ms are usual."""
 LOOK_INTERVAL = 0.001
 
 _claims: list["Claim"] = []
 """Those that are held. In a forked child they are its parent's, for good."""
 _last: "Claim | None" = None
 """The last that was given back, until gRPC's threads have ended as well."""
+_in_vain = False
+"""Whether a fork has waited for gRPC, which went on: others use it, and the next fork waits for nothing."""
 
 
 class Claim:
@@ -50,8 +52,6 @@ class Claim:
         check()
         self.what = what
         self.process = os.getpid()
-        self.awaited = False
-        """Whether a fork has waited for gRPC to end, after it was given back as the last."""
         _claims.append(self)
 
     def give_back(self) -> None:
@@ -123,19 +123,27 @@ def forked(what: str, owner: int) -> MusterError:
     )
 
 
+def collect() -> None:
+    """Free what failed calls have left of their channels in cycles, when nothing is claimed any more.
+
+    For whoever gives back, unless it is a finalizer: this runs finalizers of anyone, so it cannot wait
+    until a fork, before which other modules hold their locks.
+    """
+    if not _claims and _last is not None and _grpc_runs():
+        gc.collect()
+
+
 def _settle() -> None:
     """Before a fork: when nothing is claimed any more, let gRPC end."""
-    global _last
+    global _last, _in_vain
     last = _last
     if _claims or last is None or last.process != os.getpid():
         return
-    if not last.awaited and _grpc_runs():
-        last.awaited = True
-        gc.collect()  # A failed call may have left its channel in a cycle.
-        deadline = time.monotonic() + PATIENCE
-        while _grpc_runs() and time.monotonic() < deadline:
-            time.sleep(LOOK_INTERVAL)
-    if not _grpc_runs() and _last is last:  # Another thread may have spoken meanwhile.
+    deadline = time.monotonic() + (0.0 if _in_vain else PATIENCE)
+    while (runs := _grpc_runs()) and time.monotonic() < deadline:
+        time.sleep(LOOK_INTERVAL)
+    _in_vain = runs
+    if not runs and _last is last:  # Another thread may have spoken meanwhile.
         _last = None
 
 

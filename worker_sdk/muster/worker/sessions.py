@@ -42,6 +42,7 @@ def close(reason: str = "") -> None:
     for session in sessions:
         begin_anew()
         session.close(reason)
+    fork_guard.collect()
 
 
 def _renew_lock() -> None:

@@ -165,6 +165,7 @@ def test_forked_children_do_file_io_while_the_session_goes_on(coordinator: Coord
         assert "forked" in world[0].ask("barrier_in_forked_child", prefix="checkpoint")
 
 
+@pytest.mark.back_in_time
 def test_a_drained_coordinator_fails_nobody(coordinator: Coordinator):
     """SIGTERM while ranks wait: they connect again and the barrier completes."""
     with ranks(coordinator.endpoint, 2) as world:

@@ -73,6 +73,7 @@ def test_a_rank_that_dies_takes_its_child_along_and_fails_the_save(coordinator: 
         assert committed(folder) == []
 
 
+@pytest.mark.back_in_time
 def test_a_coordinator_that_dies_between_write_and_decision_decides_when_it_is_back(
     coordinator: Coordinator, folder: Path
 ):

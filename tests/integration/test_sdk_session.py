@@ -68,6 +68,7 @@ def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordi
             list(watch)
 
 
+@pytest.mark.back_in_time
 def test_a_session_that_is_closed_while_its_stream_is_broken_still_says_goodbye(coordinator: Coordinator):
     with Proxy(coordinator.port) as proxy, ranks(coordinator.endpoint, 2, 1, run_id="sdk") as (other,):
         other.tell("barrier", prefix="p")

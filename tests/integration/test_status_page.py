@@ -58,7 +58,8 @@ def url(coordinator: Coordinator, path: str) -> str:
 
 
 def assert_it_fits(page: Page) -> None:
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    """Once its style sheet is there: on a loaded machine it comes after the page."""
+    page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
 
 
 def texts(page: Page, selector: str) -> list[str]:

@@ -84,7 +84,7 @@ class AsyncCallsQueue:
         self.next_idx = 0
         """The number of the save that is scheduled next."""
         self._thread: threading.Thread | None = None
-        """Decides, while there is something to decide."""
+        """Decides, from the first save to the end of the queue."""
         self._group = Group.of(self._barrier)
         self._owner = os.getpid()
         self._open = False
@@ -101,6 +101,9 @@ class AsyncCallsQueue:
         """Nobody holds it any more, and all that it scheduled is decided. Nothing here may wait."""
         if getattr(self, "_open", False) and os.getpid() == self._owner and not sys.is_finalizing():
             self._group.drop()
+            with self._changed:
+                self._state.closing = True
+                self._changed.notify_all()
             if self._state.calls:
                 logger.warning("%d saves were not finalized: their queue is gone", len(self._state.calls))
 
@@ -247,9 +250,12 @@ class AsyncCallsQueue:
             self.next_idx += 1
             self._state.calls.append(call)
             self._state.undecided.append(call)
+            self._state.decide = self._decide_all
+            self._changed.notify_all()
             try:
                 if self._thread is None:
-                    thread = threading.Thread(target=self._decide_all, name="muster-saves", daemon=True)
+                    served = (self._changed, self._state)
+                    thread = threading.Thread(target=_serve, args=served, name="muster-saves", daemon=True)
                     thread.start()
                     self._thread = thread
             except BaseException as error:
@@ -363,6 +369,7 @@ class AsyncCallsQueue:
             thread = self._thread
         if thread is not None:
             thread.join()
+        self._thread = None
         self._caller.close()
         if self._open:
             self._group.give_back()
@@ -422,7 +429,7 @@ class AsyncCallsQueue:
         while True:
             with self._changed:
                 if not self._state.undecided:
-                    self._thread = None
+                    self._state.decide = None
                     return
                 call = self._state.undecided[0]
             self._decide(call)
@@ -528,6 +535,22 @@ class AsyncCallsQueue:
         with self._changed:
             self._state.unknown = error
             self._changed.notify_all()
+
+
+def _serve(changed: threading.Condition, state: State) -> None:
+    """Decide what comes, until the queue is closed or gone; between saves this holds nothing of it.
+
+    It is one thread for all saves: a fork beside one that begins or ends may leave its child a lock of the
+    loader that nobody gives back.
+    """
+    while True:
+        with changed:
+            changed.wait_for(lambda: state.decide is not None or state.closing)
+            decide = state.decide
+        if decide is None:
+            return
+        decide()
+        del decide
 
 
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:

@@ -1,7 +1,5 @@
 """Writes aside: what is written is the state at the start, and how it ended is known."""
 
-import contextlib
-import gc
 import os
 import signal
 import sys
@@ -247,35 +245,6 @@ def test_a_worker_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch):
     assert write.wait(PATIENCE).failure is None
     os.kill(write.pid, signal.SIGSTOP)
     caller.close()
-
-
-@pytest.mark.parametrize(("pid", "collects"), [(7, True), (0, False), (None, True)])
-def test_a_child_collects_no_garbage_from_its_first_moment_on(
-    monkeypatch: pytest.MonkeyPatch, pid: int | None, collects: bool
-):
-    """It would run the finalizers of the parent's objects. Its parent goes on as before."""
-    seen = []
-
-    def fork() -> int:
-        seen.append(gc.isenabled())
-        if pid is None:
-            raise OSError("no more processes")
-        return pid
-
-    monkeypatch.setattr(os, "fork", fork)
-    assert gc.isenabled()
-    try:
-        with contextlib.suppress(OSError):
-            assert callers._fork() == pid
-        assert seen == [False]
-        assert gc.isenabled() is collects
-        seen.clear()
-        gc.disable()
-        with contextlib.suppress(OSError):
-            callers._fork()
-        assert not gc.isenabled(), "nor is it turned on for who had turned it off"
-    finally:
-        gc.enable()
 
 
 def write_niceness(path: str) -> None:

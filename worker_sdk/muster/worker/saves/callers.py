@@ -1,12 +1,10 @@
 """Where a write happens: in a forked child, or in a worker process that was spawned once."""
 
 import contextlib
-import gc
 import os
 import signal
 import threading
 import time
-import warnings
 import weakref
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -15,7 +13,7 @@ from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
 from typing import ClassVar, Protocol
 
-from muster.worker.saves import child
+from muster.worker.saves import child, forking
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
@@ -88,30 +86,13 @@ class ForkCaller:
         request = _unshared(request.preloaded())
         synchronize()
         preloaded = time.monotonic()
-        ours, theirs = os.pipe()
-        parent = os.getpid()
-        child.flush()  # Else the child would write it once more.
-        pid = 0
-        # A handler of the parent's must not run in the child, where it would raise into the training program.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, child.ENDING)
+        forked = forking.fork(request.write)
         try:
-            pid = _fork()
-            if pid == 0:
-                os.close(ours)
-                child.run(request.write, theirs, parent)
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-            os.close(theirs)
             # The request holds the host's buffers, which must not be used again while the child reads them:
             # pinned memory is not copied on write.
-            return ForkedWrite(pid, ours, preloaded - began, time.monotonic() - preloaded, request)
+            return ForkedWrite(forked, preloaded - began, time.monotonic() - preloaded, request)
         except BaseException:
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            for end in (ours, theirs):
-                with contextlib.suppress(OSError):
-                    os.close(end)
+            forked.end()
             raise
 
     def close(self) -> None:
@@ -123,38 +104,19 @@ def _unshared(request: AsyncRequest) -> AsyncRequest:
     return request._replace(async_fn_args=args, async_fn_kwargs=kwargs)
 
 
-def _fork() -> int:
-    """Fork without a garbage collection in the child, from its first moment on.
-
-    What Python itself does after a fork may set one off. It would run finalizers of the parent's objects,
-    such as gRPC's, which wait for ever for locks of threads that the child does not have.
-    """
-    collects, pid = gc.isenabled(), -1
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            # Newer Pythons warn of forks beside threads: rightly, and the child is made for it.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        return pid
-    finally:
-        if collects and pid != 0:
-            gc.enable()
-
-
 class ForkedWrite:
     """A forked child that writes."""
 
     def __init__(
-        self, pid: int, report: int, preload_seconds: float, start_seconds: float, request: AsyncRequest
+        self, forked: forking.Child, preload_seconds: float, start_seconds: float, request: AsyncRequest
     ) -> None:
-        self.pid = pid
+        self.pid = forked.pid
         self.preload_seconds = preload_seconds
         self.start_seconds = start_seconds
-        self._report = report
+        self._report = forked.report
         self._started = time.monotonic()
         self._request: AsyncRequest | None = request
-        self._handle: int | None = os.pidfd_open(pid)
+        self._handle: int | None = os.pidfd_open(forked.pid)
         self._reason: str | None = None
         self._ending = threading.Lock()
         """Its handle is closed once, and not used afterwards: the number is soon another file's."""
@@ -188,7 +150,8 @@ class ForkedWrite:
         # A process that the child started may hold the pipe's other end: do not wait for it to be closed.
         os.set_blocking(self._report, False)
         with contextlib.suppress(BlockingIOError):
-            return os.read(self._report, MOST_TEXT * 2).decode("utf-8", "replace")
+            said = os.read(self._report, MOST_TEXT * 2)
+            return said.removeprefix(child.ALIVE).decode("utf-8", "replace")
         return ""
 
     def abort(self, reason: str) -> None:

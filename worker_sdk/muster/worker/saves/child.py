@@ -24,21 +24,24 @@ from muster.worker.saves.failure import failure_text
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a child; they are blocked when it begins."""
+ALIVE = b"\0"
+"""What a child reports first: that it lives, and is about to write."""
 FAILED = 1
 """The exit status of a child whose function raised."""
 
 
 def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
-    """Become the child: write, report a failure, end.
+    """Become the child: report that it lives, write, report a failure, end.
 
     Args:
         write: what writes.
-        report: the file descriptor on which a failure is reported.
+        report: the file descriptor on which that is reported.
         parent: the parent's process id; when it ends, so does the child.
     """
     status = FAILED
     try:
         _settle_down(report, parent)
+        os.write(report, ALIVE)
         write()
         flush()
         status = 0

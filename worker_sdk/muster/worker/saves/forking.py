@@ -1,0 +1,117 @@
+"""Forks the child that writes, and sees that it lives.
+
+A child is born with the locks that other threads held at the fork, and nobody to give them back. Python
+itself takes such a lock before any code of ours runs (python/cpython#112275; mended in 3.12, and late in
+3.11): a thread of torch's that lets go of a tensor at that instant is enough. Such a child never shows that
+it lives. It is killed, and another one is forked while the training thread still waits, so that it sees the
+same.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muster.worker.errors import MusterError
+from muster.worker.saves import child
+
+logger = logging.getLogger(__name__)
+
+SIGN_TIMEOUTS = (2.0, 8.0, 30.0)
+"""Seconds that a child has to show that it lives, at the first attempt, the second and the last. It takes
+milliseconds; a machine that is overloaded may need longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A child that lives, or has ended by itself."""
+
+    pid: int
+    report: int
+    """The file descriptor on which it reports; whoever has it closes it."""
+
+    def end(self) -> None:
+        """SIGKILL it, and let go of what is left of it."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.report)
+
+
+def fork(write: Callable[[], None]) -> Child:
+    """Fork a child that writes.
+
+    Raises:
+        MusterError: none of the children that were forked has shown that it lives.
+        OSError: the system has no room for another process.
+    """
+    child.flush()  # Else the child would write it once more.
+    for seconds in SIGN_TIMEOUTS:
+        forked = _begin(write)
+        try:
+            if child.wait_readable(forked.report, seconds):
+                return forked
+        except BaseException:
+            forked.end()
+            raise
+        forked.end()
+        logger.warning(
+            "the writing process (pid %d) did not begin within %g s of its fork, and was killed: it was born "
+            "with a lock that another thread held",
+            forked.pid,
+            seconds,
+        )
+    raise MusterError(
+        f"{len(SIGN_TIMEOUTS)} writing processes were forked one after the other, and none began: each "
+        "was born with a lock that another thread of this process held. Save with persistent=True, which "
+        "forks nothing, or use Python 3.12 (python/cpython#112275)."
+    )
+
+
+def _begin(write: Callable[[], None]) -> Child:
+    report, theirs = os.pipe()
+    parent = os.getpid()
+    # A handler of the parent's must not run in the child, where it would raise into the training program.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, child.ENDING)
+    forked: Child | None = None
+    try:
+        pid = _fork()
+        if pid == 0:
+            os.close(report)
+            child.run(write, theirs, parent)
+        forked = Child(pid, report)
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        # Only the child is to hold it: so its end can be seen, too.
+        os.close(theirs)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        with contextlib.suppress(OSError):
+            os.close(theirs)
+        if forked is not None:
+            forked.end()
+        else:
+            os.close(report)
+        raise
+    return forked
+
+
+def _fork() -> int:
+    """Fork without a garbage collection in the child, from its first moment on.
+
+    What Python itself does after a fork may set one off. It would run finalizers of the parent's objects,
+    such as gRPC's, which wait for ever for locks of threads that the child does not have.
+    """
+    collects, pid = gc.isenabled(), -1
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads: rightly, and the child is made for it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        return pid
+    finally:
+        if collects and pid != 0:
+            gc.enable()

@@ -130,7 +130,7 @@ def serve(
             callback=_address_if_any,
             envvar="MUSTER_SERVE_ADVERTISE",
             metavar="HOST:PORT",
-            help="Where workers reach this replica, with a state in etcd; default: --listen.",
+            help="Where workers reach this replica, with a state in etcd; default: where it listens.",
         ),
     ] = "",
     lease_ttl: Annotated[

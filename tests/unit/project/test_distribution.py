@@ -88,7 +88,9 @@ def test_nothing_else_is_in_the_wheel(built: Built):
 
 
 def test_every_generated_module_has_its_stub(built: Built):
-    generated = [name for name in built.names if re.fullmatch(r"muster/(v1|etcd/v3)/\w+_pb2(_grpc)?\.py", name)]
+    generated = [
+        name for name in built.names if re.fullmatch(r"muster/(v1|etcd/v3)/\w+_pb2(_grpc)?\.py", name)
+    ]
     assert generated
     assert [name for name in generated if f"{name}i" not in built.names] == []
 

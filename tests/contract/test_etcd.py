@@ -2,6 +2,7 @@
 that fall."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -368,7 +369,7 @@ def test_a_mirror_whose_revision_was_compacted_reads_everything_again(etcd: Clus
 def compact(etcd: Cluster, revision: int) -> None:
     """As etcdctl does."""
     with grpc.insecure_channel(etcd.endpoints[0]) as channel:
-        call = channel.unary_unary("/etcdserverpb.KV/Compact")
+        call: Any = channel.unary_unary("/etcdserverpb.KV/Compact")
         # CompactionRequest: revision = 1, physical = 2.
         call(b"\x08" + varint(revision) + b"\x10\x01", timeout=PATIENCE)
 
@@ -436,7 +437,8 @@ def admit(members: Cluster) -> None:
             ("/etcdserverpb.Auth/UserGrantRole", text(1, "root") + text(2, "root")),
             ("/etcdserverpb.Auth/AuthEnable", b""),
         ):
-            channel.unary_unary(path)(request, timeout=PATIENCE)
+            call: Any = channel.unary_unary(path)
+            call(request, timeout=PATIENCE)
 
 
 def text(number: int, value: str) -> bytes:

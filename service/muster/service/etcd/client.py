@@ -213,8 +213,9 @@ class Etcd:
         self._last.clear()
         return answer
 
-    @staticmethod
-    def _called(line: Line, method: Method, request: Message, metadata: Metadata, timeout: float) -> Message:
+    def _called(
+        self, line: Line, method: Method, request: Message, metadata: Metadata, timeout: float
+    ) -> Message:
         if not method.streams:
             unary = line.channel.unary_unary(
                 method.path, type(request).SerializeToString, method.response.FromString

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from muster.service.address import Address
-from muster.service.cli import settings
+from muster.service.cli import etcd, settings
 from muster.service.cli.failure import Exit, fail
 from muster.service.config import Config
 from muster.service.core.limits import Limits
@@ -142,31 +142,11 @@ def serve(
             help="Seconds without news of the leader after which another replica leads.",
         ),
     ] = 5.0,
-    etcd_ca: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="MUSTER_SERVE_ETCD_CA",
-            metavar="FILE",
-            help="Speak TLS to etcd, whose certificates one of these authorities has signed.",
-        ),
-    ] = None,
-    etcd_cert: Annotated[
-        Path | None,
-        typer.Option(envvar="MUSTER_SERVE_ETCD_CERT", metavar="FILE", help="The certificate to show etcd."),
-    ] = None,
-    etcd_key: Annotated[
-        Path | None,
-        typer.Option(envvar="MUSTER_SERVE_ETCD_KEY", metavar="FILE", help="The certificate's key."),
-    ] = None,
-    etcd_user: Annotated[
-        str, typer.Option(envvar="MUSTER_SERVE_ETCD_USER", metavar="NAME", help="The user of etcd.")
-    ] = "",
-    etcd_password_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="MUSTER_SERVE_ETCD_PASSWORD_FILE", metavar="FILE", help="Holds the user's password."
-        ),
-    ] = None,
+    etcd_ca: etcd.Ca = None,
+    etcd_cert: etcd.Cert = None,
+    etcd_key: etcd.Key = None,
+    etcd_user: etcd.User = "",
+    etcd_password_file: etcd.PasswordFile = None,
     session_ttl: Annotated[
         float,
         typer.Option(

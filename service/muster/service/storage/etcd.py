@@ -118,6 +118,15 @@ class EtcdEngine:
 
     # ------------------------------------------------------------------ reading
 
+    def raise_epoch(self, epoch: int) -> None:
+        """Let the next opening have a higher epoch than this one.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        with explained(self._location):
+            self._change([self._put(EPOCH, str(epoch).encode())])
+
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """See :class:`~muster.service.storage.engine.Engine`."""
         with explained(self._location):

@@ -32,6 +32,7 @@ class Reason(enum.StrEnum):
     EVICTED = enum.auto()
     MEMBER_NOT_FOUND = enum.auto()
     COORDINATOR_DRAINING = enum.auto()
+    NOT_LEADER = enum.auto()
     SLOW_CONSUMER = enum.auto()
     STORE_TIMED_OUT = enum.auto()
     NOT_A_NUMBER = enum.auto()

@@ -40,6 +40,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.EVICTED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.MEMBER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     Reason.SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.STORE_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.NOT_A_NUMBER: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,5 +1,6 @@
 """The one function that assembles the gRPC server: options, interceptors, services."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -141,6 +142,8 @@ def build_server(
     observer: CallObserver,
     guard: GuardInterceptor | None = None,
     max_connections: int = MOST_CONNECTIONS,
+    replicas: Callable[[], Sequence[str]] = tuple,
+    keepalive_ms: int = 0,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -151,16 +154,20 @@ def build_server(
         observer: who is told of calls.
         guard: lets calls in; without one everyone may do everything.
         max_connections: how many may be open at once.
+        replicas: the addresses of all replicas, which clients are told; empty: there is but this one.
+        keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
     """
     kinds = METHODS | _methods(HEALTH)
     interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
-    sessions = SessionServicer(driver, max_open=2 * limits.max_sessions)
+    sessions = SessionServicer(
+        driver, max_open=2 * limits.max_sessions, replicas=replicas, keepalive_ms=keepalive_ms
+    )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)
     server.add_generic_rpc_handlers((sessions.handler(),))
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
-    rendezvous = RendezvousServicer(driver)
+    rendezvous = RendezvousServicer(driver, replicas=replicas, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)

@@ -31,6 +31,7 @@ def test_the_reasons_are_stable():
         "EVICTED",
         "MEMBER_NOT_FOUND",
         "COORDINATOR_DRAINING",
+        "NOT_LEADER",
         "SLOW_CONSUMER",
         "STORE_TIMED_OUT",
         "NOT_A_NUMBER",

@@ -170,6 +170,11 @@ class Replicas:
             if address == self._leader:
                 self._answered = False
 
+    def forgive_leader(self) -> None:
+        """The leader that did not answer is to be called first again."""
+        with _lock:
+            self._silent.pop(self._leader, None)
+
     def names(self, address: str, leader: str) -> bool:
         """One that does not lead has named who does.
 
@@ -300,9 +305,9 @@ class Search:
         self._met_standby = True
         self.replicas.learn(replicas)
         if (
-            self.replicas.names(self._address, leader)
+            len(self._followed) < MOST_FOLLOWED
+            and self.replicas.names(self._address, leader)
             and leader not in self._followed
-            and len(self._followed) < MOST_FOLLOWED
         ):
             self._tried.add(self._address)
             self._followed.add(leader)
@@ -317,9 +322,11 @@ class Search:
         if following := self._untried():
             self._address = following
             return 0.0
-        held = self._met_standby and self.replicas.clock() - self._began >= HELD
-        if held:
-            self._backoff = FIRST_BACKOFF
+        if self._met_standby:
+            # Those who answer know of nobody else, so it may be back.
+            self.replicas.forgive_leader()
+            if self.replicas.clock() - self._began >= HELD:
+                self._backoff = FIRST_BACKOFF
         pause = self._pause()
         self._turn(pause)
         self._address = self._untried()
@@ -335,6 +342,8 @@ class Search:
         return self._first_untried()
 
     def _first_untried(self) -> str:
+        if len(self._tried) > MOST_REPLICAS:
+            return ""
         return next((address for address in self.replicas.known() if address not in self._tried), "")
 
     def _pause(self) -> float:

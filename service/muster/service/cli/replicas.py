@@ -130,8 +130,11 @@ class Search:
         """The one that was called does not lead; whether another one can be called at once."""
         self.words[self.address] = why
         self.met_standby = True
-        follow = self.replicas.names(self.address, leader, replicas)
-        if follow and leader not in self._followed and len(self._followed) < MOST_FOLLOWED:
+        if (
+            len(self._followed) < MOST_FOLLOWED
+            and self.replicas.names(self.address, leader, replicas)
+            and leader not in self._followed
+        ):
             self._tried.add(self.address)
             self._followed.add(leader)
             self.address = leader
@@ -151,6 +154,8 @@ class Search:
 
     def _untried(self) -> str:
         def first() -> str:
+            if len(self._tried) > MOST_REPLICAS:
+                return ""
             return next((address for address in self.replicas.known if address not in self._tried), "")
 
         if not first() and not self._looked_up:

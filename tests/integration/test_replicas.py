@@ -1,5 +1,9 @@
 """Several coordinators, of which one leads: session, store, rendezvous and command find it, and the next."""
 
+import json
+import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -19,7 +23,8 @@ from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, replicas
 from muster.worker.attendance import Attendance, NodeConfig, Place
-from tests.support.coordinator import Coordinator
+from tests.support.authority import Authority
+from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
@@ -322,5 +327,182 @@ def test_a_welcome_tells_of_the_other_replicas_and_the_keepalive(coordinator: Co
         known = replicas.replicas_of(f"127.0.0.1:{port}")
         assert known.target("x:1").keepalive_ms == 900
         assert known.known()[0] == coordinator.endpoint
+    finally:
+        server.stop(None)
+
+
+# ---------------------------------------------------------------------- certificates and names
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    made = Authority(tmp_path)
+    monkeypatch.setenv("MUSTER_TLS_CA", str(made.ca))
+    return made
+
+
+def secured(folder: Path, authority: Authority, *hosts: str) -> Coordinator:
+    """A coordinator whose certificate is for these names alone."""
+    pair = authority.issue("leader", *hosts)
+    (folder / "leader").mkdir()
+    extra = (f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
+    return Coordinator(folder / "leader", state="memory:", extra=extra)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_each_replica_shows_a_certificate_of_its_own(
+    tmp_path: Path, authority: Authority, client: Callable[[str], None]
+):
+    pair = authority.issue("standby", "localhost")
+    server = grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())])
+    with (
+        secured(tmp_path, authority, "127.0.0.1") as leader,
+        Standby(leader.endpoint, credentials=server) as standby,
+    ):
+        client(f"localhost:{standby.port}")
+        assert standby.asked, "its certificate is for localhost alone, and was taken"
+
+
+@pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
+def test_a_replica_with_the_certificate_of_another_name_is_none(
+    tmp_path: Path, authority: Authority, within: Callable[[str, float], None]
+):
+    with (
+        secured(tmp_path, authority, "localhost") as leader,
+        Address() as dead,
+        pytest.raises(ConnectError, match="the coordinator's certificate is for another name than the"),
+    ):
+        within(f"{leader.endpoint},{dead.endpoint}", 1.0)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_name_in_the_environment_wins_at_every_replica(
+    tmp_path: Path, authority: Authority, client: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MUSTER_TLS_SERVER_NAME", "muster.example")
+    with secured(tmp_path, authority, "muster.example") as leader, Address() as dead:
+        client(f"{dead.endpoint},{leader.endpoint}")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_name_stands_for_several_addresses_and_the_certificate_is_for_the_name(
+    tmp_path: Path, authority: Authority, client: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody is at the first of them."""
+    name = "muster.invalid"
+    with secured(tmp_path, authority, name) as leader:
+        addresses = ["127.0.0.2", "127.0.0.1"]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, leader.port)) for one in addresses]
+        asked = socket.getaddrinfo
+
+        def look_up(host: str, *arguments: Any, **more: Any) -> Any:
+            return found if host == name else asked(host, *arguments, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        client(f"{name}:{leader.port}")
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    answer = CliRunner().invoke(app, list(arguments))
+    return answer.exit_code, answer.output
+
+
+def test_a_command_says_that_nobody_leads_when_its_time_is_over():
+    with Standby() as standby, Standby() as other, Address() as dead:
+        endpoint = ",".join(one.endpoint for one in (standby, dead, other))
+        began = time.monotonic()
+        code, said = command("get", "runs", "--endpoint", endpoint, "--timeout", "3")
+        assert time.monotonic() - began >= 2.5
+    assert code == Exit.UNREACHABLE
+    assert f"Error: no coordinator of {endpoint} leads" in said
+    assert f"{standby.endpoint}: this replica stands by" in said
+    assert f"{other.endpoint}: this replica stands by" in said
+    assert f"{dead.endpoint}: failed to connect" in said
+    assert "next:" in said
+
+
+def test_a_command_says_at_once_that_nobody_can_be_reached():
+    with Address() as one, Address() as two:
+        code, said = command(
+            "get", "runs", "--endpoint", f"{one.endpoint},{two.endpoint}", "--timeout", "3600"
+        )
+    assert code == Exit.UNREACHABLE
+    assert f"Error: no coordinator of {one.endpoint},{two.endpoint} can be reached" in said
+    assert f"{one.endpoint}: failed to connect" in said
+    assert f"{two.endpoint}: failed to connect" in said
+
+
+def test_a_command_waits_for_the_next_leader(coordinator: Coordinator):
+    with Standby() as standby:
+        answer = in_thread(
+            lambda: command("get", "runs", "--endpoint", standby.endpoint, "--timeout", str(PATIENCE))
+        )
+        standby.holds()
+        standby.follow(coordinator.endpoint)
+        code, said = answer.result(PATIENCE)
+    assert (code, coordinator.endpoint in said or "no runs" in said) == (Exit.DONE, True)
+
+
+def test_what_was_refused_by_the_leader_is_not_asked_elsewhere(coordinator: Coordinator):
+    with Standby() as standby:
+        endpoint = f"{coordinator.endpoint},{standby.endpoint}"
+        code, said = command("describe", "run", "none", "--endpoint", endpoint)
+        assert (code, standby.asked) == (Exit.FAILED, [])
+    assert "none" in said
+
+
+def test_a_bad_part_of_an_endpoint_is_named():
+    code, said = command("get", "runs", "--endpoint", "a:1,b")
+    assert code == Exit.USAGE
+    assert '"b" is not HOST:PORT' in said
+
+
+def test_a_watch_goes_on_at_the_next_leader(succession: Succession):
+    a_barrier(succession.endpoint)
+    with subprocess.Popen(
+        [MUSTER, "get", "runs", "--watch", "--output=json", f"--endpoint={succession.endpoint}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        assert watch.stdout is not None
+        try:
+            assert json.loads(watch.stdout.readline())["run_id"] == "run"
+            succession.happens()
+            GrpcBarrier(0, 1, "p", succession.endpoint, PATIENCE, PATIENCE, run_id="later", generation=0)
+            for line in watch.stdout:
+                if json.loads(line)["run_id"] == "later":
+                    break
+            else:
+                raise AssertionError("the watch has ended")
+        finally:
+            watch.send_signal(signal.SIGINT)
+
+
+class Breaking(grpc.GenericRpcHandler):
+    """Takes every call, and loses it."""
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+        def lose(_: bytes, context: grpc.ServicerContext) -> bytes:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+        return grpc.unary_unary_rpc_method_handler(lose)
+
+
+def test_what_may_have_been_done_is_not_done_again_elsewhere(coordinator: Coordinator):
+    """An abort that was lost on its way back would end the next barrier, too; a look may be taken again."""
+    a_barrier(coordinator.endpoint)
+    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Breaking()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        where = f"--endpoint=127.0.0.1:{port},{coordinator.endpoint}"
+        code, said = command("abort", "run", "p", where)
+        assert code == Exit.UNREACHABLE
+        assert "Socket closed" in said
+        assert "whether the barrier was aborted is unknown; see: muster describe barrier run p" in said
+        assert command("describe", "barrier", "run", "p", where)[0] == Exit.DONE
     finally:
         server.stop(None)

@@ -460,6 +460,12 @@ def test_ranks_meet_under_the_number_of_their_barrier(
     assert store.timeout == timedelta(seconds=20)
 
 
+def test_ranks_meet_at_whoever_leads_of_several(stub: Stub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(init_method, "GrpcBarrier", FakeBarrier)
+    assert next(dist.rendezvous("muster://127.0.0.1:1,127.0.0.1:2/job", 1, 2))[1:] == (1, 2)
+    assert FakeBarrier.made[3] == "127.0.0.1:1,127.0.0.1:2"
+
+
 @pytest.mark.parametrize(
     "url",
     ["muster://127.0.0.1:1/job?rank=x&world_size=2", "muster://127.0.0.1:1/job?ranks=1", "muster://here/job"],

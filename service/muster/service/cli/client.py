@@ -50,7 +50,7 @@ PAUSE = 0.2
 """Seconds from one turn through all replicas to the next."""
 STREAM_LASTED = 5.0
 """Seconds after which a stream that has said nothing was one of a leader: a standby refuses before."""
-NEVER_SENT = ("failed to connect", "DNS resolution failed")
+NEVER_SENT = ("failed to connect", "DNS resolution failed", "errors resolving")
 """How the details begin of a call that has reached nobody."""
 
 EXITS = {
@@ -251,9 +251,11 @@ class Client:
         if info.reason == Reason.NOT_LEADER.name:
             replicas = info.metadata.get("replicas", "").split(",")
             more = search.not_leader(info.metadata.get("leader", ""), replicas, details)
-        elif self._replicas.several and _may_be_sent_again(info, code, details, resend=not unknown):
+        elif _may_be_sent_again(info, code, details, resend=not unknown):
             fault = given().fault(details).replace("\n  next: ", "; ")
             more = search.failed(fault or details)
+            if not self._replicas.several:
+                raise self._explained(search, call, unknown) from error
         else:
             raise self._explained(search, call, unknown) from error
         left = deadline - time.monotonic()

@@ -28,7 +28,7 @@ venv: .venv/.installed ## Set up .venv.
 .tools/%/.fetched:
 	-dev/fetch-debian.sh $*
 
-tools: .tools/prometheus/.fetched .tools/chromium/.fetched
+tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.fetched
 
 demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py

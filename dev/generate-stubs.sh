@@ -11,5 +11,5 @@ if [ ! -x "$tools/bin/protoc-gen-mypy" ]; then
 fi
 export PATH="$PWD/$tools/bin:$PATH"
 protoc() { "$tools/bin/python" -m grpc_tools.protoc -I proto "$@"; }
-protoc --python_out="$out" --mypy_out=quiet:"$out" proto/muster/v1/*.proto
+protoc --python_out="$out" --mypy_out=quiet:"$out" proto/muster/v1/*.proto proto/muster/etcd/v3/*.proto
 protoc --grpc_python_out="$out" --mypy_grpc_out=quiet:"$out" proto/muster/v1/{barrier,coordinator,rendezvous,run,session,store}.proto

@@ -15,6 +15,8 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
+PACKAGE = "muster.v1"
+"""What a coordinator speaks; the subset of etcd's API beside it is etcd's to document."""
 PROTOS = Path(__file__).resolve().parents[2] / "proto"
 # The numbers of fields in descriptor.proto, by which source information names its places.
 _FILE_SYNTAX, _FILE_MESSAGE, _FILE_ENUM, _FILE_SERVICE = 12, 4, 5, 6
@@ -38,7 +40,7 @@ def pages(files: FileDescriptorSet) -> dict[str, str]:
     Raises:
         ValueError: something has no comment.
     """
-    ours = [file for file in files.file if file.package.startswith("muster.")]
+    ours = [file for file in files.file if file.package == PACKAGE]
     places = {
         f".{file.package}.{name}": f"{_stem(file)}.md#{name.lower()}"
         for file in ours

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
 from muster.service.storage.sqlite import SqliteEngine
 from tests.support import records
+from tests.support.etcd import Cluster, cluster
+from tests.support.leaders import successive_leaders
 
 SPEAKER = SpeakerRecord(
     run_id="job1",
@@ -85,6 +88,12 @@ ALL_KINDS: list[Kept] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Cluster]:
+    with cluster() as members:
+        yield members
+
+
 class Place:
     """Somewhere to keep state; at most one engine holds it at a time."""
 
@@ -106,16 +115,20 @@ class Place:
         return dict(rows)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "memory":
-        engine = MemoryEngine()
-        place = Place(lambda: engine)
-    else:
-        place = Place(lambda: SqliteEngine(tmp_path / "muster.db"))
-    assert place.engine.open() == 1
-    yield place
-    place.engine.close()
+    with ExitStack() as stack:
+        if request.param == "memory":
+            engine = MemoryEngine()
+            place = Place(lambda: engine)
+        elif request.param == "sqlite":
+            place = Place(lambda: SqliteEngine(tmp_path / "muster.db"))
+        else:
+            members = request.getfixturevalue("etcd")
+            place = Place(stack.enter_context(successive_leaders(members.state(tmp_path.name))))
+        assert place.engine.open() == 1
+        yield place
+        place.engine.close()
 
 
 # ---------------------------------------------------------------------- opening and closing

@@ -80,10 +80,11 @@ def test_a_backup_of_a_running_coordinator_comes_back_in_its_place(coordinator: 
     refused = muster(coordinator.endpoint, "restore", file, state)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "Give --force to replace it" in refused.stderr
-    before = coordinator.log("serving")[-1]["epoch"]
+    (serving,) = coordinator.logged("serving")
+    before = serving["epoch"]
     output(coordinator.endpoint, "restore", file, state, "--force")
     coordinator.start()
-    assert coordinator.log("serving")[-1]["epoch"] > before + 1
+    assert coordinator.logged("serving", 2)[-1]["epoch"] > before + 1
     (run,) = json.loads(output(coordinator.endpoint, "get", "runs", "-o", "json"))["runs"]
     assert (run["run_id"], run["decided_barriers"]) == ("job1", "1")
     assert "closed" not in run, "it was closed after the backup"

@@ -156,3 +156,68 @@ class CommitTimes(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["count", b"count", "longest_us", b"longest_us", "median_us", b"median_us"]) -> None: ...
 
 global___CommitTimes = CommitTimes
+
+@typing.final
+class ReplicasRequest(google.protobuf.message.Message):
+    """ReplicasRequest asks for all of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReplicasRequest = ReplicasRequest
+
+@typing.final
+class ReplicasResponse(google.protobuf.message.Message):
+    """ReplicasResponse shows them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: builtins.int
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Replica]:
+        """The replicas, by address; empty if this coordinator is the only one that its state can have."""
+
+    def __init__(
+        self,
+        *,
+        replicas: collections.abc.Iterable[global___Replica] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["replicas", b"replicas"]) -> None: ...
+
+global___ReplicasResponse = ReplicasResponse
+
+@typing.final
+class Replica(google.protobuf.message.Message):
+    """Replica is one of several coordinators of one state."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    STARTED_AT_FIELD_NUMBER: builtins.int
+    LEADS_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """HOST:PORT at which workers reach it."""
+    version: builtins.str
+    """Its version."""
+    leads: builtins.bool
+    """Whether it leads."""
+    @property
+    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was started."""
+
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        version: builtins.str = ...,
+        started_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        leads: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["started_at", b"started_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "leads", b"leads", "started_at", b"started_at", "version", b"version"]) -> None: ...
+
+global___Replica = Replica

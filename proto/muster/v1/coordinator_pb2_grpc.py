@@ -40,6 +40,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=muster_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Replicas = channel.unary_unary(
+                '/muster.v1.CoordinatorService/Replicas',
+                request_serializer=muster_dot_v1_dot_coordinator__pb2.ReplicasRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_coordinator__pb2.ReplicasResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer(object):
@@ -53,6 +58,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replicas(self, request, context):
+        """Replicas tells which coordinators there are, and which of them leads. It changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=muster_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=muster_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
+            ),
+            'Replicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replicas,
+                    request_deserializer=muster_dot_v1_dot_coordinator__pb2.ReplicasRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_coordinator__pb2.ReplicasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class CoordinatorService(object):
             '/muster.v1.CoordinatorService/Status',
             muster_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             muster_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.CoordinatorService/Replicas',
+            muster_dot_v1_dot_coordinator__pb2.ReplicasRequest.SerializeToString,
+            muster_dot_v1_dot_coordinator__pb2.ReplicasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,12 @@ class CoordinatorServiceStub:
     ]
     """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing."""
 
+    Replicas: grpc.UnaryUnaryMultiCallable[
+        muster.v1.coordinator_pb2.ReplicasRequest,
+        muster.v1.coordinator_pb2.ReplicasResponse,
+    ]
+    """Replicas tells which coordinators there are, and which of them leads. It changes nothing."""
+
 class CoordinatorServiceAsyncStub:
     """CoordinatorService tells how the coordinator is."""
 
@@ -35,6 +41,12 @@ class CoordinatorServiceAsyncStub:
         muster.v1.coordinator_pb2.StatusResponse,
     ]
     """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing."""
+
+    Replicas: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.coordinator_pb2.ReplicasRequest,
+        muster.v1.coordinator_pb2.ReplicasResponse,
+    ]
+    """Replicas tells which coordinators there are, and which of them leads. It changes nothing."""
 
 class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     """CoordinatorService tells how the coordinator is."""
@@ -46,5 +58,13 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.coordinator_pb2.StatusResponse, collections.abc.Awaitable[muster.v1.coordinator_pb2.StatusResponse]]:
         """Status tells its version, its clock, how its storage does, and what the caller may do. It changes nothing."""
+
+    @abc.abstractmethod
+    def Replicas(
+        self,
+        request: muster.v1.coordinator_pb2.ReplicasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.coordinator_pb2.ReplicasResponse, collections.abc.Awaitable[muster.v1.coordinator_pb2.ReplicasResponse]]:
+        """Replicas tells which coordinators there are, and which of them leads. It changes nothing."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -327,3 +327,32 @@ class SpeakerRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["host", b"host", "incarnation", b"incarnation", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
 
 global___SpeakerRecord = SpeakerRecord
+
+@typing.final
+class ReplicaRecord(google.protobuf.message.Message):
+    """ReplicaRecord is one of several coordinators. It ends with its lease, and is in no backup."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    STARTED_AT_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """HOST:PORT at which workers reach it."""
+    version: builtins.str
+    """Its version."""
+    @property
+    def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was started."""
+
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        version: builtins.str = ...,
+        started_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["started_at", b"started_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "started_at", b"started_at", "version", b"version"]) -> None: ...
+
+global___ReplicaRecord = ReplicaRecord

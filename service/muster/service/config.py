@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from muster.service.address import Address
 from muster.service.core.limits import Limits
 from muster.service.core.retention import Retention
+from muster.service.etcd.location import Access
 from muster.service.security.config import Security
 
 
@@ -22,3 +23,8 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     security: Security = field(default_factory=Security)
     retention: Retention = field(default_factory=Retention)
+    advertise: Address | None = None
+    """Where workers reach this replica; None: where it listens."""
+    lease_ttl: float = 5.0
+    """Seconds without news of the leader after which another replica leads."""
+    etcd: Access = field(default_factory=Access)

@@ -8,12 +8,16 @@ The order is the heart of design rule 2, and kept in this module alone:
 4. The next batch gathers meanwhile; it is committed after the one before has been delivered.
 5. When a commit fails, nothing more is delivered and the coordinator stops: what it would say is
    not on disk, and a restarted coordinator may decide otherwise.
+6. Nothing is delivered, and nothing answered, unless at that moment nobody else can lead: what needs no
+   commit may be otherwise by now at the coordinator that leads.
 """
 
 import asyncio
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -134,7 +138,8 @@ class Driver:
             session_ttl=session_ttl, limits=limits, retention=retention, epoch=epoch
         )
         try:
-            self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
+            with _garbage_left():
+                self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
         except KeyError as error:
             raise StorageError(
                 f"the stored state is not whole: rows speak of {error}, which has no row of its own. "
@@ -285,6 +290,7 @@ class Driver:
         self._deliver(batch)
 
     def _deliver(self, batch: _Batch) -> None:
+        self._engine.check_lead()
         sinks = self._sinks
         for sessions, message in batch.effects.deliveries:
             outgoing = Outgoing(message, self._encode)
@@ -337,6 +343,18 @@ class Driver:
         self._engine.close()
         if not self.failed.done():
             self.failed.cancel()
+
+
+@contextmanager
+def _garbage_left() -> Iterator[None]:
+    """A while without garbage collection, which would look at all that was read again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _answer(query: _Query, coordinator: Coordinator, now: Instant) -> Callable[[], None]:

@@ -16,7 +16,12 @@ from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SOURCES = {"muster/v1": "proto", "muster/service": "service", "muster/worker": "worker_sdk"}
+SOURCES = {
+    "muster/v1": "proto",
+    "muster/etcd": "proto",
+    "muster/service": "service",
+    "muster/worker": "worker_sdk",
+}
 """Each package, and the folder in which it is."""
 
 
@@ -83,7 +88,9 @@ def test_nothing_else_is_in_the_wheel(built: Built):
 
 
 def test_every_generated_module_has_its_stub(built: Built):
-    generated = [name for name in built.names if re.fullmatch(r"muster/v1/\w+_pb2(_grpc)?\.py", name)]
+    generated = [
+        name for name in built.names if re.fullmatch(r"muster/(v1|etcd/v3)/\w+_pb2(_grpc)?\.py", name)
+    ]
     assert generated
     assert [name for name in generated if f"{name}i" not in built.names] == []
 

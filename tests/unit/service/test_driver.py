@@ -40,7 +40,7 @@ from muster.service.core.retention import FOR_EVER, Retention
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
-from muster.service.storage.engine import Engine, StorageError
+from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.storage.memory import MemoryEngine
 from tests.support.expect import of_kind
 from tests.support.patience import PATIENCE
@@ -510,6 +510,41 @@ async def test_when_a_commit_fails_nothing_is_told_and_the_driver_stops():
         assert not later.done()
         gathered.cancel()
         later.cancel()
+
+
+class LeaderEngine(HeldEngine):
+    """An engine for several replicas, of which another may lead when the test says so."""
+
+    leads = True
+
+    def check_lead(self) -> None:
+        if not self.leads:
+            raise LeadLostError("another replica may lead")
+
+
+async def test_who_may_not_lead_any_more_tells_nothing_not_even_what_is_durable():
+    engine, observer = LeaderEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        rank = Rank(driver, 0, world_size=1).hello().arrive()
+        commit = await engine.begun.get()
+        engine.leads = False
+        commit.end()
+        with pytest.raises(LeadLostError):
+            await driver.failed
+        assert rank.told == []
+        assert observer.decisions == []
+
+
+async def test_who_may_not_lead_any_more_answers_nothing_that_needs_no_commit():
+    engine = LeaderEngine()
+    engine.leads = False
+    async with driving(engine) as driver:
+        asked = asyncio.create_task(runs(driver))
+        with pytest.raises(LeadLostError):
+            await driver.failed
+        await settle()
+        assert not asked.done()
+        asked.cancel()
 
 
 async def test_an_engine_that_does_not_block_fails_alike():

@@ -1,4 +1,4 @@
-"""``muster backup`` and ``muster restore``: copies of a SQLite state."""
+"""``muster backup`` and ``muster restore``: copies of a state, in SQLite or in etcd."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.service.cli import options
+from muster.service.cli import etcd, options
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import counted, document, emit
+from muster.service.etcd.location import SCHEME
 from muster.service.storage.engine import StorageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ State = Annotated[
     str,
     typer.Option(
         envvar=["MUSTER_STATE", "MUSTER_SERVE_STATE"],
-        metavar="sqlite:///PATH",
+        metavar="sqlite:///PATH|etcd://HOST:PORT/PREFIX",
         help="The state, as muster serve takes it.",
     ),
 ]
@@ -31,6 +32,11 @@ def backup(
     file: File,
     state: State = DEFAULT_STATE,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    etcd_ca: etcd.Ca = None,
+    etcd_cert: etcd.Cert = None,
+    etcd_key: etcd.Key = None,
+    etcd_user: etcd.User = "",
+    etcd_password_file: etcd.PasswordFile = None,
     output: options.Format = Output.TABLE,
 ) -> None:
     """Copy a coordinator's state to a file, while the coordinator goes on.
@@ -39,27 +45,46 @@ def backup(
     """
     # Imported here, so that the other sub-commands start without waiting for SQLite.
     from muster.service.storage.backup import backup as copy
+    from muster.service.storage.moving import backup_from
 
-    path = _path(state)
-    done = _copied(lambda: copy(path, file, force=force))
-    _say(f"{path} was backed up to {file}", done, output)
+    if not state.startswith(SCHEME):
+        path = _path(state)
+        done = _copied(lambda: copy(path, file, force=force))
+        _say(f"{path} was backed up to {file}", done, output)
+        return
+    access = (etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    with etcd.client(state, *access) as (client, location):
+        done = _copied(lambda: backup_from(client, location, file, force=force))
+    _say(f"{location} was backed up to {file}", done, output)
 
 
 def restore(
     file: File,
     state: State = DEFAULT_STATE,
     force: Annotated[bool, typer.Option("--force", help="Replace the state that is there.")] = False,
+    etcd_ca: etcd.Ca = None,
+    etcd_cert: etcd.Cert = None,
+    etcd_key: etcd.Key = None,
+    etcd_user: etcd.User = "",
+    etcd_password_file: etcd.PasswordFile = None,
     output: options.Format = Output.TABLE,
 ) -> None:
-    """Put a backup in the place of a coordinator's state; the coordinator must be stopped.
+    """Put a backup in the place of a coordinator's state; the coordinator, or all replicas, must be stopped.
 
     What was decided since the backup is lost: restart the jobs that go on, each as a new generation.
     """
     from muster.service.storage.backup import restore as put_back
+    from muster.service.storage.moving import restore_into
 
-    path = _path(state)
-    done = _copied(lambda: put_back(file, path, force=force))
-    _say(f"{path} was restored from {file}", done, output)
+    if not state.startswith(SCHEME):
+        path = _path(state)
+        done = _copied(lambda: put_back(file, path, force=force))
+        _say(f"{path} was restored from {file}", done, output)
+        return
+    access = (etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+    with etcd.client(state, *access) as (client, location):
+        done = _copied(lambda: restore_into(client, location, file, force=force))
+    _say(f"{location} was restored from {file}", done, output)
 
 
 def _path(state: str) -> Path:
@@ -67,7 +92,10 @@ def _path(state: str) -> Path:
 
     path = sqlite_path(state)
     if path is None:
-        fail(f'--state "{state}" is no SQLite file, such as sqlite:///muster.db', Exit.USAGE)
+        fail(
+            f'--state "{state}" is neither a SQLite file, such as sqlite:///muster.db, nor in etcd',
+            Exit.USAGE,
+        )
     return path
 
 

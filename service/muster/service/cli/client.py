@@ -264,7 +264,7 @@ class Client:
         if left <= PAUSE or not search.met_standby:
             raise self._nobody(search) from error
         time.sleep(PAUSE)
-        search.begin_again()
+        search.begin_turn()
 
     def _explained(self, search: Search, call: grpc.Call, unknown: str) -> CallError:
         if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and search.met_standby and not search.followed:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from muster.service.address import Address
 
 HEADER = "muster-not-leader"
-"""The header that names the leader that its caller could not reach. A standby that knows of no other one
-holds the call for up to 2 s, and one without the header not at all."""
+"""The header that names the leader that its caller could not reach; empty: there is none. A standby that
+knows of no other one holds the call for up to 2 s."""
 MOST_FOLLOWED = 8
 """Standbys whose word is followed in one turn."""
 MOST_REPLICAS = 64
@@ -100,10 +100,10 @@ class Search:
         """What each address has met last, for people."""
         self.met_standby = False
         """Whether anyone has answered that it does not lead."""
-        self._first = True
-        self._begin()
+        self.begin_turn()
 
-    def _begin(self) -> None:
+    def begin_turn(self) -> None:
+        """Call everyone again."""
         self._tried: set[str] = set()
         self._followed: set[str] = set()
         self._looked_up = False
@@ -111,9 +111,8 @@ class Search:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The headers of the call: in the first turn everyone is to answer at once, who leads or not."""
-        held = not self._first or self.replicas.shunned
-        return ((HEADER, self.replicas.shunned),) if held else ()
+        """The headers of the call."""
+        return ((HEADER, self.replicas.shunned),)
 
     @property
     def followed(self) -> bool:
@@ -140,11 +139,6 @@ class Search:
             self.address = leader
             return True
         return self._on()
-
-    def begin_again(self) -> None:
-        """Begin another turn."""
-        self._first = False
-        self._begin()
 
     def _on(self) -> bool:
         self._tried.add(self.address)

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from muster.service.address import Address
-from muster.service.cli import settings
+from muster.service.cli import etcd, settings
 from muster.service.cli.failure import Exit, fail
 from muster.service.config import Config
 from muster.service.core.limits import Limits
 from muster.service.core.retention import Retention
+from muster.service.etcd.location import Access
 from muster.service.security.config import Security, TrafficLimits, tls_files
 
 DEFAULTS = Limits()
@@ -37,6 +38,10 @@ def _address(value: str) -> str:
     return value
 
 
+def _address_if_any(value: str) -> str:
+    return _address(value) if value else value
+
+
 def _seconds(value: float) -> float:
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number of seconds. Give a finite one.")
@@ -46,10 +51,10 @@ def _seconds(value: float) -> float:
 def _state(value: str) -> str:
     # Imported here, so that the other sub-commands start without waiting for SQLite.
     from muster.service.storage.engine import StorageError
-    from muster.service.storage.location import engine_for
+    from muster.service.storage.location import check_location
 
     try:
-        engine_for(value)
+        check_location(value)
     except StorageError as error:
         raise typer.BadParameter(str(error)) from None
     return value
@@ -78,6 +83,15 @@ def configured(ctx: typer.Context) -> Config:
                 traffic=TrafficLimits(**_fields(TrafficLimits, given)),
             ),
             retention=Retention(closed=given["keep_closed_runs"], idle=given["keep_idle_runs"]),
+            advertise=Address.parse(given["advertise"]) if given["advertise"] else None,
+            lease_ttl=given["lease_ttl"],
+            etcd=Access(
+                ca=given["etcd_ca"],
+                cert=given["etcd_cert"],
+                key=given["etcd_key"],
+                user=given["etcd_user"],
+                password_file=given["etcd_password_file"],
+            ),
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)
@@ -106,9 +120,33 @@ def serve(
         typer.Option(
             callback=_state,
             envvar="MUSTER_STATE",
-            help="Where the state lives: sqlite:///path, or memory: (lost at the end).",
+            help="Where the state lives: sqlite:///path, memory: (lost at the end), or, for several "
+            "replicas, etcd://HOST:PORT[,HOST:PORT…]/PREFIX.",
         ),
     ] = "sqlite:///muster.db",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            callback=_address_if_any,
+            envvar="MUSTER_SERVE_ADVERTISE",
+            metavar="HOST:PORT",
+            help="Where workers reach this replica, with a state in etcd; default: where it listens.",
+        ),
+    ] = "",
+    lease_ttl: Annotated[
+        float,
+        typer.Option(
+            min=2.0,
+            callback=_seconds,
+            envvar="MUSTER_SERVE_LEASE_TTL",
+            help="Seconds without news of the leader after which another replica leads.",
+        ),
+    ] = 5.0,
+    etcd_ca: etcd.Ca = None,
+    etcd_cert: etcd.Cert = None,
+    etcd_key: etcd.Key = None,
+    etcd_user: etcd.User = "",
+    etcd_password_file: etcd.PasswordFile = None,
     session_ttl: Annotated[
         float,
         typer.Option(

@@ -1,6 +1,7 @@
 """CoordinatorService: how the coordinator is, for those who look after it."""
 
 import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.service.driver import Driver
@@ -10,12 +11,21 @@ from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc
 
+Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
+"""Tells which coordinators there are of one state."""
+
+
+def no_replicas() -> Sequence[coordinator_pb2.Replica]:
+    """This one is the only one."""
+    return ()
+
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Serves ``muster.v1.CoordinatorService``."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, replicas: Replicas = no_replicas) -> None:
         self._driver = driver
+        self._replicas = replicas
 
     async def Status(  # noqa: N802
         self, request: coordinator_pb2.StatusRequest, context: Any
@@ -28,6 +38,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             now=timestamp_to_pb(now.wall),
             commits=_times(list(self._driver.commit_seconds)),
             caller=_caller(ADMISSION.get().grant),
+        )
+
+    async def Replicas(  # noqa: N802
+        self, request: coordinator_pb2.ReplicasRequest, context: Any
+    ) -> coordinator_pb2.ReplicasResponse:
+        """Tell which coordinators there are."""
+        # Through the driver, which answers nothing when another one may lead.
+        return await self._driver.query(
+            lambda core, now: coordinator_pb2.ReplicasResponse(replicas=self._replicas())
         )
 
 

@@ -23,10 +23,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 
     Args:
         services: the full names that may be asked for, beside "" for the whole server.
+        not_served: names that may be asked for, and are not served: by a replica that does not lead.
     """
 
-    def __init__(self, services: Iterable[str]) -> None:
-        self._services = ("", *services)
+    def __init__(self, services: Iterable[str], not_served: Iterable[str] = ()) -> None:
+        self._not_served = frozenset(not_served)
+        self._services = ("", *services, *self._not_served)
         self._draining = asyncio.Event()
         self._watchers = 0
 
@@ -40,13 +42,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
                 f'no service "{report.shown(request.service)}" is here. Ask for one of '
                 f'{", ".join(self._services[1:])}, or with "" for the whole coordinator.',
             )
-        return self._now
+        return self._now(request.service)
 
     async def List(  # noqa: N802
         self, request: health_pb2.HealthListRequest, context: Any
     ) -> health_pb2.HealthListResponse:
         """Say it of every service."""
-        return health_pb2.HealthListResponse(statuses=dict.fromkeys(self._services, self._now))
+        return health_pb2.HealthListResponse(
+            statuses={service: self._now(service) for service in self._services}
+        )
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Any
@@ -63,9 +67,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         self._watchers += 1
         try:
             if request.service in self._services:
-                yield self._now
+                yield self._now(request.service)
                 await self._draining.wait()
-                yield self._now
+                yield self._now(request.service)
             else:
                 yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
                 await self._draining.wait()
@@ -77,7 +81,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         """Tell every watcher that nothing is served any more."""
         self._draining.set()
 
-    @property
-    def _now(self) -> health_pb2.HealthCheckResponse:
+    def _now(self, service: str) -> health_pb2.HealthCheckResponse:
         status = health_pb2.HealthCheckResponse
-        return status(status=status.NOT_SERVING if self._draining.is_set() else status.SERVING)
+        served = not self._draining.is_set() and service not in self._not_served
+        return status(status=status.SERVING if served else status.NOT_SERVING)

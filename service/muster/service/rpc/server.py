@@ -1,6 +1,5 @@
 """The one function that assembles the gRPC server: options, interceptors, services."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -11,7 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer
-from muster.service.rpc.coordinator import CoordinatorServicer
+from muster.service.rpc.coordinator import CoordinatorServicer, Replicas, no_replicas
 from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.health import HealthServicer
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
@@ -51,11 +50,12 @@ def _kind(method: MethodDescriptor) -> str:
     return "server_stream" if method.server_streaming else "unary"
 
 
-def _methods(*services: ServiceDescriptor) -> dict[str, str]:
+def methods_of(*services: ServiceDescriptor) -> dict[str, str]:
+    """The paths of all methods of some services, and the kind of each."""
     return {f"/{service.full_name}/{m.name}": _kind(m) for service in services for m in service.methods}
 
 
-METHODS = _methods(*SERVICES)
+METHODS = methods_of(*SERVICES)
 """All of Muster's methods, and what go-grpc-middleware calls the kind of each."""
 MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
@@ -142,7 +142,7 @@ def build_server(
     observer: CallObserver,
     guard: GuardInterceptor | None = None,
     max_connections: int = MOST_CONNECTIONS,
-    replicas: Callable[[], Sequence[str]] = tuple,
+    replicas: Replicas = no_replicas,
     keepalive_ms: int = 0,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
@@ -154,24 +154,30 @@ def build_server(
         observer: who is told of calls.
         guard: lets calls in; without one everyone may do everything.
         max_connections: how many may be open at once.
-        replicas: the addresses of all replicas, which clients are told; empty: there is but this one.
+        replicas: all coordinators of this state, if there can be several.
         keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
     """
-    kinds = METHODS | _methods(HEALTH)
+    kinds = METHODS | methods_of(HEALTH)
     interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
+
+    def addresses() -> list[str]:
+        return [replica.address for replica in replicas()]
+
     sessions = SessionServicer(
-        driver, max_open=2 * limits.max_sessions, replicas=replicas, keepalive_ms=keepalive_ms
+        driver, max_open=2 * limits.max_sessions, replicas=addresses, keepalive_ms=keepalive_ms
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)
     server.add_generic_rpc_handlers((sessions.handler(),))
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
-    rendezvous = RendezvousServicer(driver, replicas=replicas, keepalive_ms=keepalive_ms)
+    rendezvous = RendezvousServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
-    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorServicer(driver), server)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
+        CoordinatorServicer(driver, replicas), server
+    )
     names = [service.full_name for service in SERVICES]
     checks = HealthServicer(names)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -29,6 +29,7 @@ OPERATES = Rule(role=Role.OPERATOR)
 
 RULES: Mapping[str, Rule] = {
     "/muster.v1.CoordinatorService/Status": VIEWS,
+    "/muster.v1.CoordinatorService/Replicas": VIEWS,
     "/muster.v1.RunService/List": Rule(role=Role.VIEWER, shows="runs"),
     "/muster.v1.RunService/Get": VIEWS,
     "/muster.v1.RunService/Members": VIEWS,

@@ -5,14 +5,14 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from muster.service.storage.engine import StorageError, after
-from muster.service.storage.sqlite import EPOCH_KEY, check_owner, epoch_of, explained, take_lock
+from muster.service.storage.sqlite import EPOCH_KEY, SqliteEngine, check_owner, epoch_of, explained, take_lock
 
 EPOCH_LEAP = 1_000
 """A restored state's epoch goes up by so many, beyond any that a coordinator may have had since the backup.
@@ -91,6 +91,51 @@ def restore(file: Path, state: Path, *, force: bool) -> Copy:
     return done
 
 
+def write(rows: Mapping[bytes, bytes], epoch: int, file: Path, *, force: bool) -> Copy:
+    """Write a backup of rows that come from elsewhere.
+
+    Args:
+        rows: the whole state, without its epoch.
+        epoch: how often it was opened.
+        file: the backup; it is there whole, or not at all.
+        force: whether it may take the place of another.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    _check_free(file, force)
+    with _beside(file) as copy:
+        engine = SqliteEngine(copy)
+        engine.open()
+        engine.commit(rows)
+        engine.close()
+        copy.with_name(copy.name + ".lock").unlink()
+        with explained("write", copy), closing(sqlite3.connect(copy)) as db:
+            _set_epoch(db, epoch)
+            db.execute("PRAGMA journal_mode = DELETE").fetchone()
+        done = _finish(copy, copy)
+        copy.replace(file)
+    _sync_folder(file)
+    return done
+
+
+def read(file: Path) -> tuple[dict[bytes, bytes], int]:
+    """The rows of a backup, and its epoch.
+
+    Raises:
+        StorageError: it is not one.
+    """
+    if not file.exists():
+        raise StorageError(f"there is no backup at {file}.")
+    with tempfile.TemporaryDirectory(prefix="muster-restore-") as folder:
+        copy = Path(folder) / "copy"
+        with explained("read", file):
+            _copy(file, copy)
+            with closing(sqlite3.connect(copy)) as db:
+                found = db.execute("SELECT key, value FROM state WHERE key != ?", (EPOCH_KEY,))
+                return dict(found.fetchall()), epoch_of(db)
+
+
 def _check_free(file: Path, force: bool) -> None:
     if file.exists() and not force:
         raise StorageError(f"{file} exists. Give --force to replace it, or name another file.")
@@ -149,8 +194,12 @@ def _epoch_there(state: Path) -> int:
 
 
 def _raise_epoch(copy: Path, other: int) -> None:
-    with closing(sqlite3.connect(copy)) as db, db:
-        epoch = max(max(epoch_of(db), other) + EPOCH_LEAP, int(time.time()))
+    with closing(sqlite3.connect(copy)) as db:
+        _set_epoch(db, max(max(epoch_of(db), other) + EPOCH_LEAP, int(time.time())))
+
+
+def _set_epoch(db: sqlite3.Connection, epoch: int) -> None:
+    with db:
         db.execute(
             "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             (EPOCH_KEY, str(epoch).encode()),

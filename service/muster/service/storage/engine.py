@@ -8,6 +8,10 @@ class StorageError(Exception):
     """The state cannot be read or written. The message says where, why, and what to do next."""
 
 
+class LeadLostError(StorageError):
+    """Another replica leads, or may: this one must say nothing more, and end."""
+
+
 class Engine(Protocol):
     """A small durable map.
 
@@ -35,6 +39,14 @@ class Engine(Protocol):
 
         Raises:
             StorageError: it cannot be read.
+        """
+        ...
+
+    def check_lead(self) -> None:
+        """See that nobody else writes there: what is known of the state may be told at this moment.
+
+        Raises:
+            LeadLostError: someone may.
         """
         ...
 

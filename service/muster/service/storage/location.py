@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from muster.service.etcd.location import SCHEME, Location
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
 from muster.service.storage.sqlite import SqliteEngine
@@ -10,7 +11,7 @@ SQLITE_SCHEME = "sqlite:///"
 
 
 def engine_for(location: str) -> Engine:
-    """The engine for ``memory:`` or ``sqlite:///path`` (``sqlite:////path`` is absolute).
+    """The engine for ``memory:`` or ``sqlite:///path`` (``sqlite:////path`` is absolute): of one coordinator.
 
     Raises:
         StorageError: the location names no engine.
@@ -21,9 +22,24 @@ def engine_for(location: str) -> Engine:
     if path is not None:
         return SqliteEngine(path)
     raise StorageError(
-        f'--state "{location}" names no storage. Use memory: or sqlite:///muster.db '
-        "(sqlite:////var/lib/muster.db for an absolute path)."
+        f'--state "{location}" names no storage. Use memory:, sqlite:///muster.db '
+        "(sqlite:////var/lib/muster.db for an absolute path), or etcd://HOST:PORT/PREFIX."
     )
+
+
+def check_location(location: str) -> None:
+    """See that a state is named as it should be, whatever keeps it.
+
+    Raises:
+        StorageError: the location names no engine.
+    """
+    if not location.startswith(SCHEME):
+        engine_for(location)
+        return
+    try:
+        Location.parse(location)
+    except ValueError as error:
+        raise StorageError(f"--state: {error}.") from None
 
 
 def sqlite_path(location: str) -> Path | None:

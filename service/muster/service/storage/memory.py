@@ -26,6 +26,9 @@ class MemoryEngine:
         """See :class:`~muster.service.storage.engine.Engine`."""
         yield from [(key, self._data[key]) for key in self._keys]
 
+    def check_lead(self) -> None:
+        """See :class:`~muster.service.storage.engine.Engine`."""
+
     def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
         """See :class:`~muster.service.storage.engine.Engine`."""
         for prefix in cleared:

@@ -85,6 +85,9 @@ class SqliteEngine:
             # All at once, so that a reader who stops halfway leaves no transaction open.
             yield from rows.fetchall()
 
+    def check_lead(self) -> None:
+        """See :class:`~muster.service.storage.engine.Engine`."""
+
     def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
         """See :class:`~muster.service.storage.engine.Engine`."""
         db = self._db

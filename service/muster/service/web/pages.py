@@ -22,6 +22,7 @@ from muster.service.web import links
 from muster.service.web.look import Overview, RunLook, named
 from muster.service.web.rankmap import RankMap, rank_map
 from muster.service.wire import milliseconds, rendezvous_to_pb, timestamp_to_pb
+from muster.v1 import state_pb2
 
 FOLDED_ABOVE = 16
 """Hosts in a list that is longer are shown when someone asks for them."""
@@ -180,6 +181,20 @@ def overview_page(overview: Overview, root: str) -> str:
         connected=sum(run.connected for run in overview.runs),
         members=sum(run.members for run in overview.runs),
         open_barriers=open_barriers,
+    )
+
+
+def standby_page(address: str, leader: str, replicas: Sequence[state_pb2.ReplicaRecord], trouble: str) -> str:
+    """The page of a replica that does not lead.
+
+    Args:
+        address: its own.
+        leader: that of the leader; empty: nobody leads.
+        replicas: all that are there.
+        trouble: why it could not take over now; empty if it could.
+    """
+    return _TEMPLATES.get_template("standby.html").render(
+        root="", address=address, leader=leader, replicas=replicas, trouble=trouble
     )
 
 

@@ -105,9 +105,14 @@ def add_status(site: web.Application, state: State) -> None:
     site.router.add_get(links.TWIN_ROUTE, run_twin)
     for route in links.PAGE_ROUTES:
         site.router.add_get(route, run)
+    add_assets(site)
+    site.on_response_prepare.append(add_headers)
+
+
+def add_assets(site: web.Application) -> None:
+    """Add what pages are made of to a site."""
     for path, (name, content_type) in ASSETS.items():
         site.router.add_get(path, _asset(name, content_type))
-    site.on_response_prepare.append(_add_headers)
 
 
 async def _rendered(render: Callable[[], str], content_type: str, status: int = 200) -> Answer:
@@ -130,5 +135,6 @@ def _root(request: web.Request) -> str:
     return "../" * (request.rel_url.raw_path.count("/") - 1)
 
 
-async def _add_headers(_: web.Request, answer: web.StreamResponse) -> None:
+async def add_headers(_: web.Request, answer: web.StreamResponse) -> None:
+    """Set the headers of every answer of a site."""
     answer.headers.update(HEADERS)

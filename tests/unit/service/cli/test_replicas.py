@@ -35,7 +35,7 @@ def test_everyone_is_called_once_in_a_turn(replicas: Replicas):
     search = Search(replicas)
     assert turn(search, lambda: search.failed("refused")) == ["a:1", "b:1", "c:1"]
     assert search.words == dict.fromkeys(["a:1", "b:1", "c:1"], "refused")
-    search.begin_again()
+    search.begin_turn()
     assert turn(search, lambda: search.failed("refused")) == ["a:1", "b:1", "c:1"]
 
 
@@ -63,20 +63,13 @@ def test_all_that_a_standby_knows_are_called():
 def test_the_leader_that_did_not_answer_comes_last_and_not_on_a_standbys_word(replicas: Replicas):
     replicas.answers("a:1")
     search = Search(replicas)
-    assert search.metadata == ()
+    assert search.metadata == (("muster-not-leader", ""),)
     assert search.failed("refused")
     assert search.metadata == (("muster-not-leader", "a:1"),)
     assert search.not_leader("a:1", [], "stands by")
     assert search.address == "c:1"
-    search.begin_again()
+    search.begin_turn()
     assert turn(search, lambda: search.failed("refused")) == ["b:1", "c:1", "a:1"]
-
-
-def test_everyone_answers_at_once_in_the_first_turn_and_holds_the_call_in_the_next(replicas: Replicas):
-    search = Search(replicas)
-    assert search.metadata == ()
-    search.begin_again()
-    assert search.metadata == (("muster-not-leader", ""),)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_the_roles_are_those_of_the_documentation():
         "BarrierService/List",
         "RendezvousService/Get",
         "CoordinatorService/Status",
+        "CoordinatorService/Replicas",
     }
 
 

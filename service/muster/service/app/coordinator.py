@@ -1,0 +1,146 @@
+"""The coordinator that decides: its state, its ports, its drain."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from muster.service.address import Address
+from muster.service.app.ports import (
+    most_connections,
+    rpc_guard,
+    site_runner,
+    start_rpc,
+    start_site,
+    warn_if_open,
+)
+from muster.service.app.surroundings import Surroundings
+from muster.service.driver import Driver
+from muster.service.rpc.codec import encode_session_message
+from muster.service.rpc.server import build_server
+from muster.service.storage.engine import Engine, StorageError
+from muster.service.telemetry.logs import EventLog
+from muster.service.telemetry.metrics import Scrape, StateCollector
+from muster.service.telemetry.observers import Observers
+from muster.service.version import VERSION
+from muster.service.web.site import build_site
+from muster.v1 import coordinator_pb2
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _no_replicas() -> Sequence[coordinator_pb2.Replica]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a coordinator is among others; by itself, it is the only one."""
+
+    replicas: Callable[[], Sequence[coordinator_pb2.Replica]] = _no_replicas
+    """All that there are."""
+    keepalive_ms: int = 0
+    """How soon its clients are to notice that it does not answer; 0: by the session TTL."""
+    about_to_serve: Callable[[], Awaitable[None]] = _nothing
+    """Called when the state was read, and before the ports are bound."""
+    serving: Callable[[], Awaitable[None]] = _nothing
+    """Called when they are."""
+    deposed: asyncio.Future[None] | None = None
+    """Ends with an exception when it may lead no longer."""
+
+
+ALONE = Part()
+
+
+async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
+    """Open the state and serve it, until told to stop.
+
+    Raises:
+        StartError: a port cannot be bound.
+        StorageError: the state cannot be opened, read or written.
+    """
+    config, gate, metrics, stop = around.config, around.gate, around.metrics, around.stop
+    log = structlog.get_logger()
+    driver = Driver(
+        engine,
+        clock=around.clock,
+        observer=Observers(EventLog(), metrics),
+        encode=encode_session_message,
+        session_ttl=config.session_ttl,
+        limits=config.limits,
+        retention=config.retention,
+    )
+    try:
+        metrics.began(driver.coordinator.epoch, around.clock.now().wall)
+        metrics.commit_open.set_function(driver.commit_age)
+        state = StateCollector(driver.coordinator, metrics, around.clock)
+        rpc = build_server(
+            driver,
+            session_ttl=config.session_ttl,
+            limits=config.limits,
+            observer=metrics,
+            guard=rpc_guard(config.security, gate),
+            max_connections=most_connections(),
+            replicas=part.replicas,
+            keepalive_ms=part.keepalive_ms,
+        )
+        application = build_site(
+            lambda: Scrape(state, metrics.registry), lambda: _why_not_ready(driver, stop), driver
+        )
+        site = site_runner(application, config, gate)
+        freshness = asyncio.create_task(gate.keep_fresh())
+        try:
+            await part.about_to_serve()
+            port = await start_rpc(rpc.server, config.listen, gate)
+            http = await start_site(site, config, gate)
+            await part.serving()
+            warn_if_open(config)
+            log.info(
+                "serving",
+                grpc=str(Address(config.listen.host, port)),
+                http=str(http),
+                state=config.state,
+                epoch=driver.coordinator.epoch,
+                version=VERSION,
+            )
+            await _until_stopped(stop, driver, freshness, part.deposed)
+            log.info("draining", sessions=len(rpc.sessions.sessions))
+        finally:
+            freshness.cancel()
+            driver.freeze()
+            await rpc.drain(config.drain_grace if stop.is_set() else 0)
+            await site.cleanup()
+    except StorageError:
+        metrics.storage_errors.inc()
+        raise
+    finally:
+        await driver.close()
+    log.info("stopped")
+
+
+async def _until_stopped(
+    stop: asyncio.Event,
+    driver: Driver,
+    freshness: asyncio.Task[None],
+    deposed: asyncio.Future[None] | None,
+) -> None:
+    """Wait for a signal, or raise what ended the driver, the lead, or the look at the files."""
+    stopped = asyncio.ensure_future(stop.wait())
+    ends: list[asyncio.Future[Any]] = [driver.failed, freshness]
+    if deposed is not None:
+        ends.append(deposed)
+    await asyncio.wait([stopped, *ends], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    for ended in ends:
+        if ended.done():
+            ended.result()
+
+
+def _why_not_ready(driver: Driver, stop: asyncio.Event) -> str | None:
+    if driver.failed.done():
+        return "the state cannot be written"
+    return "draining" if stop.is_set() else None

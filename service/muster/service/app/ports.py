@@ -1,0 +1,149 @@
+"""The two ports, and who is let in at each."""
+
+import resource
+
+import grpc
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from muster.service.address import Address
+from muster.service.config import Config
+from muster.service.rpc.guard import GuardInterceptor
+from muster.service.rpc.server import MOST_CONNECTIONS
+from muster.service.security.config import Security, TrafficLimits
+from muster.service.security.files import FileError
+from muster.service.security.gate import Gate
+from muster.service.web.access import guarded
+from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
+
+RESERVED_FILES = 1_500
+"""Open files that gRPC's connections leave to the state, the HTTP port and the interpreter."""
+
+
+class StartError(Exception):
+    """The coordinator cannot start. The message says what, why, and what to do next."""
+
+
+def open_gate(security: Security) -> Gate:
+    """Who is let in.
+
+    Raises:
+        StartError: a certificate or the tokens file cannot be used.
+    """
+    try:
+        return Gate(security)
+    except FileError as error:
+        raise StartError(str(error)) from error
+
+
+def rpc_guard(security: Security, gate: Gate) -> GuardInterceptor | None:
+    """What lets calls in; None if everyone may do everything."""
+    if gate.access is None and security.traffic == TrafficLimits():
+        return None
+    return GuardInterceptor(gate.access, gate.traffic)
+
+
+def _http_guard(security: Security, gate: Gate) -> Middleware:
+    return guarded(
+        gate.access if security.http_tokens else None,
+        needs_certificate=security.http_tls and security.knows_clients,
+    )
+
+
+def most_connections() -> int:
+    """How many gRPC may hold open, with as many open files as the system lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
+
+
+async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> int:
+    """Serve gRPC.
+
+    Returns:
+        The port.
+
+    Raises:
+        StartError: it cannot be bound.
+    """
+    try:
+        if gate.tls is not None:
+            port = server.add_secure_port(str(address), gate.tls.grpc_credentials())
+        else:
+            port = server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        raise StartError(_cannot_bind("--listen", address, str(error))) from error
+    await server.start()
+    return int(port)
+
+
+def site_runner(application: web.Application, config: Config, gate: Gate) -> web.AppRunner:
+    """What serves a site, behind its guard."""
+    application.middlewares.append(_http_guard(config.security, gate))
+    return web.AppRunner(
+        application, access_log=None, handle_signals=False, keepalive_timeout=SILENCE_TIMEOUT
+    )
+
+
+async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
+    """Serve HTTP.
+
+    Returns:
+        Where.
+
+    Raises:
+        StartError: the port cannot be bound.
+    """
+    await runner.setup()
+    address = config.http
+    context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
+    try:
+        await BoundedSite(runner, address.host, address.port, context).start()
+    except OSError as error:
+        raise StartError(_cannot_bind("--http", address, error.strerror or str(error))) from error
+    return Address(address.host, runner.addresses[0][1])
+
+
+def _cannot_bind(flag: str, address: Address, why: str) -> str:
+    return (
+        f"cannot listen on {address}: {why}. Another program may hold the port (see: ss -ltnp "
+        f"'sport = :{address.port}'); stop it, or give {flag} another address."
+    )
+
+
+def warn_if_open(config: Config) -> None:
+    """Say in the log what others may do that can reach a port."""
+    security = config.security
+    has_tokens = security.tokens_file is not None
+    http_knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
+    ports = (
+        (
+            ("--listen", config.listen, "release, abort and read barriers"),
+            (security.tls is not None, "--tls-cert and --tls-key"),
+            (has_tokens or security.knows_clients, "--tokens-file or --tls-client-ca"),
+        ),
+        (
+            ("--http", config.http, "see the runs and the metrics"),
+            (security.http_tls, "--http-tls"),
+            (http_knows_clients, "--http-tokens"),
+        ),
+    )
+    for (flag, address, use), (has_tls, tls_flags), (has_callers, caller_flags) in ports:
+        if address.is_loopback:
+            continue
+        where = f"{flag} {address} is reachable from other machines, and"
+        if not has_tls:
+            structlog.get_logger().warning(
+                "open.port",
+                reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
+                f"{tls_flags}, or keep it in a trusted network.",
+            )
+        if not has_callers:
+            structlog.get_logger().warning(
+                "open.port",
+                reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give "
+                f"{caller_flags}, or keep it in a trusted network.",
+            )

@@ -1,0 +1,35 @@
+"""Run a coordinator: alone on its state, or as one of several."""
+
+import asyncio
+import signal
+
+from muster.service.app import coordinator, replica
+from muster.service.app.ports import open_gate
+from muster.service.app.surroundings import Surroundings
+from muster.service.config import Config
+from muster.service.etcd.location import SCHEME
+from muster.service.rpc.server import METHODS
+from muster.service.storage.location import engine_for
+from muster.service.telemetry.metrics import Metrics
+
+
+async def serve(config: Config) -> None:
+    """Run a coordinator until SIGTERM or SIGINT.
+
+    Raises:
+        StartError: a port cannot be bound, or a certificate or the tokens file cannot be used.
+        StorageError: the state cannot be opened, read or written; or another replica leads now, or may.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    around = Surroundings(config, open_gate(config.security), Metrics(), stop)
+    for method, kind in METHODS.items():
+        around.metrics.expect(kind, method)
+    if around.gate.tls is not None:
+        around.metrics.show_certificate_expiry(around.gate.tls)
+    if config.state.startswith(SCHEME):
+        await replica.run(around)
+    else:
+        await coordinator.run(around, engine_for(config.state))

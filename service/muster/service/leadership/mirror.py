@@ -1,0 +1,131 @@
+"""What is under a prefix of etcd, followed by a watch: so that it is at hand when it is needed."""
+
+import threading
+from collections.abc import Callable, Iterable
+
+from muster.etcd.v3 import etcd_pb2 as pb
+from muster.service.etcd.client import Etcd
+from muster.service.etcd.errors import CompactedError, EtcdError, PassingError
+
+TIMEOUT = 10.0
+"""Seconds for a page, when all is read."""
+PAUSE = 1.0
+"""Seconds until the next attempt, when etcd refuses."""
+DELETED = 1
+"""The type of an event."""
+
+
+class Mirror:
+    """A copy of all keys under a prefix, never older than the last word of etcd that came through.
+
+    Args:
+        etcd: the client.
+        prefix: what the keys begin with.
+        changed: called on the mirror's thread whenever a key or the connection changed.
+    """
+
+    def __init__(self, etcd: Etcd, prefix: bytes, changed: Callable[[], None] = lambda: None) -> None:
+        self._etcd = etcd
+        self._prefix = prefix
+        self._end = prefix[:-1] + bytes([prefix[-1] + 1])
+        self._changed = changed
+        self._moved = threading.Condition()
+        self._rows: dict[bytes, bytes] = {}
+        """Without the prefix."""
+        self._revision = 0
+        self.fault = "etcd has not answered yet"
+        """Why the copy may be old; empty if it is followed."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._follow, name="muster-mirror", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def now(self) -> dict[bytes, bytes]:
+        """All keys, without the prefix, as far as is known."""
+        with self._moved:
+            return dict(self._rows)
+
+    @property
+    def followed(self) -> bool:
+        """Whether the copy is kept up with what happens."""
+        return not self.fault
+
+    def rows(self, revision: int, timeout: float) -> dict[bytes, bytes]:
+        """All keys, without the prefix, as they are at a revision or later.
+
+        Args:
+            revision: one that changed something here.
+            timeout: seconds to wait for the news of it.
+
+        Raises:
+            EtcdError: it did not come.
+        """
+        with self._moved:
+            if not self._moved.wait_for(lambda: self._revision >= revision, timeout):
+                raise EtcdError(f"no news of revision {revision} within {timeout:g} s: {self.fault}")
+            return dict(self._rows)
+
+    def close(self) -> None:
+        """Follow no longer, from the next change on."""
+        self._closed = True
+        with self._moved:
+            self._rows = {}
+
+    # ------------------------------------------------------------------ following
+
+    def _follow(self) -> None:
+        known = False
+        while not self._over():
+            try:
+                if not known:
+                    kvs, revision = self._etcd.snapshot(self._prefix, self._end, timeout=TIMEOUT)
+                    self._begin(kvs, revision)
+                    known = True
+                for response in self._etcd.watch(self._prefix, self._end, self._revision + 1):
+                    self._take(response)
+                    if self._over():
+                        return
+            except CompactedError:
+                known = False
+            except PassingError as error:
+                self._doubt(str(error))
+            except EtcdError as error:
+                self._doubt(str(error))
+                threading.Event().wait(PAUSE)
+
+    def _over(self) -> bool:
+        return self._closed
+
+    def _begin(self, kvs: Iterable[pb.KeyValue], revision: int) -> None:
+        with self._moved:
+            self._rows = {self._short(kv.key): kv.value for kv in kvs}
+            self._revision = revision
+            self._moved.notify_all()
+        self._say("")
+
+    def _take(self, response: pb.WatchResponse) -> None:
+        with self._moved:
+            for event in response.events:
+                key = self._short(event.kv.key)
+                if event.type == DELETED:
+                    self._rows.pop(key, None)
+                else:
+                    self._rows[key] = event.kv.value
+            if response.events and not response.fragment:
+                self._revision = response.events[-1].kv.mod_revision
+                self._moved.notify_all()
+        if response.events or self.fault:
+            self._say("")
+
+    def _short(self, key: bytes) -> bytes:
+        return key[len(self._prefix) :]
+
+    def _doubt(self, why: str) -> None:
+        if why != self.fault:
+            self._say(why)
+
+    def _say(self, fault: str) -> None:
+        self.fault = fault
+        self._changed()

@@ -1,0 +1,182 @@
+"""One replica: it says that it is there, follows who leads, and leads when nobody else does."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import structlog
+
+from muster.service.etcd.client import Etcd
+from muster.service.etcd.errors import UnreachableError
+from muster.service.leadership.election import Lead, NameTakenError, announce, campaign, enlist
+from muster.service.leadership.lease import Lease
+from muster.service.leadership.members import Members
+from muster.v1 import state_pb2
+
+T = TypeVar("T")
+
+PAUSE = 0.5
+"""Seconds until the next attempt, where one failed."""
+
+
+class LeadLost(Exception):
+    """The lease of who leads is over, or may be."""
+
+
+class Replica:
+    """A replica's part in its cluster, on one event loop.
+
+    Args:
+        etcd: the client.
+        prefix: what the keys of the installation begin with.
+        record: who it is.
+        ttl: seconds of its lease.
+    """
+
+    def __init__(self, etcd: Etcd, prefix: bytes, record: state_pb2.ReplicaRecord, ttl: int) -> None:
+        self.record = record
+        self.lead: Lead | None = None
+        self._etcd = etcd
+        self._prefix = prefix
+        self.ttl = ttl
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._lease: Lease | None = None
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        """Ends with :class:`LeadLost` when this replica led and may lead no longer."""
+        self._lease_lost = asyncio.Event()
+        self.trouble = ""
+        """Why this replica cannot take part at present; empty if it does."""
+        self.members = Members(etcd, prefix, self._told)
+
+    # ------------------------------------------------------------------ following
+
+    async def changed(self) -> None:
+        """Wait until something may have changed: who leads, who is there, whether etcd answers."""
+        news = self._news
+        await news.wait()
+
+    def _told(self) -> None:
+        with suppress(RuntimeError):  # The loop has ended: nobody waits for news any more.
+            self._loop.call_soon_threadsafe(self._spread)
+
+    def _spread(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def leader_elsewhere(self) -> str:
+        """The address of the leader that answers calls, unless it is this replica itself; empty: nobody."""
+        leader = self.members.leader
+        return "" if leader is None or leader.address == self.record.address else leader.address
+
+    def addresses(self) -> list[str]:
+        """Those of all replicas that are there."""
+        return [record.address for record in self.members.replicas]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica certainly leads at this moment."""
+        return self.lead is not None and self.lead.certain
+
+    @property
+    def leader(self) -> state_pb2.ReplicaRecord | None:
+        """Who leads and answers calls; None: nobody."""
+        return self.members.leader
+
+    @property
+    def lease_age(self) -> float:
+        """Seconds since the last renewal of its lease; 0 if it has none."""
+        return 0.0 if self._lease is None else self._lease.tenure.age
+
+    # ------------------------------------------------------------------ leading
+
+    async def elected(self) -> Lead:
+        """Take part until this replica leads.
+
+        Raises:
+            EtcdError: etcd refuses this replica.
+        """
+        while True:
+            try:
+                lead = await self._take_part()
+            except UnreachableError as error:
+                self._doubt(str(error))
+                await asyncio.sleep(PAUSE)
+                continue
+            if lead is not None:
+                self.lead = lead
+                return lead
+
+    async def _take_part(self) -> Lead | None:
+        """With one lease, until it is lost, or this replica leads."""
+        lease = await self._enlisted()
+        self._doubt("")
+        while not self._lease_lost.is_set():
+            news = self._news
+            if self.members.vacant:
+                lead = await self._in_thread(lambda: campaign(self._etcd, self._prefix, lease, self.record))
+                if lead is not None:
+                    return lead
+            waits = [asyncio.ensure_future(event.wait()) for event in (news, self._lease_lost)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        self._doubt("its lease was lost")
+        return None
+
+    async def _enlisted(self) -> Lease:
+        """A lease, and the entry among the replicas that hangs on it."""
+        self._lease_lost.clear()
+        deadline = self._loop.time() + 2 * self.ttl
+        lease = self._lease = await self._in_thread(lambda: Lease(self._etcd, self.ttl))
+
+        def lost(why: str) -> None:
+            self._loop.call_soon_threadsafe(self._on_lease_lost, lease, why)
+
+        lease.keep(lost)
+        while True:
+            try:
+                await self._in_thread(lambda: enlist(self._etcd, self._prefix, lease, self.record))
+                return lease
+            except NameTakenError as error:
+                # It may be this replica's own entry, of its life before.
+                if self._loop.time() > deadline:
+                    await self._in_thread(lease.give_up)
+                    raise
+                self._doubt(str(error))
+            await asyncio.sleep(PAUSE)
+
+    def _on_lease_lost(self, lease: Lease, why: str) -> None:
+        if lease is not self._lease:
+            return
+        self._lease_lost.set()
+        if self.lead is not None and not self.lost.done():
+            self.lost.set_exception(LeadLost(why))
+
+    async def announce(self) -> None:
+        """Say that this replica leads, and answers.
+
+        Raises:
+            EtcdError: it leads no longer, or etcd did not answer.
+        """
+        lead = self.lead
+        assert lead is not None
+        await self._in_thread(lambda: announce(self._etcd, self._prefix, lead, self.record))
+
+    async def resign(self) -> None:
+        """Give the lease up, so that another one leads at once, and end."""
+        self.members.close()
+        if self._lease is not None:
+            await self._in_thread(self._lease.give_up)
+        if not self.lost.done():
+            self.lost.cancel()
+
+    def _doubt(self, why: str) -> None:
+        if why and why != self.trouble:
+            structlog.get_logger().warning("replica.trouble", reason=why)
+        self.trouble = why
+        self._spread()
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(None, call)

@@ -1,0 +1,60 @@
+"""For how long a lease certainly lasts, by our own clock."""
+
+import time
+from collections.abc import Callable
+
+DRIFT = 0.05
+"""What part of a lease is not counted on: the clock of etcd's leader may run faster than ours."""
+
+
+def seconds_awake_or_not() -> float:
+    """A clock that never jumps, and goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Tenure:
+    """A lease as its holder knows it: it lasts from when a renewal was *sent*, which etcd got later.
+
+    It is renewed by one thread and read by others; what is read is one number.
+
+    Args:
+        clock: seconds, on a clock that never jumps.
+    """
+
+    def __init__(self, clock: Callable[[], float] = seconds_awake_or_not) -> None:
+        self._clock = clock
+        self._until = float("-inf")
+        self._sent = clock()
+
+    def now(self) -> float:
+        """The clock's time, to be read before a renewal is sent."""
+        return self._clock()
+
+    def renewed(self, sent: float, ttl: float) -> None:
+        """Etcd has answered a renewal.
+
+        Args:
+            sent: when it was sent.
+            ttl: the seconds that etcd gave.
+        """
+        self._until = max(self._until, sent + ttl * (1 - DRIFT))
+        self._sent = sent
+
+    def over(self) -> None:
+        """Etcd says that the lease is over, or we have given it up."""
+        self._until = float("-inf")
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last renewal that etcd has answered was sent."""
+        return self._clock() - self._sent
+
+    @property
+    def left(self) -> float:
+        """Seconds for which it certainly lasts; 0 or less: it may be over."""
+        return self._until - self._clock()
+
+    @property
+    def certain(self) -> bool:
+        """Whether the lease certainly lasts at this moment."""
+        return self._clock() < self._until

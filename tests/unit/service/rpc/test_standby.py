@@ -1,0 +1,132 @@
+"""A replica that does not lead answers every call, and says who does."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.rpc import standby
+from muster.service.rpc.server import METHODS
+from muster.service.rpc.standby import UNREACHED, StandbyHandler
+from tests.support.patience import PATIENCE
+
+OWN, FIRST, SECOND = "a:7550", "b:7550", "c:7550"
+
+
+class News:
+    """Who leads, as a test says."""
+
+    def __init__(self, leader: str = "") -> None:
+        self.leader = leader
+        self._news = asyncio.Event()
+
+    def leader_elsewhere(self) -> str:
+        return self.leader
+
+    def addresses(self) -> list[str]:
+        return [OWN, FIRST]
+
+    async def changed(self) -> None:
+        await self._news.wait()
+
+    def say(self, leader: str) -> None:
+        self.leader = leader
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class Context:
+    def __init__(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return self._metadata
+
+
+class Details:
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+
+def call(handler: StandbyHandler, **metadata: str) -> Any:
+    method: Any = Details(next(iter(METHODS)))
+    pairs = [(key.replace("_", "-"), value) for key, value in metadata.items()]
+    return handler.service(method).stream_stream(None, Context(pairs))
+
+
+async def refused(handler: StandbyHandler, **metadata: str) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        async with asyncio.timeout(PATIENCE):
+            await call(handler, **metadata)
+    return caught.value
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_every_method_is_refused(method: str):
+    details: Any = Details(method)
+    with pytest.raises(Refusal) as caught:
+        await StandbyHandler(News(FIRST)).service(details).stream_stream(None, Context())
+    assert caught.value.reason is Reason.NOT_LEADER
+
+
+async def test_another_method_is_not_its_own():
+    details: Any = Details("/grpc.health.v1.Health/Check")
+    assert StandbyHandler(News(FIRST)).service(details) is None
+
+
+async def test_who_leads_is_told_to_people_and_to_programs():
+    refusal = await refused(StandbyHandler(News(FIRST)))
+    assert refusal.message == f"this replica does not lead: {FIRST} does. Call it there."
+    assert refusal.metadata == {"leader": FIRST, "replicas": f"{OWN},{FIRST}"}
+
+
+async def test_that_nobody_leads_is_told():
+    refusal = await refused(StandbyHandler(News()))
+    assert "no other one does" in refusal.message
+    assert refusal.metadata == {"replicas": f"{OWN},{FIRST}"}
+
+
+async def test_who_knows_no_leader_is_told_at_once_that_there_is_one():
+    assert (await refused(StandbyHandler(News(FIRST)), muster_not_leader="")).metadata["leader"] == FIRST
+
+
+@pytest.mark.parametrize("known", ["", FIRST])
+async def test_who_could_not_reach_the_leader_hears_of_the_next_one(
+    known: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(standby, "HOLD_SECONDS", PATIENCE)
+    news = News(known)
+    handler = StandbyHandler(news)
+    waiting = asyncio.create_task(refused(handler, muster_not_leader=FIRST))
+    await asyncio.sleep(0)
+    news.say(known)  # Something else has changed.
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    news.say(SECOND)
+    assert (await waiting).metadata["leader"] == SECOND
+
+
+async def test_nobody_is_held_for_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standby, "HOLD_SECONDS", 0.01)
+    refusal = await refused(StandbyHandler(News(FIRST)), muster_not_leader=FIRST)
+    assert refusal.metadata["leader"] == FIRST
+
+
+async def test_nobody_is_held_by_a_server_that_closes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(standby, "HOLD_SECONDS", PATIENCE)
+    handler = StandbyHandler(News())
+    waiting = asyncio.create_task(refused(handler, muster_not_leader=""))
+    await asyncio.sleep(0)
+    handler.close()
+    assert (await waiting).reason is Reason.NOT_LEADER
+
+
+async def test_an_sdk_that_does_not_know_the_reason_connects_again():
+    old = await refused(StandbyHandler(News(FIRST)), user_agent="grpc-python/1.66.2 grpc-c/43.0.0")
+    assert old.reason is Reason.COORDINATOR_DRAINING
+    ours = await refused(
+        StandbyHandler(News(FIRST)), user_agent="grpc-python/1.66.2", **{UNREACHED.replace("-", "_"): ""}
+    )
+    assert ours.reason is Reason.NOT_LEADER

@@ -49,6 +49,7 @@ class Caller:
     def then(self, pause: float) -> tuple[str, bool]:
         """Whom it calls next, and whether it pauses before."""
         self._world.now += pause
+        self.search.begin()
         return self.calls, pause > 0
 
     def failed(self) -> tuple[str, bool]:
@@ -208,6 +209,20 @@ def test_one_that_was_silent_is_called_when_it_is_named_the_new_leader(world: Wo
     assert caller.failed() == ("b:1", False)
     assert caller.failed() == ("c:1", False)
     assert caller.stands_by("b:1") == ("b:1", False)
+
+
+def test_a_call_that_failed_before_its_replica_led_says_nothing_against_it(world: World):
+    """Who takes over lets go of its port for a moment; others have found it already."""
+    early = world.search()
+    early.search.begin()
+    world.now += 0.1
+    late = world.search()
+    late.failed()
+    late.stands_by("a:1")
+    late.search.answered()
+    assert early.failed() == ("b:1", False)
+    assert early.header == ""
+    assert early.stands_by("a:1") == ("a:1", False)
 
 
 def test_one_that_has_just_been_elected_may_name_itself(world: World):

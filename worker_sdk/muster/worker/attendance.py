@@ -294,7 +294,7 @@ class Attendance:
 
     def _converse(self, attempt: int, search: Search) -> float:
         """Open a stream and read it to its end. Returns how many seconds to wait before another."""
-        with self._channel(search.target) as channel:
+        with self._channel(search.begin()) as channel:
             call = _stub(channel).Join(self._request(attempt), metadata=search.metadata)
             with self._changed:
                 if self._attempt == attempt:

@@ -99,6 +99,7 @@ class Replicas:
         self._learned: tuple[str, ...] = ()
         self._leader = ""
         """Who leads, as far as anyone has said; it may be silent."""
+        self._leads_since = 0.0
         self._answered = False
         """Whether the leader has answered us, and not failed since."""
         self._silent: dict[str, float] = {}
@@ -160,15 +161,24 @@ class Replicas:
     def answers(self, address: str) -> None:
         """This one has answered as the leader does."""
         with _lock:
-            self._leader, self._answered = address, True
+            if address != self._leader:
+                self._leader, self._leads_since = address, self.clock()
+            self._answered = True
             self._silent.pop(address, None)
 
-    def is_silent(self, address: str) -> None:
-        """This one did not answer."""
+    def is_silent(self, address: str, since: float) -> None:
+        """This one did not answer.
+
+        Args:
+            address: who.
+            since: when the call began. Who has begun to lead since then may answer others.
+        """
         with _lock:
-            self._silent[address] = self.clock() + SHUNNED_FOR
             if address == self._leader:
+                if since < self._leads_since:
+                    return
                 self._answered = False
+            self._silent[address] = self.clock() + SHUNNED_FOR
 
     def forgive_leader(self) -> None:
         """The leader that did not answer is to be called first again."""
@@ -191,7 +201,7 @@ class Replicas:
             if not is_address(leader):
                 return False
             if leader != self._leader:
-                self._leader, self._answered = leader, False
+                self._leader, self._answered, self._leads_since = leader, False, self.clock()
                 self._silent.pop(leader, None)
             return not self._is_silent(leader)
 
@@ -212,6 +222,7 @@ class Search:
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
         self._words: dict[str, str] = {}
+        self._called_at = replicas.clock()
         self._backoff = FIRST_BACKOFF
         self._looked_up = False
         """In this turn."""
@@ -221,8 +232,17 @@ class Search:
 
     @property
     def target(self) -> Target:
-        """Whom to call now."""
+        """Whom to call."""
         return self.replicas.target(self._address)
+
+    def begin(self) -> Target:
+        """The call begins now.
+
+        Returns:
+            Whom to make it to.
+        """
+        self._called_at = self.replicas.clock()
+        return self.target
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -286,7 +306,7 @@ class Search:
         """
         self._words[self._address] = why
         self._in_touch = False
-        self.replicas.is_silent(self._address)
+        self.replicas.is_silent(self._address, self._called_at)
         return self._on()
 
     def not_leader(self, leader: str, replicas: Iterable[str], why: str) -> float:

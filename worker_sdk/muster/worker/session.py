@@ -277,7 +277,7 @@ class Session:
             Seconds to wait before another one.
         """
         search = self._search
-        target = search.target
+        target = search.begin()
         self._keepalive_ms = min(target.keepalive_ms, self._keepalive_ms)
         channel = open_channel(replace(target, keepalive_ms=self._keepalive_ms))
         try:

@@ -308,7 +308,7 @@ class CoordinatorStore(Store):
             if timeout and isinstance(request, Waiting):
                 request.timeout_ms = max(1, round(left * 1000))
             try:
-                call = method(self._connect(search.target))
+                call = method(self._connect(search.begin()))
                 response = call(
                     request, timeout=left + ANSWER_GRACE if timeout else None, metadata=search.metadata
                 )

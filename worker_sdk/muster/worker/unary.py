@@ -42,7 +42,7 @@ def ask_leader(
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with channel(search.target) as opened:
+            with channel(search.begin()) as opened:
                 response = method(opened)(
                     request,
                     timeout=max(deadline - time.monotonic(), 0.0),

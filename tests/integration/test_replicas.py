@@ -1,273 +1,508 @@
-"""Several coordinators on a real etcd: one leads, the others say so, and a lost one costs seconds."""
+"""Several coordinators, of which one leads: session, store, rendezvous and command find it, and the next."""
 
+import json
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status import rpc_status
+from typer.testing import CliRunner
 
-from muster.v1 import (
-    coordinator_pb2,
-    coordinator_pb2_grpc,
-    run_pb2,
-    run_pb2_grpc,
-    store_pb2,
-    store_pb2_grpc,
-)
+import muster.worker
+from muster.service.cli.failure import Exit
+from muster.service.cli.main import app
+from muster.v1 import session_pb2 as pb
+from muster.v1 import session_pb2_grpc
+from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, replicas
+from muster.worker.attendance import Attendance, NodeConfig, Place
 from tests.support.authority import Authority
-from tests.support.coordinator import MUSTER, Coordinator, free_port
-from tests.support.etcd import Cluster, cluster
+from tests.support.coordinator import MUSTER, Coordinator
+from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
-from tests.support.replicas import Replica, Replicas, replicas
+from tests.support.proxy import Proxy
+from tests.support.standby import Address, Standby
+
+LONG = timedelta(seconds=PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Cluster]:
-    with cluster() as members:
-        yield members
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ports are used again, and what stood behind one is not what stands there now."""
+    monkeypatch.setattr(replicas, "_all", {})
+    yield
+    muster.worker.close()
+
+
+class Succession:
+    """A coordinator that may be followed by another one, on the same state and elsewhere.
+
+    Args:
+        folder: of the state and the logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for name in "ab":
+            (folder / name).mkdir()
+        state = f"sqlite:///{folder / 'muster.db'}"
+        # Only the one that a test is about may give anyone up.
+        self.first, self.second = (
+            Coordinator(folder / name, state=state, session_ttl=PATIENCE) for name in "ab"
+        )
+        self._reserved = Address()
+        self.second.port, self.second.endpoint = self._reserved.port, self._reserved.endpoint
+        self.first.start()
+        self.standby = Standby(self.first.endpoint)
+        self.endpoint = ",".join(one.endpoint for one in (self.standby, self.first, self.second))
+
+    def happens(self) -> None:
+        """The leader dies, nobody leads for a while, and then the other one does."""
+        self.first.kill()
+        self.standby.follow("")
+        self.standby.holds()
+        self._reserved.give_up()
+        self.second.start()
+        self.standby.follow(self.second.endpoint)
+
+    def end(self) -> None:
+        """Stop them all."""
+        self.standby.stop()
+        self._reserved.give_up()
+        self.first.kill()
+        self.second.kill()
 
 
 @pytest.fixture
-def three(etcd: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Replicas]:
-    with replicas(tmp_path, etcd, prefix=request.node.name) as found:
-        yield found
-
-
-def status(replica: Replica) -> coordinator_pb2.StatusResponse:
-    with grpc.insecure_channel(replica.endpoint) as channel:
-        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-        return stub.Status(coordinator_pb2.StatusRequest(), timeout=PATIENCE)
-
-
-def refusal(call: Any) -> ErrorInfo:
-    """The details of a call that was refused."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    error: Any = caught.value
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    details = rpc_status.from_call(error)
-    assert details is not None
-    info = ErrorInfo()
-    assert details.details[0].Unpack(info)
-    return info
-
-
-def not_leader(replica: Replica, other_than: str | None = "") -> ErrorInfo:
-    """What a replica that does not lead answers."""
-    metadata = () if other_than is None else (("muster-not-leader", other_than),)
-    with grpc.insecure_channel(replica.endpoint) as channel:
-        stub = run_pb2_grpc.RunServiceStub(channel)
-        return refusal(
-            lambda: stub.List(run_pb2.RunServiceListRequest(), metadata=metadata, timeout=PATIENCE)
-        )
-
-
-def test_one_leads_and_the_others_say_who(three: Replicas):
-    leader = three.leader()
-    assert status(leader).epoch == 1
-    everyone = sorted(replica.endpoint for replica in three.members)
-    for standby in three.standbys():
-        info = not_leader(standby)
-        assert info.reason == "NOT_LEADER"
-        assert info.metadata["leader"] == leader.endpoint
-        assert info.metadata["replicas"].split(",") == everyone
-        assert standby.coordinator.get("/healthz") == (200, "ok\n")
-        assert standby.coordinator.get("/readyz") == (200, "ok: standing by\n")
-        assert standby.told()["leader"] == leader.endpoint
-        page = standby.coordinator.get("/")[1]
-        assert f"<code>{leader.endpoint}</code> leads" in page
-        metrics = standby.coordinator.get("/metrics")[1]
-        assert "muster_leader 0.0" in metrics
-        assert "muster_replicas 3.0" in metrics
-    metrics = leader.coordinator.get("/metrics")[1]
-    assert "muster_leader 1.0" in metrics
-    assert 'muster_etcd_call_seconds_count{code="OK",method="Txn"}' in metrics
-    with grpc.insecure_channel(leader.endpoint) as channel:
-        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-        found = stub.Replicas(coordinator_pb2.ReplicasRequest(), timeout=PATIENCE).replicas
-    assert [(one.address, one.leads) for one in found] == [(one, one == leader.endpoint) for one in everyone]
-
-
-def test_when_the_leader_is_killed_another_one_leads(three: Replicas):
-    first = three.leader()
-    first.coordinator.kill()
-    second = three.leader()
-    assert status(second).epoch == 2
-    first.coordinator.start()
-    until(lambda: first.told()["leader"] == second.endpoint, "who comes back does not know who leads")
-    standby = next(one for one in three.standbys() if one is not first)
-    assert "muster_leader_changes_total 1.0" in standby.coordinator.get("/metrics")[1]
-
-
-def test_who_is_told_to_stop_hands_the_lead_over(three: Replicas):
-    first = three.leader()
-    assert first.coordinator.stop() == 0
-    second = three.leader()
-    # At once, and not when its lease would have ended: it is gone from etcd.
-    assert not_leader(three.standbys()[0]).metadata["replicas"].count(",") == 1
-    assert status(second).epoch == 2
-
-
-def test_a_leader_that_was_stopped_for_longer_than_its_lease_says_nothing_more(three: Replicas):
-    first = three.leader()
-    first.coordinator.signal(signal.SIGSTOP)
-    second = three.leader()
-    waiting = grpc.insecure_channel(first.endpoint)
-    asked = coordinator_pb2_grpc.CoordinatorServiceStub(waiting).Status.future(
-        coordinator_pb2.StatusRequest()
-    )
-    first.coordinator.signal(signal.SIGCONT)
-    assert first.coordinator.ended() == 1
-    with pytest.raises(grpc.RpcError):
-        asked.result(timeout=PATIENCE)
-    waiting.close()
-    assert "is over, or may be" in first.coordinator.log_path.read_text()
-    assert status(second).epoch == 2
-
-
-def test_a_leader_that_is_cut_from_etcd_ends_before_another_one_leads(three: Replicas):
-    first = three.leader()
-    first.cut_from_etcd()
-    assert first.coordinator.ended() == 1
-    assert status(three.leader()).epoch == 2
-    first.heal()
-    first.coordinator.start()
-    until(lambda: first.coordinator.get("/readyz")[0] == 200, "it does not stand by")
-
-
-def test_who_could_not_reach_the_leader_hears_of_the_next_one(three: Replicas):
-    first = three.leader()
-    standby = three.standbys()[0]
-    first.coordinator.signal(signal.SIGSTOP)
-    info = not_leader(standby, other_than=first.endpoint)
-    while "leader" not in info.metadata or info.metadata["leader"] == first.endpoint:
-        if standby.leads:
-            break
-        info = not_leader(standby, other_than=first.endpoint)
-    assert standby.leads or info.metadata["leader"] == three.leader().endpoint
-    first.coordinator.signal(signal.SIGCONT)
-
-
-def test_a_standby_that_cannot_follow_is_not_ready(three: Replicas):
-    standby = three.standbys()[0]
-    standby.cut_from_etcd()
-    until(lambda: standby.coordinator.get("/readyz")[0] == 503, "it says that it is ready")
-    until(
-        lambda: "no member of etcd answered" in standby.coordinator.get("/readyz")[1], "it does not say why"
-    )
-    standby.heal()
-    until(lambda: standby.coordinator.get("/readyz")[0] == 200, "it does not come back")
-
-
-def test_all_are_killed_at_once_and_nothing_is_lost(three: Replicas):
-    first = three.leader()
-    with grpc.insecure_channel(first.endpoint) as channel:
-        entry = store_pb2.KeyValue(key="k", value=b"v")
-        store_pb2_grpc.StoreServiceStub(channel).Set(
-            store_pb2.SetRequest(
-                run_id="job1", entries=[entry], operation=store_pb2.OperationId(client="c", number=1)
-            ),
-            timeout=PATIENCE,
-        )
-    for replica in three.members:
-        replica.coordinator.kill()
-    three.start()
-    leader = three.leader()
-    with grpc.insecure_channel(leader.endpoint) as channel:
-        got = store_pb2_grpc.StoreServiceStub(channel).Get(
-            store_pb2.StoreServiceGetRequest(run_id="job1", keys=["k"], timeout_ms=1000), timeout=PATIENCE
-        )
-    assert list(got.values) == [b"v"]
-
-
-# ---------------------------------------------------------------------- who may be told, and what
-
-
-def test_a_standby_tells_who_leads_only_to_those_who_are_let_in(etcd: Cluster, tmp_path: Path):
-    tokens = tmp_path / "tokens.toml"
-    tokens.write_text('[[token]]\nname = "w"\nrole = "worker"\ntoken = "let-me-in-please-1234"\n')
-    tokens.chmod(0o600)
-    with replicas(tmp_path, etcd, 2, prefix="tokens", extra=(f"--tokens-file={tokens}",)) as two:
-        standby = two.standbys()[0]
-        with grpc.insecure_channel(standby.endpoint) as channel:
-            stub = run_pb2_grpc.RunServiceStub(channel)
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.List(run_pb2.RunServiceListRequest(), timeout=PATIENCE)
-            error: Any = caught.value
-            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert two.leader().endpoint not in str(error)
-            let_in = (("authorization", "Bearer let-me-in-please-1234"), ("muster-not-leader", ""))
-            info = refusal(
-                lambda: stub.List(run_pb2.RunServiceListRequest(), metadata=let_in, timeout=PATIENCE)
-            )
-            assert info.metadata["leader"] == two.leader().endpoint
-
-
-# ---------------------------------------------------------------------- bad input
-
-
-def failed(*arguments: str) -> str:
-    """What ``muster serve`` says that does not start."""
-    port, http = free_port(), free_port()
-    done = subprocess.run(
-        [str(MUSTER), "serve", f"--listen=127.0.0.1:{port}", f"--http=127.0.0.1:{http}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode in (1, 2), done.stderr
-    return " ".join(done.stderr.replace("│", " ").split())
-
-
-def test_a_prefix_of_another_program_is_refused(etcd: Cluster):
-    with grpc.insecure_channel(etcd.endpoints[0]) as channel:
-        call: Any = channel.unary_unary("/etcdserverpb.KV/Put")
-        call(b"\n\x0f/theirs/setting\x12\x011", timeout=PATIENCE)
-    said = failed(f"--state={etcd.state('theirs')}", "--lease-ttl=2")
-    assert "holds keys that are not Muster's" in said
-    assert "Give --state another prefix" in said
-
-
-def test_two_replicas_with_one_address_are_told_apart(three: Replicas):
-    leader = three.leader()
-    said = failed(f"--state={leader.coordinator.state}", "--lease-ttl=2", f"--advertise={leader.endpoint}")
-    assert f"another replica is reached at {leader.endpoint}" in said
-    assert "--advertise HOST:PORT" in said
-
-
-def test_an_address_that_nobody_can_reach_is_refused(etcd: Cluster):
-    done = subprocess.run(
-        [str(MUSTER), "serve", "--listen=0.0.0.0:0", "--http=127.0.0.1:0", f"--state={etcd.state('any')}"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 1
-    assert "Give --advertise HOST:PORT" in done.stderr
-
-
-def test_an_etcd_that_speaks_no_tls_is_found_out(etcd: Cluster, tmp_path: Path):
-    ca = Authority(tmp_path).ca
-    said = failed(f"--state={etcd.state('tls')}", "--lease-ttl=2", f"--etcd-ca={ca}")
-    assert "is closed in the TLS handshake" in said
-
-
-def test_an_etcd_that_is_not_there_is_waited_for_and_said_so(tmp_path: Path):
-    """An outage of etcd must not make replicas end: Kubernetes would wait ever longer to start them again."""
-    coordinator = Coordinator(
-        tmp_path, state=f"etcd://127.0.0.1:{free_port()}/muster", extra=("--lease-ttl=2",)
-    )
-    coordinator.begin()
+def succession(tmp_path: Path) -> Iterator[Succession]:
+    made = Succession(tmp_path)
     try:
-        coordinator.logged("standing by")
-        until(lambda: "no member of etcd answered" in coordinator.get("/readyz")[1], "it does not say why")
-        assert coordinator.get("/readyz")[0] == 503
-        assert coordinator.get("/healthz") == (200, "ok\n")
-        assert coordinator.log("etcd.unreachable")
+        yield made
+        muster.worker.close()
     finally:
-        coordinator.kill()
+        made.end()
+
+
+def futures_server(servicer: Any) -> tuple[int, grpc.Server]:
+    """A session service of the test's own."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    session_pb2_grpc.add_SessionServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return port, server
+
+
+def node(endpoint: str, address: str = "node-0", **more: Any) -> Attendance:
+    terms: dict[str, Any] = {
+        "run_id": "run",
+        "address": address,
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "join_timeout": PATIENCE,
+        "last_call_timeout": 1,
+        "keep_alive_timeout": PATIENCE,
+        "connect_timeout": PATIENCE,
+        "call_timeout": PATIENCE,
+    }
+    return Attendance(NodeConfig(endpoint=endpoint, **terms | more))
+
+
+def a_barrier(endpoint: str) -> None:
+    GrpcBarrier(0, 1, "p", endpoint, PATIENCE, PATIENCE, run_id="run", generation=0).execute_barrier()
+
+
+def a_store(endpoint: str) -> None:
+    store = CoordinatorStore(endpoint, "run", LONG)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+
+
+def a_round(endpoint: str) -> None:
+    one = node(endpoint)
+    try:
+        assert one.join() == Place(0, 0, 1)
+        assert one.ask_closed() is False
+    finally:
+        one.close("over", PATIENCE)
+        one.leave("over")
+
+
+def a_command(endpoint: str) -> None:
+    answer = CliRunner().invoke(app, ["get", "runs", "--endpoint", endpoint, "--timeout", str(PATIENCE)])
+    assert answer.exit_code == Exit.DONE, answer.output
+
+
+CLIENTS = [a_barrier, a_store, a_round, a_command]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "before", ["dead", "hung", "standby", "two that name each other", "the dead are named"]
+)
+def test_the_leader_is_found_behind(coordinator: Coordinator, client: Callable[[str], None], before: str):
+    with ExitStack() as stack:
+        if before == "dead":
+            others = [stack.enter_context(Address()).endpoint]
+        elif before == "hung":
+            others = [stack.enter_context(Address(hung=True)).endpoint]
+        elif before == "standby":
+            others = [stack.enter_context(Standby()).endpoint]
+        elif before == "the dead are named":
+            others = [stack.enter_context(Standby(stack.enter_context(Address()).endpoint)).endpoint]
+        else:
+            one, two = (stack.enter_context(Standby()) for _ in range(2))
+            one.follow(two.endpoint)
+            two.follow(one.endpoint)
+            others = [one.endpoint, two.endpoint]
+        client(",".join([*others, coordinator.endpoint]))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_leader_that_was_not_given_is_followed(coordinator: Coordinator, client: Callable[[str], None]):
+    with Standby(coordinator.endpoint) as standby:
+        client(standby.endpoint)
+        # What is known then is used by all that follows: nobody asks the standby twice.
+        assert standby.asked[0][1] in ("", None)
+
+
+def test_a_barrier_waits_through_a_change_of_the_leader(succession: Succession):
+    two = [
+        GrpcBarrier(rank, 2, "p", succession.endpoint, PATIENCE, PATIENCE, run_id="run", generation=0)
+        for rank in range(2)
+    ]
+    waits = in_thread(two[0].execute_barrier)
+    succession.happens()
+    two[1].execute_barrier()
+    waits.result(PATIENCE)
+    assert ("Connect", succession.first.endpoint) in succession.standby.asked
+
+
+def test_a_store_waits_through_a_change_of_the_leader(succession: Succession):
+    store, other = (CoordinatorStore(succession.endpoint, "run", LONG) for _ in range(2))
+    store.set("before", "v")
+    waits = in_thread(lambda: store.get("k"))
+    until(lambda: store._turn is not None)
+    succession.happens()
+    other.set("k", "v")
+    assert waits.result(PATIENCE) == b"v"
+    assert other.get("before") == b"v"
+
+
+def test_a_node_waits_for_its_round_through_a_change_of_the_leader(succession: Succession):
+    one, two = (node(succession.endpoint, f"node-{i}", min_nodes=2, max_nodes=2) for i in range(2))
+    waits = in_thread(one.join)
+    until(lambda: one._connected)
+    succession.happens()
+    assert {two.join().rank, waits.result(PATIENCE).rank} == {0, 1}
+    for each in (one, two):
+        each.leave("over")
+
+
+def test_a_place_is_held_and_given_up_through_a_change_of_the_leader(succession: Succession):
+    one = node(succession.endpoint)
+    assert one.join() == Place(0, 0, 1)
+    succession.happens()
+    one.close("over", PATIENCE)
+    until(lambda: one._connected)
+    one.leave("over")
+    assert one.closed
+
+
+def test_a_goodbye_reaches_the_next_leader(succession: Succession):
+    stays, leaves = (
+        muster.worker.barriers.session_for(
+            muster.worker.session.SessionConfig(
+                endpoint=succession.endpoint, run_id="run", generation=0, rank=rank, host="here"
+            )
+        )
+        for rank in range(2)
+    )
+    shape = muster.worker.session.Shape(2)
+    for session in (stays, leaves):
+        session.join("p", shape, PATIENCE)
+    decided = in_thread(lambda: stays.barrier("p", PATIENCE))
+    succession.happens()
+    leaves.close("done")
+    assert decided.result(PATIENCE).outcome is muster.worker.Outcome.MEMBER_LOST
+
+
+# ---------------------------------------------------------------------- nobody leads
+
+
+def barrier_within(endpoint: str, seconds: float) -> None:
+    GrpcBarrier(0, 1, "p", endpoint, seconds, seconds, run_id="run", generation=0)
+
+
+def store_within(endpoint: str, seconds: float) -> None:
+    CoordinatorStore(endpoint, "run", timedelta(seconds=seconds)).set("k", "v")
+
+
+def round_within(endpoint: str, seconds: float) -> None:
+    node(endpoint, connect_timeout=seconds).join()
+
+
+def asking_within(endpoint: str, seconds: float) -> None:
+    node(endpoint, connect_timeout=seconds).ask_closed()
+
+
+@pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
+def test_an_error_names_who_was_called_and_what_each_has_said(within: Callable[[str, float], None]):
+    with Standby(hold=0.1) as standby, Address() as dead, pytest.raises(ConnectError) as caught:
+        within(f"{standby.endpoint},{dead.endpoint}", 1.0)
+    said = str(caught.value)
+    assert f"{standby.endpoint}: UNAVAILABLE: this replica stands by: nobody leads now." in said
+    assert f"{dead.endpoint}: UNAVAILABLE: failed to connect" in said
+
+
+@pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
+def test_one_hung_replica_does_not_take_a_whole_timeout(
+    coordinator: Coordinator, within: Callable[[str, float], None]
+):
+    with Address(hung=True) as hung:
+        began = time.monotonic()
+        try:
+            within(f"{hung.endpoint},{coordinator.endpoint}", 3_600.0)
+        except ConnectError as error:
+            raise AssertionError(f"{time.monotonic() - began}") from error
+        assert time.monotonic() - began < PATIENCE
+
+
+# ---------------------------------------------------------------------- a leader that falls silent
+
+
+@pytest.mark.parametrize("told", [0, 600])
+def test_a_store_leaves_a_leader_that_falls_silent_during_a_call(
+    coordinator: Coordinator, tmp_path: Path, told: int
+):
+    """No timeout ends the wait: only the keepalive does."""
+    (tmp_path / "second").mkdir()
+    with (
+        Coordinator(tmp_path / "second", state="memory:") as second,
+        Proxy(coordinator.port) as proxy,
+        Standby(proxy.endpoint) as standby,
+    ):
+        endpoint = f"{proxy.endpoint},{standby.endpoint}"
+        replicas.replicas_of(endpoint).learn([], told)
+        store = CoordinatorStore(endpoint, "run", timedelta(0))
+        store.set("first", "v")
+        waits = in_thread(lambda: store.get("k"))
+        CoordinatorStore(coordinator.endpoint, "run").wait(["first"])
+        began = time.monotonic()
+        proxy.black_hole()
+        standby.holds()
+        print(f"noticed after {time.monotonic() - began:.1f} s")
+        standby.follow(second.endpoint)
+        CoordinatorStore(second.endpoint, "run").set("k", "v")
+        assert waits.result(PATIENCE) == b"v"
+
+
+class Welcoming(session_pb2_grpc.SessionServiceServicer):
+    """A leader that tells of its successor, and is gone."""
+
+    def __init__(self, successor: str) -> None:
+        self._successor = successor
+        self.sessions = 0
+
+    def Connect(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        next(requests)
+        self.sessions += 1
+        welcome = pb.Welcome(
+            epoch=1, session_ttl_ms=10_000, ordinals=[1 << 32], replicas=[self._successor], keepalive_ms=900
+        )
+        yield pb.ConnectResponse(welcome=welcome)
+        yield pb.ConnectResponse(drain=pb.Drain(retry_after_ms=3_600_000))
+
+
+def test_a_welcome_tells_of_the_other_replicas_and_the_keepalive(coordinator: Coordinator):
+    """And a drain of one of several is no reason to wait."""
+    port, server = futures_server(Welcoming(coordinator.endpoint))
+    try:
+        a_barrier(f"127.0.0.1:{port}")
+        known = replicas.replicas_of(f"127.0.0.1:{port}")
+        assert known.target("x:1").keepalive_ms == 900
+        assert known.known()[0] == coordinator.endpoint
+    finally:
+        server.stop(None)
+
+
+# ---------------------------------------------------------------------- certificates and names
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    made = Authority(tmp_path)
+    monkeypatch.setenv("MUSTER_TLS_CA", str(made.ca))
+    return made
+
+
+def secured(folder: Path, authority: Authority, *hosts: str) -> Coordinator:
+    """A coordinator whose certificate is for these names alone."""
+    pair = authority.issue("leader", *hosts)
+    (folder / "leader").mkdir()
+    extra = (f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
+    return Coordinator(folder / "leader", state="memory:", extra=extra)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_each_replica_shows_a_certificate_of_its_own(
+    tmp_path: Path, authority: Authority, client: Callable[[str], None]
+):
+    pair = authority.issue("standby", "localhost")
+    server = grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())])
+    with (
+        secured(tmp_path, authority, "127.0.0.1") as leader,
+        Standby(leader.endpoint, credentials=server) as standby,
+    ):
+        client(f"localhost:{standby.port}")
+        assert standby.asked, "its certificate is for localhost alone, and was taken"
+
+
+@pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
+def test_a_replica_with_the_certificate_of_another_name_is_none(
+    tmp_path: Path, authority: Authority, within: Callable[[str, float], None]
+):
+    with (
+        secured(tmp_path, authority, "localhost") as leader,
+        Address() as dead,
+        pytest.raises(ConnectError, match="the coordinator's certificate is for another name than the"),
+    ):
+        within(f"{leader.endpoint},{dead.endpoint}", 1.0)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_name_in_the_environment_wins_at_every_replica(
+    tmp_path: Path, authority: Authority, client: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MUSTER_TLS_SERVER_NAME", "muster.example")
+    with secured(tmp_path, authority, "muster.example") as leader, Address() as dead:
+        client(f"{dead.endpoint},{leader.endpoint}")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_name_stands_for_several_addresses_and_the_certificate_is_for_the_name(
+    tmp_path: Path, authority: Authority, client: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody is at the first of them."""
+    name = "muster.invalid"
+    with secured(tmp_path, authority, name) as leader:
+        addresses = ["127.0.0.2", "127.0.0.1"]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, leader.port)) for one in addresses]
+        asked = socket.getaddrinfo
+
+        def look_up(host: str, *arguments: Any, **more: Any) -> Any:
+            return found if host == name else asked(host, *arguments, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        client(f"{name}:{leader.port}")
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    answer = CliRunner().invoke(app, list(arguments))
+    return answer.exit_code, answer.output
+
+
+def test_a_command_says_that_nobody_leads_when_its_time_is_over():
+    with Standby() as standby, Standby() as other, Address() as dead:
+        endpoint = ",".join(one.endpoint for one in (standby, dead, other))
+        began = time.monotonic()
+        code, said = command("get", "runs", "--endpoint", endpoint, "--timeout", "3")
+        assert time.monotonic() - began >= 2.5
+    assert code == Exit.UNREACHABLE
+    assert f"Error: no coordinator of {endpoint} leads" in said
+    assert f"{standby.endpoint}: this replica stands by" in said
+    assert f"{other.endpoint}: this replica stands by" in said
+    assert f"{dead.endpoint}: failed to connect" in said
+    assert "next:" in said
+
+
+def test_a_command_says_at_once_that_nobody_can_be_reached():
+    with Address() as one, Address() as two:
+        code, said = command(
+            "get", "runs", "--endpoint", f"{one.endpoint},{two.endpoint}", "--timeout", "3600"
+        )
+    assert code == Exit.UNREACHABLE
+    assert f"Error: no coordinator of {one.endpoint},{two.endpoint} can be reached" in said
+    assert f"{one.endpoint}: failed to connect" in said
+    assert f"{two.endpoint}: failed to connect" in said
+
+
+def test_a_command_waits_for_the_next_leader(coordinator: Coordinator):
+    with Standby() as standby:
+        answer = in_thread(
+            lambda: command("get", "runs", "--endpoint", standby.endpoint, "--timeout", str(PATIENCE))
+        )
+        standby.holds()
+        standby.follow(coordinator.endpoint)
+        code, said = answer.result(PATIENCE)
+    assert (code, coordinator.endpoint in said or "no runs" in said) == (Exit.DONE, True)
+
+
+def test_what_was_refused_by_the_leader_is_not_asked_elsewhere(coordinator: Coordinator):
+    with Standby() as standby:
+        endpoint = f"{coordinator.endpoint},{standby.endpoint}"
+        code, said = command("describe", "run", "none", "--endpoint", endpoint)
+        assert (code, standby.asked) == (Exit.FAILED, [])
+    assert "none" in said
+
+
+def test_a_bad_part_of_an_endpoint_is_named():
+    code, said = command("get", "runs", "--endpoint", "a:1,b")
+    assert code == Exit.USAGE
+    assert '"b" is not HOST:PORT' in said
+
+
+def test_a_watch_goes_on_at_the_next_leader(succession: Succession):
+    a_barrier(succession.endpoint)
+    with subprocess.Popen(
+        [MUSTER, "get", "runs", "--watch", "--output=json", f"--endpoint={succession.endpoint}"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        assert watch.stdout is not None
+        try:
+            assert json.loads(watch.stdout.readline())["run_id"] == "run"
+            succession.happens()
+            GrpcBarrier(0, 1, "p", succession.endpoint, PATIENCE, PATIENCE, run_id="later", generation=0)
+            for line in watch.stdout:
+                if json.loads(line)["run_id"] == "later":
+                    break
+            else:
+                raise AssertionError("the watch has ended")
+        finally:
+            watch.send_signal(signal.SIGINT)
+
+
+class Breaking(grpc.GenericRpcHandler):
+    """Takes every call, and loses it."""
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+        def lose(_: bytes, context: grpc.ServicerContext) -> bytes:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+        return grpc.unary_unary_rpc_method_handler(lose)
+
+
+def test_what_may_have_been_done_is_not_done_again_elsewhere(coordinator: Coordinator):
+    """An abort that was lost on its way back would end the next barrier, too; a look may be taken again."""
+    a_barrier(coordinator.endpoint)
+    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Breaking()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        where = f"--endpoint=127.0.0.1:{port},{coordinator.endpoint}"
+        code, said = command("abort", "run", "p", where)
+        assert code == Exit.UNREACHABLE
+        assert "Socket closed" in said
+        assert "whether the barrier was aborted is unknown; see: muster describe barrier run p" in said
+        assert command("describe", "barrier", "run", "p", where)[0] == Exit.DONE
+    finally:
+        server.stop(None)

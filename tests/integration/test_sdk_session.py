@@ -2,6 +2,7 @@
 
 import threading
 from concurrent import futures
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import muster.worker
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
 from muster.worker import ConnectError, GrpcBarrier, Outcome, session
 from muster.worker.channel import open_channel
+from muster.worker.replicas import Target
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
@@ -98,9 +100,9 @@ def test_a_group_whose_join_took_too_long_is_not_joined_behind_the_callers_back(
 def test_the_keepalive_follows_a_short_session_ttl(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
     used: list[int] = []
 
-    def opened(endpoint: str, keepalive_ms: int) -> grpc.Channel:
-        used.append(keepalive_ms)
-        return open_channel(endpoint, keepalive_ms)
+    def opened(target: Target) -> grpc.Channel:
+        used.append(target.keepalive_ms)
+        return open_channel(target)
 
     monkeypatch.setattr(session, "open_channel", opened)
     barrier(coordinator.endpoint).execute_barrier()
@@ -113,7 +115,9 @@ def test_pings_faster_than_a_long_session_ttl_asks_for_end_no_session(
 ):
     """Clients ping before they know the TTL. gRPC would end the connection at the fourth ping."""
     lost = threading.Event()
-    monkeypatch.setattr(session, "open_channel", lambda endpoint, _: open_channel(endpoint, 600))
+    monkeypatch.setattr(
+        session, "open_channel", lambda target: open_channel(replace(target, keepalive_ms=600))
+    )
     monkeypatch.setattr(session.Session, "_lost", lambda *_: lost.set())
     idle = barrier(coordinator.endpoint)
     assert not lost.wait(4)

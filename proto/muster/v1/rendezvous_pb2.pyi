@@ -149,6 +149,7 @@ class JoinResponse(google.protobuf.message.Message):
     ROUND_COMPLETE_FIELD_NUMBER: builtins.int
     NODES_WAITING_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
     @property
     def standing(self) -> global___Standing:
         """The join was taken in; how the node stands, now and whenever that changes."""
@@ -165,6 +166,10 @@ class JoinResponse(google.protobuf.message.Message):
     def closed(self) -> muster.v1.common_pb2.Closed:
         """The run is closed; the round that the node is in goes on to its end."""
 
+    @property
+    def replicas(self) -> global___Replicas:
+        """Who else may lead; the first message, and only of a coordinator that has replicas."""
+
     def __init__(
         self,
         *,
@@ -172,12 +177,37 @@ class JoinResponse(google.protobuf.message.Message):
         round_complete: global___RoundComplete | None = ...,
         nodes_waiting: global___NodesWaiting | None = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
+        replicas: global___Replicas | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "round_complete", b"round_complete", "standing", b"standing"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "round_complete", b"round_complete", "standing", b"standing"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["standing", "round_complete", "nodes_waiting", "closed"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "replicas", b"replicas", "round_complete", b"round_complete", "standing", b"standing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "replicas", b"replicas", "round_complete", b"round_complete", "standing", b"standing"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["standing", "round_complete", "nodes_waiting", "closed", "replicas"] | None: ...
 
 global___JoinResponse = JoinResponse
+
+@typing.final
+class Replicas(google.protobuf.message.Message):
+    """Replicas names the coordinators of which one leads."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: builtins.int
+    KEEPALIVE_MS_FIELD_NUMBER: builtins.int
+    keepalive_ms: builtins.int
+    """After how long without data to ping, as in Welcome."""
+    @property
+    def addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The addresses of all of them, the leader's among them."""
+
+    def __init__(
+        self,
+        *,
+        addresses: collections.abc.Iterable[builtins.str] | None = ...,
+        keepalive_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses", "keepalive_ms", b"keepalive_ms"]) -> None: ...
+
+global___Replicas = Replicas
 
 @typing.final
 class Standing(google.protobuf.message.Message):

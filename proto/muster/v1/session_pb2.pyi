@@ -205,6 +205,8 @@ class Welcome(google.protobuf.message.Message):
     SESSION_TTL_MS_FIELD_NUMBER: builtins.int
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: builtins.int
     ORDINALS_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    KEEPALIVE_MS_FIELD_NUMBER: builtins.int
     coordinator_version: builtins.str
     """The coordinator's version, for people."""
     epoch: builtins.int
@@ -213,9 +215,17 @@ class Welcome(google.protobuf.message.Message):
     """How long a lost session may take to come back before its processes are given up, in milliseconds."""
     max_payload_bytes: builtins.int
     """The largest payload of one arrival, in bytes."""
+    keepalive_ms: builtins.int
+    """After how long without data to ping, and how long to wait for the answer, in milliseconds; 0: a third of
+    the session TTL.
+    """
     @property
     def ordinals(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The order of each process among its rank's incarnations, as in Hello; send it when you reconnect."""
+
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The addresses of all replicas, the leader's among them; empty if the coordinator is the only one."""
 
     def __init__(
         self,
@@ -225,8 +235,10 @@ class Welcome(google.protobuf.message.Message):
         session_ttl_ms: builtins.int = ...,
         max_payload_bytes: builtins.int = ...,
         ordinals: collections.abc.Iterable[builtins.int] | None = ...,
+        replicas: collections.abc.Iterable[builtins.str] | None = ...,
+        keepalive_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["coordinator_version", b"coordinator_version", "epoch", b"epoch", "max_payload_bytes", b"max_payload_bytes", "ordinals", b"ordinals", "session_ttl_ms", b"session_ttl_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinator_version", b"coordinator_version", "epoch", b"epoch", "keepalive_ms", b"keepalive_ms", "max_payload_bytes", b"max_payload_bytes", "ordinals", b"ordinals", "replicas", b"replicas", "session_ttl_ms", b"session_ttl_ms"]) -> None: ...
 
 global___Welcome = Welcome
 

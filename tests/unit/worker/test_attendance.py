@@ -14,8 +14,7 @@ from google.rpc.status_pb2 import Status
 
 from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
-from muster.worker import attendance as module
-from muster.worker import fork_guard
+from muster.worker import fork_guard, replicas
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
@@ -118,19 +117,19 @@ class Wire:
         return self._streams.empty()
 
     # What the node calls.
-    def Join(self, request: pb.JoinRequest) -> Stream:  # noqa: N802
+    def Join(self, request: pb.JoinRequest, metadata: object) -> Stream:  # noqa: N802
         stream = Stream(request)
         self._streams.put(stream)
         return stream
 
-    def Leave(self, request: pb.LeaveRequest, timeout: float) -> None:  # noqa: N802
+    def Leave(self, request: pb.LeaveRequest, **_: object) -> None:  # noqa: N802
         self.left.append(request)
         self._answered()
 
-    def Get(self, request: object, timeout: float, wait_for_ready: bool) -> object:  # noqa: N802
+    def Get(self, request: object, **_: object) -> object:  # noqa: N802
         return self._answered()
 
-    def Close(self, request: object, timeout: float, wait_for_ready: bool) -> object:  # noqa: N802
+    def Close(self, request: object, **_: object) -> object:  # noqa: N802
         return self._answered()
 
     def _answered(self) -> object:
@@ -142,9 +141,9 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire()
-    monkeypatch.setattr(Attendance, "_channel", lambda _: wire)
+    monkeypatch.setattr(Attendance, "_channel", lambda *_: wire)
     monkeypatch.setattr(rendezvous_pb2_grpc, "RendezvousServiceStub", lambda channel: channel)
-    monkeypatch.setattr(module, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(replicas, "FIRST_BACKOFF", 0.001)
     return wire
 
 
@@ -305,7 +304,6 @@ def test_what_comes_late_on_an_old_stream_changes_nothing(node: Attendance, wire
     new = wire.stream()
     node._take(1, pb.JoinResponse(nodes_waiting=pb.NodesWaiting(count=9)))
     node._refused(1, RefusedError("late", "RUN_CLOSED"))
-    node._lost(1, "late")
     new.complete(1, 0, 1)
     assert place.result(PATIENCE) == Place(1, 0, 1)
     assert (node.nodes_waiting, node.closed) == (0, False)
@@ -419,7 +417,7 @@ def test_who_is_abandoned_in_a_round_says_so_and_its_thread_ends(node: Attendanc
 def test_who_is_abandoned_between_two_streams_opens_no_other(
     node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "FIRST_BACKOFF", 0.5)
+    monkeypatch.setattr(replicas, "FIRST_BACKOFF", 0.5)
     stream = in_round(node, wire)
     stream.fail(BROKEN)
     until(lambda: not node._connected)
@@ -432,9 +430,9 @@ def test_who_is_abandoned_while_a_stream_opens_cancels_it(node: Attendance, wire
     place = joining(node)
     opened = wire.Join
 
-    def abandoned_meanwhile(request: pb.JoinRequest) -> Stream:
+    def abandoned_meanwhile(request: pb.JoinRequest, metadata: object) -> Stream:
         node.abandon()
-        return opened(request)
+        return opened(request, metadata)
 
     first = wire.stream()
     wire.Join = abandoned_meanwhile  # type: ignore[method-assign]

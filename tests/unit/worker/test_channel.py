@@ -10,6 +10,9 @@ import pytest
 from muster.worker import channel, fork_guard
 from muster.worker.channel import channel_options, explain, shared_channel
 from muster.worker.errors import MusterError
+from muster.worker.replicas import Target
+
+A, B = Target("a:1"), Target("b:1")
 
 
 @pytest.fixture(autouse=True)
@@ -21,21 +24,21 @@ def _no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keepalive_is_set_in_every_timer_that_grpc_has_for_it():
-    options = dict(channel_options(1234))
+    options = dict(channel_options(Target("a:1", keepalive_ms=1234)))
     timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     assert [options[timer] for timer in timers] == [1234] * 3
     assert options["grpc.http2.max_pings_without_data"] == 0, "or the pings stop"
 
 
 def test_a_process_has_one_channel_for_each_coordinator():
-    first = shared_channel("a:1")
-    assert shared_channel("a:1") is first
-    assert shared_channel("b:1") is not first
+    first = shared_channel(A)
+    assert shared_channel(A) is first
+    assert shared_channel(B) is not first
 
 
 def test_a_channel_that_nobody_holds_ends_and_with_it_the_claim(monkeypatch: pytest.MonkeyPatch):
     parent = os.getpid()
-    first, second = shared_channel("a:1"), shared_channel("b:1")
+    first, second = shared_channel(A), shared_channel(B)
     del first
     gc.collect()
     assert [claim.what for claim in fork_guard._claims] == ["a store"]
@@ -44,7 +47,7 @@ def test_a_channel_that_nobody_holds_ends_and_with_it_the_claim(monkeypatch: pyt
     assert fork_guard._claims == []
     monkeypatch.setattr(fork_guard, "_last", None)  # As after a fork that has seen gRPC end.
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-    shared_channel("a:1")
+    shared_channel(A)
 
 
 def test_the_claim_is_there_before_grpc_is_and_goes_when_no_channel_comes(monkeypatch: pytest.MonkeyPatch):
@@ -57,23 +60,23 @@ def test_the_claim_is_there_before_grpc_is_and_goes_when_no_channel_comes(monkey
 
     monkeypatch.setattr(grpc, "insecure_channel", fail)
     with pytest.raises(RuntimeError, match="no channel"):
-        shared_channel("a:1")
+        shared_channel(A)
     assert (seen, fork_guard._claims) == (["a store"], [])
 
 
 def test_a_forked_child_gets_none_of_its_parents(monkeypatch: pytest.MonkeyPatch):
     parent = os.getpid()
-    held = shared_channel("a:1")
+    held = shared_channel(A)
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     with pytest.raises(MusterError, match=f"was forked from process {parent}, which holds a store"):
-        shared_channel("a:1")
+        shared_channel(A)
     del held
     assert fork_guard._claims, "what the parent holds is not the child's to give back"
 
 
 def test_a_child_of_a_parent_that_never_spoke_may(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getpid", lambda: 2)
-    shared_channel("a:1")
+    shared_channel(A)
 
 
 class Failed(grpc.RpcError):

@@ -93,6 +93,19 @@ def test_an_endpoint_is_taken_as_it_is(value: str):
     assert environment.endpoint(value, {}) == value
 
 
+def test_an_endpoint_may_be_several_addresses():
+    assert environment.endpoint("a:1,b:2,[::1]:3", {}) == "a:1,b:2,[::1]:3"
+    assert environment.endpoint(None, {"MUSTER_ENDPOINT": " a:1, b:2 ,a:1"}) == "a:1,b:2"
+
+
+@pytest.mark.parametrize(("value", "bad"), [("a:1,b", "b"), ("a:1,", ""), (",", ""), ("a:1,b:x,c:1", "b:x")])
+def test_the_part_of_an_endpoint_that_is_no_address_is_named(value: str, bad: str):
+    with pytest.raises(EnvironmentValueError) as caught:
+        environment.endpoint(value, {})
+    assert f'endpoint "{value}": "{bad}" is not host:port' in str(caught.value)
+    assert "Several have commas between." in str(caught.value)
+
+
 def test_a_machine_without_a_name_still_has_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-0")
     assert environment.host() == "node-0"

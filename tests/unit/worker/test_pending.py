@@ -1,4 +1,7 @@
-from muster.worker.pending import MOST_REASON_BYTES, EarlyWarning, pending
+import pytest
+
+from muster.worker.errors import RefusedError
+from muster.worker.pending import MOST_REASON_BYTES, EarlyWarning, check_payload, pending
 
 
 def test_an_early_warning_is_asked_for_and_its_hint_is_logged_once():
@@ -19,3 +22,10 @@ def test_a_reason_is_made_sayable_and_cut():
     assert (arrival.rank, arrival.payload) == (2, b"p")
     assert arrival.failure.startswith("\\udc80xxx")
     assert len(arrival.failure) == MOST_REASON_BYTES
+
+
+def test_a_payload_is_as_large_as_the_coordinator_takes():
+    check_payload(b"12", 2)
+    check_payload(b"123", None)
+    with pytest.raises(RefusedError, match="a payload of 3 bytes: the coordinator takes 2"):
+        check_payload(b"123", 2)

@@ -147,13 +147,29 @@ def test_a_setting_that_is_not_usable_is_named_with_an_example(key: str, value: 
         ("[::1]:1", "[::1]:1"),
         ("[::1]", "[::1]:7550"),
         ("[fe80::1]:65535", "[fe80::1]:65535"),
+        ("a:1,b:1", "a:1,b:1"),
+        ("a, b:2 ,[::1],a", "a:7550,b:2,[::1]:7550"),
     ],
 )
 def test_an_endpoint_has_our_port_unless_it_names_one(given: str, endpoint: str):
     assert made(given)[1].config.endpoint == endpoint
 
 
-@pytest.mark.parametrize("given", ["host:", "host:x", "host:0", "host:65536", "ho st:1", "http://host:1"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "a:1,",
+        ",a:1",
+        "a:1,,b:1",
+        "a:1,b:x",
+        "host:",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "ho st:1",
+        "http://host:1",
+    ],
+)
 def test_an_endpoint_that_is_none_is_a_value_error(given: str):
     with pytest.raises(ValueError, match="endpoint"):
         made(given)

@@ -23,10 +23,12 @@ from muster.worker import (
     channel,
     fork_guard,
     init_method,
+    replicas,
 )
 from muster.worker import store as store_module
 from muster.worker.credentials import TOKEN_PATIENCE
 from muster.worker.environment import EnvironmentValueError
+from muster.worker.replicas import Target
 
 ENDPOINT = "127.0.0.1:1"
 TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'Wait timeout after 1 s for "a".')
@@ -78,7 +80,7 @@ class Stub:
         self._time = time
 
     def __getattr__(self, method: str) -> Any:
-        def call(request: Any, timeout: float | None) -> Any:
+        def call(request: Any, timeout: float | None, metadata: Any) -> Any:
             copy = type(request)()
             copy.CopyFrom(request)
             self.sent.append((method, copy, timeout))
@@ -103,7 +105,7 @@ class Time:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        assert 0 <= seconds <= channel.MOST_BACKOFF
+        assert 0 <= seconds <= replicas.MOST_BACKOFF
         self.now += seconds
 
 
@@ -414,7 +416,7 @@ def test_a_closed_store_waits_for_a_token_file_that_is_away_for_a_moment(
 
 
 def test_the_stores_of_a_process_share_one_channel_for_each_coordinator():
-    channels = [channel.shared_channel(endpoint) for endpoint in (ENDPOINT, ENDPOINT, "127.0.0.1:2")]
+    channels = [channel.shared_channel(Target(one)) for one in (ENDPOINT, ENDPOINT, "127.0.0.1:2")]
     assert [a is b for a, b in itertools.pairwise(channels)] == [True, False]
 
 
@@ -456,6 +458,12 @@ def test_ranks_meet_under_the_number_of_their_barrier(
     store.set("k", "v")
     assert stub.requests[0].entries[0].key == "init_process_group/4/k"
     assert store.timeout == timedelta(seconds=20)
+
+
+def test_ranks_meet_at_whoever_leads_of_several(stub: Stub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(init_method, "GrpcBarrier", FakeBarrier)
+    assert next(dist.rendezvous("muster://127.0.0.1:1,127.0.0.1:2/job", 1, 2))[1:] == (1, 2)
+    assert FakeBarrier.made[3] == "127.0.0.1:1,127.0.0.1:2"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ holds the attendance, so one that nobody else holds any more must be told so: :m
 import atexit
 import logging
 import os
-import random
 import threading
 import time
 import uuid
@@ -19,17 +18,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 import grpc
+from google.protobuf.message import Message
 
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
 from muster.worker.channel import (
-    FIRST_BACKOFF,
-    KEEPALIVE_MS,
-    MOST_BACKOFF,
+    DRAINING,
+    NOT_LEADER,
     PROTOCOL_VERSION,
     explain,
     open_channel,
     reason_of,
+    search_on,
 )
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.credentials import Credentials, TokenPatience
@@ -37,12 +37,14 @@ from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.fork_guard import Claim, check, collect, forked, start_thread
 from muster.worker.outage import Outage
+from muster.worker.replicas import Search, Target, replicas_of
+from muster.worker.unary import Method, Response, ask_leader
 
 logger = logging.getLogger(__name__)
 
 WHAT = "a node's place"
 """What this process speaks gRPC for."""
-PASSING = frozenset({"COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"})
+PASSING = frozenset({DRAINING, NOT_LEADER, "SESSION_REPLACED", "SLOW_CONSUMER"})
 """Reasons to open another stream: our place is still there."""
 CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
 """Reasons that say that the run is closed."""
@@ -109,7 +111,9 @@ class Attendance:
         """Whether it has taken this attempt in."""
         self._connected = False
         self._lost_at = time.monotonic()
-        self._last_error = "no attempt has been made yet"
+        self._replicas = replicas_of(config.endpoint)
+        self._search = Search(self._replicas)
+        """Of the attempt's thread."""
         self._outage = Outage(config.endpoint)
         self._patience = TokenPatience()
         self._thread: threading.Thread | None = None
@@ -186,16 +190,13 @@ class Attendance:
             RefusedError: it refused.
         """
         self._check_owner()
+        request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
         try:
-            with self._channel() as channel:
-                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
-                request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
-                answer = stub.Get(request, timeout=self.config.connect_timeout, wait_for_ready=True)
-        except (grpc.RpcError, EnvironmentValueError) as error:
-            failure = self._failure(error)
-            if isinstance(failure, RefusedError) and failure.reason == "RUN_NOT_FOUND":
+            answer = self._ask(lambda channel: _stub(channel).Get, request, self.config.connect_timeout)
+        except RefusedError as error:
+            if error.reason == "RUN_NOT_FOUND":
                 return False
-            raise failure from None
+            raise
         return answer.rendezvous.HasField("closed")
 
     def close(self, reason: str, timeout: float) -> None:
@@ -212,12 +213,7 @@ class Attendance:
         self._check_owner()
         by = f"node {self.config.address} (pid {os.getpid()})"
         request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
-        try:
-            with self._channel() as channel:
-                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
-                answer = stub.Close(request, timeout=timeout, wait_for_ready=True)
-        except (grpc.RpcError, EnvironmentValueError) as error:
-            raise self._failure(error) from None
+        answer = self._ask(lambda channel: _stub(channel).Close, request, timeout)
         self._closed = closed_from_pb(answer.closed)
 
     def leave(self, reason: str) -> None:
@@ -255,11 +251,20 @@ class Attendance:
             run_id=self.config.run_id, incarnation=self._node.incarnation, reason=reason
         )
         try:
-            with self._channel() as channel:
-                stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
-                stub.Leave(request, timeout=self.config.call_timeout)
-        except (grpc.RpcError, EnvironmentValueError) as error:
-            logger.info("this node leaves, and could not say so: %s", self._failure(error))
+            self._ask(lambda channel: _stub(channel).Leave, request, self.config.call_timeout, wait=False)
+        except MusterError as error:
+            logger.info("this node leaves, and could not say so: %s", error)
+
+    def _ask(
+        self, method: Method[Response], request: Message, timeout: float, *, wait: bool = True
+    ) -> Response:
+        search = Search(self._replicas)
+        try:
+            return ask_leader(search, self._channel, method, request, timeout, wait=wait)
+        except EnvironmentValueError as error:
+            raise self._failure(error, str(error)) from None
+        except grpc.RpcError as error:
+            raise self._failure(error, search.said) from None
 
     # ------------------------------------------------------------------ the stream
 
@@ -271,49 +276,47 @@ class Attendance:
             self._say_that_it_leaves("nobody holds its handler any more")
 
     def _keep(self, attempt: int) -> None:
-        backoff = FIRST_BACKOFF
+        search = self._search = Search(self._replicas)
         while self._attempt == attempt:
             try:
-                if self._converse(attempt):
-                    backoff = FIRST_BACKOFF
+                pause = self._converse(attempt, search)
             except EnvironmentValueError as error:
                 # Files that are being replaced may be unusable for a moment.
-                self._lost(attempt, str(error))
+                pause = search.again(str(error))
             except Exception as error:
                 logger.exception("the stream to %s broke", self.config.endpoint)
-                self._lost(attempt, f"{type(error).__name__}: {error}")
+                pause = search.again(f"{type(error).__name__}: {error}")
             with self._changed:
                 if self._attempt != attempt or self._error is not None or self._fenced:
                     return
-                self._changed.wait_for(lambda: self._attempt != attempt, backoff * random.uniform(0.5, 1.0))
-            backoff = min(backoff * 2, MOST_BACKOFF)
+                self._lost(search.said)
+                self._changed.wait_for(lambda: self._attempt != attempt, pause)
 
-    def _converse(self, attempt: int) -> bool:
-        """Open a stream and read it to its end. Returns whether the coordinator answered."""
-        answered = False
-        with self._channel() as channel:
-            call = rendezvous_pb2_grpc.RendezvousServiceStub(channel).Join(self._request(attempt))
+    def _converse(self, attempt: int, search: Search) -> float:
+        """Open a stream and read it to its end. Returns how many seconds to wait before another."""
+        with self._channel(search.begin()) as channel:
+            call = _stub(channel).Join(self._request(attempt), metadata=search.metadata)
             with self._changed:
                 if self._attempt == attempt:
                     self._call = call
             # Looked at after the call can be seen: who gives the place up sees the one or is seen here.
             if self._attempt != attempt:
                 call.cancel()
-                return False
+                return 0.0
             try:
                 for response in call:
-                    answered = True
+                    search.answered()
                     self._take(attempt, response)
-                self._lost(attempt, "the coordinator ended the stream")
+                return search.again("the coordinator ended the stream")
             except grpc.RpcError as error:
-                failure = self._failure(error)
+                if self._attempt != attempt:
+                    return 0.0
+                failure = self._failure(error, explain(error))
                 if isinstance(failure, RefusedError) and not self._passes(failure.reason):
                     self._refused(attempt, failure)
-                else:
-                    self._lost(attempt, explain(error))
+                return search_on(search, error)
             finally:
                 call.cancel()
-        return answered
 
     def _passes(self, reason: str) -> bool:
         """Whether to open another stream after a refusal."""
@@ -332,7 +335,9 @@ class Attendance:
             self._outage.over()
             self._patience.renew()
             kind = response.WhichOneof("message")
-            if kind == "round_complete":
+            if kind == "replicas":
+                self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
+            elif kind == "round_complete":
                 complete = response.round_complete
                 self._stands_by = False
                 self._place = Place(complete.round, complete.rank, complete.world_size)
@@ -364,17 +369,13 @@ class Attendance:
                 self._error = error
             self._changed.notify_all()
 
-    def _lost(self, attempt: int, why: str) -> None:
-        with self._changed:
-            if self._attempt != attempt:
-                return
-            self._last_error = why
-            if self._connected:
-                self._connected = False
-                self._lost_at = time.monotonic()
-                logger.warning("lost the coordinator at %s (%s); joining again", self.config.endpoint, why)
-            self._outage.failed(why)
-            self._changed.notify_all()
+    def _lost(self, why: str) -> None:
+        if self._connected:
+            self._connected = False
+            self._lost_at = time.monotonic()
+            logger.warning("lost the coordinator at %s (%s); joining again", self.config.endpoint, why)
+        self._outage.failed(why)
+        self._changed.notify_all()
 
     def _end_stream(self) -> None:
         if self._call is not None:
@@ -405,12 +406,12 @@ class Attendance:
             raise forked("this node's place", self._owner)
 
     @contextmanager
-    def _channel(self) -> Iterator[grpc.Channel]:
+    def _channel(self, target: Target) -> Iterator[grpc.Channel]:
         """One of its own, for one call or one stream."""
-        with Claim(WHAT), open_channel(self.config.endpoint, KEEPALIVE_MS) as channel:
+        with Claim(WHAT), open_channel(target) as channel:
             yield channel
 
-    def _failure(self, error: grpc.RpcError | EnvironmentValueError) -> MusterError:
+    def _failure(self, error: grpc.RpcError | EnvironmentValueError, said: str) -> MusterError:
         """What a failed call means: a refusal of the coordinator, or that it could not be reached."""
         if isinstance(error, EnvironmentValueError):
             return ConnectError(f"the coordinator at {self.config.endpoint} could not be asked: {error}")
@@ -424,16 +425,20 @@ class Attendance:
                 "UNIMPLEMENTED",
             )
         return ConnectError(
-            f"the coordinator at {self.config.endpoint} did not answer: {explain(error)}. Check the address "
+            f"the coordinator at {self.config.endpoint} did not answer: {said}. Check the address "
             "(--rdzv-endpoint) and that it runs: muster get runs."
         )
 
     def _unreachable(self, seconds: float) -> str:
         return (
             f"the coordinator at {self.config.endpoint} could not be reached within the timeout of "
-            f"{seconds:g} s; last error: {self._last_error}. Check "
+            f"{seconds:g} s; last error: {self._search.said}. Check "
             f"the address (--rdzv-endpoint) and that it runs: muster get runs."
         )
+
+
+def _stub(channel: grpc.Channel) -> rendezvous_pb2_grpc.RendezvousServiceStub:
+    return rendezvous_pb2_grpc.RendezvousServiceStub(channel)
 
 
 _alive: "weakref.WeakSet[Attendance]" = weakref.WeakSet()

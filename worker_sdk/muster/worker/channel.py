@@ -13,18 +13,10 @@ from grpc_status import rpc_status
 from muster.worker import fork_guard
 from muster.worker.credentials import Credentials
 from muster.worker.environment import EnvironmentValueError
+from muster.worker.replicas import FIRST_BACKOFF, MOST_BACKOFF, Search, Target
 
 PROTOCOL_VERSION = 1
 """The version of ``muster.v1`` that this SDK speaks on its streams."""
-KEEPALIVE_MS = 3_333
-"""Ping after so long without data, and give up after so long without an answer: a third of the
-coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
-coordinator with a shorter TTL says so in its Welcome, and the session is opened anew with a third of that."""
-CONNECT_TIMEOUT_MS = 5_000
-"""For one attempt to connect, where nobody answers; a refusal ends it at once."""
-FIRST_BACKOFF = 0.1
-MOST_BACKOFF = 2.0
-"""Seconds between attempts, jittered; well below the session TTL."""
 
 MOST_METADATA = 131_072
 """Bytes of a call's headers."""
@@ -35,8 +27,6 @@ CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
     # Probing for bandwidth sends a ping for each small message.
     ("grpc.http2.bdp_probe", 0),
-    # gRPC's name is misleading: it is the time that one attempt to connect may take.
-    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -51,6 +41,9 @@ SHARED_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", round(MOST_BACKOFF * 1000)),
 ]
 
+NOT_LEADER, DRAINING = "NOT_LEADER", "COORDINATOR_DRAINING"
+"""Reasons of a coordinator that does not lead, or soon will not: nothing has failed."""
+
 _lock = threading.Lock()
 
 
@@ -63,38 +56,37 @@ class SharedChannel:
     """What it was opened with."""
 
 
-_channels: "weakref.WeakValueDictionary[str, SharedChannel]" = weakref.WeakValueDictionary()
-"""By endpoint."""
+_channels: "weakref.WeakValueDictionary[Target, SharedChannel]" = weakref.WeakValueDictionary()
 
 
-def channel_options(keepalive_ms: int) -> list[tuple[str, Any]]:
-    """The options of a channel to the coordinator.
-
-    Args:
-        keepalive_ms: milliseconds without data after which to ping, and again for the answer.
-    """
+def channel_options(target: Target) -> list[tuple[str, Any]]:
+    """The options of a channel to the coordinator."""
     timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    return [*CHANNEL_OPTIONS, *((timer, keepalive_ms) for timer in timers)]
+    return [
+        *CHANNEL_OPTIONS,
+        # gRPC's name is misleading: it is the time that one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", target.connect_timeout_ms),
+        *((timer, target.keepalive_ms) for timer in timers),
+    ]
 
 
-def open_channel(endpoint: str, keepalive_ms: int) -> grpc.Channel:
+def open_channel(target: Target) -> grpc.Channel:
     """A channel to the coordinator, with what the environment says of token and certificates now.
 
     Args:
-        endpoint: ``HOST:PORT``.
-        keepalive_ms: as in :func:`channel_options`.
+        target: whom to call, and how to connect.
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used.
     """
-    return Credentials.of().open_channel(endpoint, channel_options(keepalive_ms))
+    return Credentials.of().open_channel(target.address, channel_options(target), target.tls_name)
 
 
-def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
+def shared_channel(target: Target, *, renew: bool = False) -> SharedChannel:
     """The process's channel for unary calls to a coordinator; it is opened when nobody holds one.
 
     Args:
-        endpoint: ``HOST:PORT``.
+        target: whom to call, and how to connect.
         renew: open it anew if the certificates are others now than those that it was opened with. A channel
             shows the same ones for as long as it lives; that it has failed is the time to look.
 
@@ -104,7 +96,7 @@ def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
     """
     fork_guard.check()
     with _lock:
-        known = _channels.get(endpoint)
+        known = _channels.get(target)
         if known is not None and not renew:
             return known
         try:
@@ -113,7 +105,7 @@ def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
             if known is not None and known.certificates == certificates:
                 return known
             # The one before is not closed: others may have calls on it, and it ends with the last of them.
-            shared = _channels[endpoint] = _open_shared(endpoint, credentials, certificates)
+            shared = _channels[target] = _open_shared(target, credentials, certificates)
         except EnvironmentValueError:
             if known is None:
                 raise
@@ -121,12 +113,13 @@ def shared_channel(endpoint: str, *, renew: bool = False) -> SharedChannel:
         return shared
 
 
-def _open_shared(endpoint: str, credentials: Credentials, certificates: tuple[bytes, ...]) -> SharedChannel:
+def _open_shared(target: Target, credentials: Credentials, certificates: tuple[bytes, ...]) -> SharedChannel:
     # First: a child that another thread forks while gRPC begins must find that it cannot speak.
     claim = fork_guard.Claim("a store")
     try:
-        options = [*channel_options(KEEPALIVE_MS), *SHARED_OPTIONS]
-        shared = SharedChannel(credentials.open_channel(endpoint, options), certificates)
+        options = [*channel_options(target), *SHARED_OPTIONS]
+        channel = credentials.open_channel(target.address, options, target.tls_name)
+        shared = SharedChannel(channel, certificates)
         weakref.finalize(shared, claim.give_back).atexit = False
     except BaseException:
         claim.give_back()
@@ -148,15 +141,40 @@ def explain(error: grpc.RpcError) -> str:
 
 def reason_of(error: grpc.RpcError) -> str:
     """The stable reason of the coordinator's refusal; empty if the call did not end by its word."""
+    return str(error_info(error).reason)
+
+
+def error_info(error: grpc.RpcError) -> ErrorInfo:
+    """The details of the coordinator's refusal for programs; empty if the call did not end by its word."""
+    info = ErrorInfo()
     try:
         status = rpc_status.from_call(cast(grpc.Call, error))
     except ValueError:
-        return ""
-    info = ErrorInfo()
+        return info
     for detail in status.details if status is not None else ():
         if detail.Unpack(info):
-            return str(info.reason)
-    return ""
+            break
+    return info
+
+
+def search_on(search: Search, error: grpc.RpcError) -> float:
+    """Go on with a search after a call that failed.
+
+    Args:
+        search: whose call it was.
+        error: how it ended.
+
+    Returns:
+        Seconds to wait before the next call.
+    """
+    info, why = error_info(error), explain(error)
+    if info.reason == NOT_LEADER:
+        replicas = info.metadata.get("replicas", "").split(",")
+        return search.not_leader(info.metadata.get("leader", ""), replicas, why)
+    if info.reason == DRAINING:
+        return search.left(why)
+    # Any other reason is the leader's own word.
+    return search.again(why) if info.reason else search.failed(why)
 
 
 def _renew_lock() -> None:

@@ -35,7 +35,7 @@ class Credentials:
     cert: Path | None = None
     key: Path | None = None
     server_name: str = ""
-    """The name that the coordinator's certificate must have; empty: the endpoint's host."""
+    """The name that the coordinator's certificate must have; empty: the host that is called."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> "Credentials":
@@ -105,8 +105,16 @@ class Credentials:
         )
         return tuple(_read(path, variable) for path, variable in files if path is not None)
 
-    def open_channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
+    def open_channel(
+        self, endpoint: str, options: list[tuple[str, Any]], server_name: str = ""
+    ) -> grpc.Channel:
         """A channel that shows them.
+
+        Args:
+            endpoint: ``HOST:PORT``.
+            options: gRPC's.
+            server_name: the name that the coordinator's certificate must have, unless the environment
+                demands another; empty: the endpoint's host.
 
         Raises:
             EnvironmentValueError: a file cannot be used.
@@ -115,7 +123,8 @@ class Credentials:
         if tls is None:
             channel = grpc.insecure_channel(endpoint, options=options)
         else:
-            name = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+            server_name = self.server_name or server_name
+            name = [("grpc.ssl_target_name_override", server_name)] if server_name else []
             channel = grpc.secure_channel(endpoint, tls, options=[*options, *name])
         if self.token or self.token_file:
             channel = grpc.intercept_channel(channel, _Bearer(self))

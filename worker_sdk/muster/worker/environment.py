@@ -4,6 +4,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+from muster.worker.replicas import is_address
+
 DEFAULT_RUN_ID = "default"
 
 
@@ -12,20 +14,27 @@ class EnvironmentValueError(ValueError):
 
 
 def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """``HOST:PORT`` of the coordinator: the argument, else ``MUSTER_ENDPOINT``.
+    """Where the coordinator is: the argument, else ``MUSTER_ENDPOINT``.
+
+    Returns:
+        ``HOST:PORT``, or those of all replicas with commas between.
 
     Raises:
-        EnvironmentValueError: neither is given, or it is not HOST:PORT.
+        EnvironmentValueError: neither is given, or a part of it is not HOST:PORT.
     """
     value = given or environ.get("MUSTER_ENDPOINT", "")
-    host, colon, port = value.rpartition(":")
     if not value:
         raise EnvironmentValueError(
             'no coordinator is named: pass endpoint="host:port" or set MUSTER_ENDPOINT.'
         )
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise EnvironmentValueError(f'endpoint "{value}" is not host:port, such as muster.example:7550.')
-    return value
+    addresses = list(dict.fromkeys(map(str.strip, value.split(","))))
+    for address in addresses:
+        if not is_address(address):
+            where = f'endpoint "{address}"' if address == value else f'endpoint "{value}": "{address}"'
+            raise EnvironmentValueError(
+                f"{where} is not host:port, such as muster.example:7550. Several have commas between."
+            )
+    return ",".join(addresses)
 
 
 def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:

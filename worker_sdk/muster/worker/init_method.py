@@ -1,7 +1,8 @@
 """``init_process_group(init_method="muster://…")``: the ranks meet at the coordinator; none hosts a store.
 
-The whole form is ``muster://host:port/run_id?rank=0&world_size=2``. What is left out is taken from the
-environment, so that ``muster://`` is enough under torchrun. :mod:`_muster_torch_autoload` makes it known.
+The whole form is ``muster://host:port/run_id?rank=0&world_size=2``; for replicas it is
+``muster://a:7550,b:7550/run_id``. What is left out is taken from the environment, so that ``muster://`` is
+enough under torchrun. :mod:`_muster_torch_autoload` makes it known.
 """
 
 import os

@@ -17,7 +17,7 @@ class Outage:
     timeout is over. Each one comes after twice the time of the one before.
 
     Args:
-        endpoint: ``HOST:PORT``.
+        endpoint: the address or the addresses that are called, for people.
         clock: seconds of a monotonic clock.
     """
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from muster.v1 import session_pb2 as pb
 from muster.worker.decision import Decision
-from muster.worker.errors import MusterError
+from muster.worker.errors import MusterError, RefusedError
 
 MOST_REASON_BYTES = 65_536
 """Of a vote's reason; the coordinator cuts it further."""
@@ -55,6 +55,24 @@ def pending(
         progress_after_ms=max(1, round(early.after * 1000)) if early is not None else 0,
     )
     return Pending(request, timeout, early.hint if early is not None else "")
+
+
+def check_payload(payload: bytes, most: int | None) -> None:
+    """See that a payload is not too large.
+
+    Args:
+        payload: of one rank.
+        most: bytes that the coordinator takes; None: it has not said.
+
+    Raises:
+        RefusedError: it is.
+    """
+    if most is not None and len(payload) > most:
+        raise RefusedError(
+            f"a payload of {len(payload):,} bytes: the coordinator takes {most:,} from one rank "
+            "(max_payload_bytes). Hand in less, or raise the limit on the coordinator.",
+            "LIMIT_EXCEEDED",
+        )
 
 
 def _sayable(text: str) -> str:

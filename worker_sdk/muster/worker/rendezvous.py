@@ -279,8 +279,13 @@ def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
 def _endpoint(given: str) -> str:
     if not given:
         return environment.endpoint(None)
-    host, port = parse_rendezvous_endpoint(given, DEFAULT_PORT)
-    return environment.endpoint(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    addresses = []
+    for part in given.split(","):
+        if not part.strip():
+            raise ValueError(f'--rdzv-endpoint="{given}": there is nothing between two of its commas.')
+        host, port = parse_rendezvous_endpoint(part, DEFAULT_PORT)
+        addresses.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return environment.endpoint(",".join(addresses))
 
 
 def _whole(params: RendezvousParameters, key: str, default: int) -> int:

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 import grpc
@@ -21,15 +21,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker.age import age
-from muster.worker.channel import (
-    FIRST_BACKOFF,
-    KEEPALIVE_MS,
-    MOST_BACKOFF,
-    PROTOCOL_VERSION,
-    explain,
-    open_channel,
-    reason_of,
-)
+from muster.worker.channel import NOT_LEADER, PROTOCOL_VERSION, open_channel, reason_of, search_on
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.decision import Decision, Outcome, decision_from_pb
@@ -37,7 +29,8 @@ from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.fork_guard import start_thread
 from muster.worker.outage import Outage
-from muster.worker.pending import EarlyWarning, Pending, pending
+from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
+from muster.worker.replicas import KEEPALIVE_MS, Search, replicas_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +101,7 @@ class Session:
         self._call: grpc.Call | None = None
         self._connected = False
         self._lost_at = time.monotonic()
-        self._last_error = "no attempt has been made yet"
+        self._search = Search(replicas_of(config.endpoint))
         self._outage = Outage(config.endpoint)
         self._patience = TokenPatience()
         self._fatal: MusterError | None = None
@@ -203,7 +196,7 @@ class Session:
         group = self._groups[prefix]
         with group.turn, self._changed:
             assert group.position is not None
-            self._check_payload(payload)
+            check_payload(payload, self._max_payload_bytes)
             arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
             group.pending = arrival
             self._send(pb.ConnectRequest(arrive=arrival.request))
@@ -258,54 +251,60 @@ class Session:
     # ------------------------------------------------------------------ the session's thread
 
     def _run(self) -> None:
-        backoff = FIRST_BACKOFF
         last = False
         while not last:
-            # Who was welcomed owes a goodbye: one more attempt, if it closes while it has no stream.
             last = self._stop.is_set()
             try:
-                if self._converse():
-                    backoff = FIRST_BACKOFF
+                pause = self._converse()
             except EnvironmentValueError as error:
                 # Files that are being replaced may be unusable for a moment.
-                self._lost(str(error))
+                pause = self._search.again(str(error))
             except Exception as error:
                 logger.exception("the session with %s broke", self.config.endpoint)
-                self._lost(f"{type(error).__name__}: {error}")
+                pause = self._search.again(f"{type(error).__name__}: {error}")
+            self._lost(self._search.said)
+            # Who was welcomed owes a goodbye: one more attempt, if it closes while it has no stream, at each
+            # of several that may lead.
+            last = last and pause > 0
             if self._fatal is not None and (last or self._parted or not self._closing):
                 return
-            self._stop.wait(backoff * random.uniform(0.5, 1.0))
-            backoff = min(backoff * 2, MOST_BACKOFF)
+            self._stop.wait(pause)
 
-    def _converse(self) -> bool:
+    def _converse(self) -> float:
         """Open a stream and read it to its end.
 
         Returns:
-            Whether the coordinator welcomed us.
+            Seconds to wait before another one.
         """
-        welcomed = False
-        channel = open_channel(self.config.endpoint, self._keepalive_ms)
+        search = self._search
+        target = search.begin()
+        self._keepalive_ms = min(target.keepalive_ms, self._keepalive_ms)
+        channel = open_channel(replace(target, keepalive_ms=self._keepalive_ms))
         try:
             outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
             outbox.put(self._hello())
-            call = session_pb2_grpc.SessionServiceStub(channel).Connect(iter(outbox.get, None))
+            stub = session_pb2_grpc.SessionServiceStub(channel)
+            call = stub.Connect(iter(outbox.get, None), metadata=search.metadata)
             self._call = call
             silence = threading.Timer(WELCOME_TIMEOUT, call.cancel)
             silence.daemon = True
             silence.start()
             try:
                 for response in call:
-                    if response.HasField("welcome"):
-                        welcomed = True
+                    kind = response.WhichOneof("message")
+                    if kind == "welcome":
+                        search.answered()
                         silence.cancel()
-                    if self._handle(response, outbox):
+                    elif kind == "drain" and search.replicas.several:
+                        return search.left("the coordinator is stopping")
+                    if self._handle(kind, response, outbox):
                         break
                 else:
                     self._parted = self._closing
-                self._lost("the coordinator ended the session")
+                return search.again("the coordinator ended the session")
             except grpc.RpcError as error:
-                self._lost(explain(error))
                 self._denied(error)
+                return search_on(search, error)
             finally:
                 silence.cancel()
                 outbox.put(None)
@@ -313,13 +312,14 @@ class Session:
                 self._call = None
         finally:
             channel.close()
-        return welcomed
 
     def _handle(
-        self, response: pb.ConnectResponse, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]"
+        self,
+        kind: str | None,
+        response: pb.ConnectResponse,
+        outbox: "queue.SimpleQueue[pb.ConnectRequest | None]",
     ) -> bool:
         """Take one message; True ends the stream, to open another."""
-        kind = response.WhichOneof("message")
         if kind == "drain":
             # Not under the lock: callers may want to close meanwhile.
             self._stop.wait(response.drain.retry_after_ms / 1000 * random.uniform(0.5, 1.5))
@@ -370,15 +370,16 @@ class Session:
                 outbox.put(pb.ConnectRequest(arrive=group.pending.request))
         logger.info(
             "connected to %s as rank %d of run %s, generation %d",
-            self.config.endpoint,
+            self._search.target.address,
             self.config.rank,
             self.config.run_id,
             self.config.generation,
         )
 
     def _must_ping_faster(self, welcome: pb.Welcome) -> bool:
-        """Whether the session TTL is too short for this stream's keepalive, so that it must be replaced."""
-        keepalive_ms = min(KEEPALIVE_MS, welcome.session_ttl_ms // 3)
+        """Whether this stream's keepalive is too slow for what is asked for, so that it must be replaced."""
+        self._search.replicas.learn(welcome.replicas, welcome.keepalive_ms)
+        keepalive_ms = welcome.keepalive_ms or welcome.session_ttl_ms // 3
         if keepalive_ms >= self._keepalive_ms:
             return False
         self._keepalive_ms = keepalive_ms
@@ -412,11 +413,11 @@ class Session:
         The incarnation is ours alone, so another session of it is a late Hello of our own; and who was
         welcomed before finds room again when the coordinator has seen the old streams end.
         """
-        return reason == "SESSION_REPLACED" or (reason == "LIMIT_EXCEEDED" and self._process.ordinal > 0)
+        passing = reason in ("SESSION_REPLACED", NOT_LEADER)
+        return passing or (reason == "LIMIT_EXCEEDED" and self._process.ordinal > 0)
 
     def _lost(self, why: str) -> None:
         with self._changed:
-            self._last_error = why
             self._outbox = None
             if self._connected:
                 self._connected = False
@@ -483,15 +484,6 @@ class Session:
                 "or start the process by spawn and make the barrier there."
             )
 
-    def _check_payload(self, payload: bytes) -> None:
-        most = self._max_payload_bytes
-        if most is not None and len(payload) > most:
-            raise RefusedError(
-                f"a payload of {len(payload):,} bytes: the coordinator takes {most:,} from one rank "
-                "(max_payload_bytes). Hand in less, or raise the limit on the coordinator.",
-                "LIMIT_EXCEEDED",
-            )
-
     def _raise_fatal(self) -> None:
         if self._fatal is not None:
             raise self._fatal
@@ -499,7 +491,7 @@ class Session:
     def _unreachable(self, timeout: float) -> str:
         return (
             f"the coordinator at {self.config.endpoint} did not answer within the timeout of "
-            f"{timeout:g} s; last error: {self._last_error}. Check "
+            f"{timeout:g} s; last error: {self._search.said}. Check "
             f"the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 

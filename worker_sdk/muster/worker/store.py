@@ -1,7 +1,6 @@
 """The run's key-value store as a ``torch.distributed.Store``, so that no rank needs to host one."""
 
 import os
-import random
 import threading
 import time
 import uuid
@@ -18,11 +17,12 @@ from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
 from muster.worker import environment
 from muster.worker.channel import (
-    FIRST_BACKOFF,
-    MOST_BACKOFF,
+    DRAINING,
+    NOT_LEADER,
     SharedChannel,
     explain,
     reason_of,
+    search_on,
     shared_channel,
 )
 from muster.worker.credentials import TokenPatience
@@ -30,6 +30,7 @@ from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.fork_guard import forked
 from muster.worker.outage import Outage
+from muster.worker.replicas import Search, Target, replicas_of
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """The default of torch's stores."""
@@ -64,7 +65,8 @@ class CoordinatorStore(Store):
     ``PrefixStore`` over it for a part of your own.
 
     Args:
-        endpoint: the coordinator's ``host:port``; default: ``MUSTER_ENDPOINT``.
+        endpoint: the coordinator's ``host:port``, or its replicas' with commas between; default:
+            ``MUSTER_ENDPOINT``.
         run_id: the training job; default: ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
         timeout: how long to wait for keys, and for the coordinator; 0 is for ever.
 
@@ -88,8 +90,9 @@ class CoordinatorStore(Store):
         # The timeout lives in the C++ half, where PrefixStore and process groups read and set it.
         self.set_timeout(timeout)
         self._owner = os.getpid()
-        self._line: tuple[SharedChannel, StoreServiceStub] | None = None
-        self._connect()
+        self._replicas = replicas_of(self.endpoint)
+        self._line: tuple[Target, SharedChannel, StoreServiceStub] | None = None
+        self._connect(Search(self._replicas).target)
         self._client = uuid.uuid4().hex
         self._number = 0
         self._welcome = False
@@ -299,47 +302,51 @@ class CoordinatorStore(Store):
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
         outage, patience = Outage(self.endpoint), TokenPatience(time.monotonic)
-        left, backoff = timeout, FIRST_BACKOFF
+        search = Search(self._replicas)
+        left = timeout
         while True:
             if timeout and isinstance(request, Waiting):
                 request.timeout_ms = max(1, round(left * 1000))
             try:
-                stub = self._connect()
-                response = method(stub)(request, timeout=left + ANSWER_GRACE if timeout else None)
+                call = method(self._connect(search.begin()))
+                response = call(
+                    request, timeout=left + ANSWER_GRACE if timeout else None, metadata=search.metadata
+                )
                 self._welcome = True
+                search.answered()
                 return response
             except grpc.RpcError as error:
                 if not self._passes(error, patience):
                     raise self._refused(error, request) from None
-                why = explain(error)
+                pause = search_on(search, error)
             except EnvironmentValueError as error:
                 if not self._welcome:
                     raise
-                why = str(error)  # Files that are being replaced may be unusable for a moment.
+                # Files that are being replaced may be unusable for a moment.
+                pause = search.again(str(error))
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._unreachable(timeout, why)
-            outage.failed(why)
+                raise self._unreachable(timeout, search.said)
+            outage.failed(search.said)
             with suppress(EnvironmentValueError):  # The next attempt meets it again, if it lasts.
-                self._connect(renew=True)
-            pause = min(left, backoff * random.uniform(0.5, 1.0))
+                self._connect(search.target, renew=True)
+            pause = min(left, pause)
             time.sleep(pause)
             left -= pause
-            backoff = min(backoff * 2, MOST_BACKOFF)
 
-    def _connect(self, *, renew: bool = False) -> StoreServiceStub:
+    def _connect(self, target: Target, *, renew: bool = False) -> StoreServiceStub:
         line = self._line
-        if line is None or renew:
-            channel = shared_channel(self.endpoint, renew=renew)
-            if line is None or line[0] is not channel:
-                line = self._line = channel, StoreServiceStub(channel.channel)
-        return line[1]
+        if line is None or renew or line[0] != target:
+            channel = shared_channel(target, renew=renew)
+            if line is None or line[1] is not channel:
+                line = self._line = target, channel, StoreServiceStub(channel.channel)
+        return line[2]
 
     def _passes(self, error: grpc.RpcError, patience: TokenPatience) -> bool:
         """Whether to send an operation again that has failed."""
         reason = reason_of(error)
         if error.code() in NO_ANSWER:
-            return reason in ("", "COORDINATOR_DRAINING")
+            return reason in ("", DRAINING, NOT_LEADER)
         return self._welcome and patience.lasts(reason)
 
     def _check_owner(self) -> None:

@@ -86,6 +86,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             guard=rpc_guard(config.security, gate),
             max_connections=most_connections(),
             replicas=part.replicas,
+            keepalive_ms=part.keepalive_ms,
         )
         application = build_site(
             lambda: Scrape(state, metrics.registry), lambda: _why_not_ready(driver, stop), driver

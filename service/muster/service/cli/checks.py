@@ -4,7 +4,7 @@ import enum
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,23 +62,28 @@ class Certificates:
 
 
 def examine(
-    address: Address, tls: Certificates | None, client: Client, timeout: float, run_id: str
+    addresses: Sequence[Address], tls: Certificates | None, client: Client, timeout: float, run_id: str
 ) -> Iterator[Check]:
     """All checks, one after the other; what cannot be looked at any more is left out.
 
     Args:
-        address: the coordinator's.
+        addresses: the coordinator's, or those of its replicas.
         tls: how to speak TLS; None: not at all.
         client: how to call it.
         timeout: seconds that each check may take.
         run_id: the run of a job that is to begin here; empty: none is known.
     """
-    for check in reach(address, timeout):
-        yield check
-        if check.result is Result.FAILED:
-            return
-    yield plaintext(address) if tls is None else certificate(address, tls, timeout)
-    yield from answers(client, run_id)
+    reached = False
+    for address in addresses:
+        for check in reach(address, timeout):
+            yield check
+            if check.result is Result.FAILED:
+                break
+        else:
+            reached = True
+            yield plaintext(address) if tls is None else certificate(address, tls, timeout)
+    if reached:
+        yield from answers(client, run_id)
 
 
 # ---------------------------------------------------------------------- the network

@@ -1,6 +1,7 @@
 """The coordinator as the command sees it: calls that answer, or fail with a sentence and an exit code."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -8,9 +9,9 @@ import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
-from muster.service.address import Address
 from muster.service.cli.credentials import given
 from muster.service.cli.failure import Exit, fail
+from muster.service.cli.replicas import Replicas, Search
 from muster.service.core import report
 from muster.service.core.refusal import Reason
 from muster.v1 import (
@@ -29,18 +30,33 @@ if TYPE_CHECKING:
     Response = TypeVar("Response")
 
 KEEPALIVE_MS = 10_000
+TIMERS = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     # A watch waits without a deadline: only a ping without an answer tells that the other side is gone.
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+    *((timer, KEEPALIVE_MS) for timer in TIMERS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+
+AMONG_SEVERAL = [
+    # gRPC's name is misleading: it is the time that one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    *((timer, 2_000) for timer in TIMERS),
+]
+"""Where there is someone else to call, nobody is waited for so long."""
+PAUSE = 0.2
+"""Seconds from one turn through all replicas to the next."""
+STREAM_LASTED = 5.0
+"""Seconds after which a stream that has said nothing was one of a leader: a standby refuses before."""
+NEVER_SENT = ("failed to connect", "DNS resolution failed", "errors resolving")
+"""How the details begin of a call that has reached nobody."""
 
 EXITS = {
     Reason.NO_OPEN_BARRIER.name: Exit.CLOSED,
     Reason.COORDINATOR_DRAINING.name: Exit.UNREACHABLE,
+    Reason.NOT_LEADER.name: Exit.UNREACHABLE,
 }
 """The exit codes of refusals; the others are plain failures."""
 
@@ -60,70 +76,84 @@ class CallError(Exception):
         self.status = status
 
 
+class _Line:
+    """A channel to one coordinator, and the services on it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.runs = run_pb2_grpc.RunServiceStub(channel)
+        self.barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+        self.coordinator = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        self.rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+
+
 class Client:
-    """A connection to one coordinator.
+    """A connection to the coordinator, whichever of its replicas leads.
 
     Args:
-        endpoint: ``HOST:PORT``.
-        timeout: seconds that each call may take.
+        endpoint: ``HOST:PORT``, or several with commas between.
+        timeout: seconds that each request may take, at all of them together.
+
+    Raises:
+        ValueError: the endpoint is no such text.
     """
 
     def __init__(self, endpoint: str, timeout: float) -> None:
-        self.endpoint = endpoint
+        self._replicas = Replicas(endpoint)
+        self.endpoint = ",".join(self._replicas.given)
         self._timeout = timeout
-        self._channel = given().open_channel(endpoint, CHANNEL_OPTIONS)
-        self._runs = run_pb2_grpc.RunServiceStub(self._channel)
-        self._barriers = barrier_pb2_grpc.BarrierServiceStub(self._channel)
-        self._coordinator = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
-        self._rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(self._channel)
+        self._lines: dict[str, _Line] = {}
 
     def close(self) -> None:
-        """End the connection."""
-        self._channel.close()
+        """End the connections."""
+        for line in self._lines.values():
+            line.channel.close()
 
     def status(self) -> coordinator_pb2.StatusResponse:
         """How the coordinator is."""
-        return self._call(self._coordinator.Status, coordinator_pb2.StatusRequest())
+        return self._call(lambda line: line.coordinator.Status, coordinator_pb2.StatusRequest())
 
     def runs(self) -> run_pb2.RunServiceListResponse:
         """Every run."""
-        return self._call(self._runs.List, run_pb2.RunServiceListRequest())
+        return self._call(lambda line: line.runs.List, run_pb2.RunServiceListRequest())
 
     def run(self, run_id: str) -> run_pb2.RunServiceGetResponse:
         """One run."""
-        return self._call(self._runs.Get, run_pb2.RunServiceGetRequest(run_id=run_id))
+        return self._call(lambda line: line.runs.Get, run_pb2.RunServiceGetRequest(run_id=run_id))
 
     def members(self, run_id: str) -> run_pb2.MembersResponse:
         """The processes of a run."""
-        return self._call(self._runs.Members, run_pb2.MembersRequest(run_id=run_id))
+        return self._call(lambda line: line.runs.Members, run_pb2.MembersRequest(run_id=run_id))
 
     def watch_runs(self, run_id: str) -> Iterator[run_pb2.Run]:
         """Each run, or the one named, now and whenever it changes."""
-        try:
-            for response in self._runs.Watch(run_pb2.WatchRequest(run_id=run_id)):
+        shown: dict[str, run_pb2.Run] = {}
+        for response in self._stream(lambda line: line.runs.Watch, run_pb2.WatchRequest(run_id=run_id)):
+            # Another leader begins anew, with all of them.
+            if shown.get(response.run.run_id) != response.run:
+                shown[response.run.run_id] = response.run
                 yield response.run
-        except grpc.RpcError as error:
-            raise self._explain(error) from error
 
     def barrier(
         self, run_id: str, prefix: str, sequence: int | None
     ) -> barrier_pb2.BarrierServiceGetResponse:
         """One barrier; without a sequence the open one, or else the last one decided."""
         return self._call(
-            self._barriers.Get,
+            lambda line: line.barriers.Get,
             barrier_pb2.BarrierServiceGetRequest(run_id=run_id, prefix=prefix, sequence=sequence),
         )
 
     def barriers(self, run_id: str, history: int) -> barrier_pb2.BarrierServiceListResponse:
         """The open and the newest decided barriers of a run, or of all."""
         return self._call(
-            self._barriers.List, barrier_pb2.BarrierServiceListRequest(run_id=run_id, history=history)
+            lambda line: line.barriers.List,
+            barrier_pb2.BarrierServiceListRequest(run_id=run_id, history=history),
         )
 
     def abort(self, run_id: str, prefix: str, reason: str, sequence: int | None) -> barrier_pb2.AbortResponse:
         """End the open barrier of a group."""
         return self._call(
-            self._barriers.Abort,
+            lambda line: line.barriers.Abort,
             barrier_pb2.AbortRequest(run_id=run_id, prefix=prefix, reason=reason, sequence=sequence),
             unknown="whether the barrier was aborted is unknown; see: "
             f"{report.command('describe barrier', run_id, prefix)}",
@@ -131,14 +161,18 @@ class Client:
 
     def rendezvous(self, run_id: str) -> rendezvous_pb2.RendezvousServiceGetResponse:
         """The rendezvous of a run."""
-        return self._call(self._rendezvous.Get, rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id))
+        return self._call(
+            lambda line: line.rendezvous.Get, rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id)
+        )
 
     def close_run(self, request: rendezvous_pb2.CloseRequest) -> rendezvous_pb2.CloseResponse:
         """End the membership of a run, or see whom that would affect."""
         unknown = (
             f"whether the run was closed is unknown; see: {report.command('describe run', request.run_id)}"
         )
-        return self._call(self._rendezvous.Close, request, unknown="" if request.dry_run else unknown)
+        return self._call(
+            lambda line: line.rendezvous.Close, request, unknown="" if request.dry_run else unknown
+        )
 
     def evict(self, request: run_pb2.EvictRequest) -> run_pb2.EvictResponse:
         """Send the processes of a rank away, or see whom that would affect."""
@@ -146,27 +180,130 @@ class Client:
             "whether the rank was evicted is unknown; see: "
             f"{report.command('describe member', request.run_id, request.rank)}"
         )
-        return self._call(self._runs.Evict, request, unknown="" if request.dry_run else unknown)
+        return self._call(lambda line: line.runs.Evict, request, unknown="" if request.dry_run else unknown)
 
     def _call(
         self,
-        method: "grpc.UnaryUnaryMultiCallable[Request, Response]",
+        method: "Callable[[_Line], grpc.UnaryUnaryMultiCallable[Request, Response]]",
         request: "Request",
         *,
         unknown: str = "",
     ) -> "Response":
-        try:
-            return method(request, timeout=self._timeout)
-        except grpc.RpcError as error:
-            explained = self._explain(error)
-            if unknown and explained.code is Exit.TIMED_OUT:
-                # Without this an operator would simply repeat the command, and might end what came since.
-                explained = CallError(f"{explained}\n  {unknown}", explained.code)
-            raise explained from error
+        """Ask whoever leads.
 
-    def _explain(self, error: grpc.RpcError) -> CallError:
+        Args:
+            method: what to call.
+            request: with what.
+            unknown: what is unknown when a request was sent that nobody answered; empty: it changes nothing,
+                and may be sent again.
+        """
+        deadline = time.monotonic() + self._timeout
+        search = Search(self._replicas)
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                response = method(self._line(search.address))(request, timeout=left, metadata=search.metadata)
+            except grpc.RpcError as error:
+                self._go_on(search, error, deadline, unknown)
+            else:
+                self._replicas.answers(search.address)
+                return response
+
+    def _stream(
+        self,
+        method: "Callable[[_Line], grpc.UnaryStreamMultiCallable[Request, Response]]",
+        request: "Request",
+    ) -> "Iterator[Response]":
+        """Listen to whoever leads; of several, to the next one when it is lost."""
+        search, deadline = Search(self._replicas), time.monotonic() + self._timeout
+        while True:
+            began = time.monotonic()
+            try:
+                for response in method(self._line(search.address))(request, metadata=search.metadata):
+                    self._replicas.answers(search.address)
+                    began = float("-inf")
+                    yield response
+                return
+            except grpc.RpcError as error:
+                if time.monotonic() - began > STREAM_LASTED:
+                    # It was there, with nothing to say perhaps.
+                    search, deadline = Search(self._replicas), time.monotonic() + self._timeout
+                self._go_on(search, error, deadline)
+
+    def _line(self, address: str) -> _Line:
+        if address not in self._lines:
+            options = CHANNEL_OPTIONS
+            if self._replicas.several:
+                options = [*options, *AMONG_SEVERAL]
+            channel = given().open_channel(address, options, self._replicas.tls_name(address))
+            self._lines[address] = _Line(channel)
+        return self._lines[address]
+
+    def _go_on(self, search: Search, error: grpc.RpcError, deadline: float, unknown: str = "") -> None:
+        """Find out whom to call after a call that failed, and wait until then.
+
+        Raises:
+            CallError: nobody.
+        """
         # What the synchronous gRPC raises is the call as well; its types do not say so.
-        return explain(cast(grpc.Call, error), self.endpoint, self._timeout)
+        call = cast(grpc.Call, error)
+        info, code, details = _error_info(call), call.code(), call.details() or "no details"
+        if info.reason == Reason.NOT_LEADER.name:
+            replicas = info.metadata.get("replicas", "").split(",")
+            more = search.not_leader(info.metadata.get("leader", ""), replicas, details)
+        elif _may_be_sent_again(info, code, details, resend=not unknown):
+            fault = given().fault(details).replace("\n  next: ", "; ")
+            more = search.failed(fault or details)
+            if not self._replicas.several:
+                raise self._explained(search, call, unknown) from error
+        else:
+            raise self._explained(search, call, unknown) from error
+        left = deadline - time.monotonic()
+        if more and left > 0:
+            return
+        if left <= PAUSE or not search.met_standby:
+            raise self._nobody(search) from error
+        time.sleep(PAUSE)
+        search.begin_turn()
+
+    def _explained(self, search: Search, call: grpc.Call, unknown: str) -> CallError:
+        if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and search.met_standby and not search.followed:
+            return self._nobody(search)
+        explained = explain(call, search.address, self._timeout)
+        if unknown and (explained.code is Exit.TIMED_OUT or self._replicas.several) and not _reason(call):
+            # Without this an operator would simply repeat the command, and might end what came since.
+            return CallError(f"{explained}\n  {unknown}", explained.code)
+        return explained
+
+    def _nobody(self, search: Search) -> CallError:
+        """Nobody leads that we can reach: which addresses were called, and what each has met."""
+        words = "".join(f"\n  {address}: {report.printable(why)}" for address, why in search.words.items())
+        if search.met_standby:
+            return CallError(
+                f"no coordinator of {self.endpoint} leads, or can be reached that does, after "
+                f"{report.seconds(self._timeout)}{words}\n"
+                "  next: look at the replicas' logs, and whether they reach etcd; --timeout waits for longer",
+                Exit.UNREACHABLE,
+            )
+        return CallError(
+            f"no coordinator of {self.endpoint} can be reached{words}\n"
+            "  next: check the addresses (--endpoint or MUSTER_ENDPOINT), and that muster serve runs there",
+            Exit.UNREACHABLE,
+        )
+
+
+def _may_be_sent_again(info: ErrorInfo, code: grpc.StatusCode, details: str, *, resend: bool) -> bool:
+    """Whether a request that failed is one for another replica.
+
+    Args:
+        info: the coordinator's reason, if it was its word.
+        code: how the call ended.
+        details: the same, for people.
+        resend: whether it may be sent again although it may have been carried out.
+    """
+    if info.reason:
+        return bool(info.reason == Reason.COORDINATOR_DRAINING.name)
+    return code is grpc.StatusCode.UNAVAILABLE and (resend or details.startswith(NEVER_SENT))
 
 
 def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
@@ -179,7 +316,7 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
     """
     details = report.printable(error.details() or "no details")
     reason = _reason(error)
-    if reason is not None:
+    if reason:
         return CallError(details, EXITS.get(reason, Exit.FAILED))
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -205,27 +342,30 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
     )
 
 
-def _reason(error: grpc.Call) -> str | None:
-    """The reason of the coordinator's refusal; None if it was not the coordinator that refused."""
+def _reason(error: grpc.Call) -> str:
+    """The reason of the coordinator's refusal; empty if it was not the coordinator that refused."""
+    return str(_error_info(error).reason)
+
+
+def _error_info(error: grpc.Call) -> ErrorInfo:
+    info = ErrorInfo()
     try:
         status = rpc_status.from_call(error)
     except ValueError:
-        return None
-    info = ErrorInfo()
+        return info
     for detail in status.details if status is not None else ():
         if detail.Unpack(info):
-            return str(info.reason)
-    return None
+            break
+    return info
 
 
 @contextmanager
 def connect(endpoint: str, timeout: float) -> Iterator[Client]:
     """A client for one command; a call that fails ends the command with its sentence and exit code."""
     try:
-        address = Address.parse(endpoint)
+        client = Client(endpoint, timeout)
     except ValueError as error:
         fail(str(error), Exit.USAGE)
-    client = Client(str(address), timeout)
     try:
         yield client
     except CallError as error:

@@ -65,13 +65,22 @@ class Credentials:
     tls_key: Path | None = None
     tls_server_name: str = ""
 
-    def open_channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-        """A channel that shows them; what cannot be used ends the command."""
+    def open_channel(
+        self, endpoint: str, options: list[tuple[str, Any]], server_name: str = ""
+    ) -> grpc.Channel:
+        """A channel that shows them; what cannot be used ends the command.
+
+        Args:
+            endpoint: ``HOST:PORT``.
+            options: gRPC's.
+            server_name: the name that the certificate must have, unless another one was given; empty: the
+                endpoint's host.
+        """
         tls = self._tls()
         if tls is None:
             channel = grpc.insecure_channel(endpoint, options=options)
         else:
-            name = self.tls_server_name
+            name = self.tls_server_name or server_name
             override = [("grpc.ssl_target_name_override", name)] if name else []
             channel = grpc.secure_channel(endpoint, tls, options=[*options, *override])
         authorization = self.authorization()

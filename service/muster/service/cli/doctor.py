@@ -31,17 +31,17 @@ def doctor(
     """
     checks = []
     with connect(endpoint, timeout) as client:
-        address = Address.parse(endpoint)
+        addresses = [Address.parse(one) for one in client.endpoint.split(",")]
         tls = None
         mine = given()
         if mine.tls_ca is not None:
             tls = Certificates(mine.tls_ca, mine.tls_cert, mine.tls_key, mine.tls_server_name)
-        for check in examine(address, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", "")):
+        for check in examine(addresses, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", "")):
             checks.append(check)
             if output is not Output.JSON:
                 emit(line(check, color=colorful()))
     if output is Output.JSON:
-        emit(document({"endpoint": str(address), "checks": [as_json(check) for check in checks]}))
+        emit(document({"endpoint": client.endpoint, "checks": [as_json(check) for check in checks]}))
     failed = [check for check in checks if check.result is Result.FAILED]
     if failed:
         raise typer.Exit(failed[0].exit)

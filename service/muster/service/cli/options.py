@@ -59,7 +59,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say who would be affect
 Endpoint = Annotated[
     str,
     typer.Option(
-        "--endpoint", "-e", envvar="MUSTER_ENDPOINT", metavar="HOST:PORT", help="The coordinator's address."
+        "--endpoint",
+        "-e",
+        envvar="MUSTER_ENDPOINT",
+        metavar="HOST:PORT",
+        help="The coordinator's address, or those of its replicas with commas between.",
     ),
 ]
 Timeout = Annotated[
@@ -68,7 +72,7 @@ Timeout = Annotated[
         min=0.001,
         callback=_finite,
         metavar="SECONDS",
-        help="How long the coordinator may take to answer.",
+        help="How long the coordinator may take to answer, all replicas together.",
     ),
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", help="How to print it.")]

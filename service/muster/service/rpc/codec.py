@@ -1,6 +1,6 @@
 """Between ``muster.v1`` messages and the core's events and messages."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -162,11 +162,7 @@ def encode_session_message(message: Message) -> bytes:
         case Decision():
             response.decision.CopyFrom(decision_to_pb(message))
         case Welcome():
-            response.welcome.coordinator_version = VERSION
-            response.welcome.epoch = message.epoch
-            response.welcome.session_ttl_ms = milliseconds(message.session_ttl)
-            response.welcome.max_payload_bytes = message.max_payload_bytes
-            response.welcome.ordinals.extend(message.ordinals)
+            return encode_welcome(message)
         case GroupJoined():
             response.group_joined.prefix = message.prefix
             for rank, sequence in message.positions:
@@ -191,6 +187,26 @@ def encode_session_message(message: Message) -> bytes:
             refusal.message = message.refusal.message
             refusal.error_info.CopyFrom(errors.error_info(message.refusal))
     return response.SerializeToString()
+
+
+def encode_welcome(message: Welcome, replicas: Sequence[str] = (), keepalive_ms: int = 0) -> bytes:
+    """The answer to a Hello, as bytes.
+
+    Args:
+        message: what the core says.
+        replicas: the addresses of all replicas; empty: there is but this one.
+        keepalive_ms: after how long without data to ping; 0: a third of the session TTL.
+    """
+    welcome = session_pb2.Welcome(
+        coordinator_version=VERSION,
+        epoch=message.epoch,
+        session_ttl_ms=milliseconds(message.session_ttl),
+        max_payload_bytes=message.max_payload_bytes,
+        ordinals=message.ordinals,
+        replicas=replicas,
+        keepalive_ms=keepalive_ms,
+    )
+    return session_pb2.ConnectResponse(welcome=welcome).SerializeToString()
 
 
 DRAIN = session_pb2.ConnectResponse(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from muster.service.core import views
@@ -64,10 +64,20 @@ class Attendance:
 
 
 class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
-    """Serves ``muster.v1.RendezvousService``."""
+    """Serves ``muster.v1.RendezvousService``.
 
-    def __init__(self, driver: Driver) -> None:
+    Args:
+        driver: takes the events.
+        replicas: the addresses of all replicas, for those who join; empty: there is but this one.
+        keepalive_ms: the keepalive that they are asked for; 0: their own.
+    """
+
+    def __init__(
+        self, driver: Driver, *, replicas: Callable[[], Sequence[str]] = tuple, keepalive_ms: int = 0
+    ) -> None:
         self._driver = driver
+        self._replicas = replicas
+        self._keepalive_ms = keepalive_ms
         self._attendances: set[Attendance] = set()
         self._draining = False
 
@@ -81,7 +91,13 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self._attendances.add(attendance)
         try:
             self._driver.submit(codec.join_rendezvous(attendance.id, request))
+            told = False
             async for message in attendance:
+                if not told and (addresses := self._replicas()):
+                    yield rendezvous_pb2.JoinResponse(
+                        replicas=rendezvous_pb2.Replicas(addresses=addresses, keepalive_ms=self._keepalive_ms)
+                    )
+                told = True
                 yield codec.join_response(message)
         finally:
             self._attendances.discard(attendance)

@@ -143,6 +143,7 @@ def build_server(
     guard: GuardInterceptor | None = None,
     max_connections: int = MOST_CONNECTIONS,
     replicas: Replicas = no_replicas,
+    keepalive_ms: int = 0,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -154,16 +155,23 @@ def build_server(
         guard: lets calls in; without one everyone may do everything.
         max_connections: how many may be open at once.
         replicas: all coordinators of this state, if there can be several.
+        keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
     """
     kinds = METHODS | methods_of(HEALTH)
     interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
-    sessions = SessionServicer(driver, max_open=2 * limits.max_sessions)
+
+    def addresses() -> list[str]:
+        return [replica.address for replica in replicas()]
+
+    sessions = SessionServicer(
+        driver, max_open=2 * limits.max_sessions, replicas=addresses, keepalive_ms=keepalive_ms
+    )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)
     server.add_generic_rpc_handlers((sessions.handler(),))
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
-    rendezvous = RendezvousServicer(driver)
+    rendezvous = RendezvousServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)

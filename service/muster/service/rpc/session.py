@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
-from muster.service.core.effects import Refused
+from muster.service.core.effects import Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
@@ -21,10 +22,14 @@ class Session:
     Args:
         driver: takes the events.
         max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off.
+        welcome: puts a Welcome on the wire.
     """
 
-    def __init__(self, driver: Driver, max_unsent: int) -> None:
+    def __init__(
+        self, driver: Driver, max_unsent: int, welcome: Callable[[Welcome], bytes] = codec.encode_welcome
+    ) -> None:
         self._driver = driver
+        self._welcome = welcome
         self._max_unsent = max_unsent
         self._outbox: deque[bytes] = deque()
         self._wake: asyncio.Future[None] | None = None
@@ -40,7 +45,7 @@ class Session:
         if type(message) is Refused and message.final:
             self._status = message.refusal
             self._closed = True
-        self._send(outgoing.data)
+        self._send(self._welcome(message) if type(message) is Welcome else outgoing.data)
 
     def drain(self) -> None:
         """Ask the worker to connect again, and end the stream."""
@@ -154,6 +159,8 @@ class SessionServicer:
         hello_timeout: seconds that a peer has for its first message.
         max_unsent: messages that may wait for one peer.
         max_open: streams that may be open, those that have not said hello yet among them.
+        replicas: the addresses of all replicas, for those who are welcomed; empty: there is but this one.
+        keepalive_ms: the keepalive that they are asked for; 0: a third of the session TTL.
     """
 
     def __init__(
@@ -163,11 +170,15 @@ class SessionServicer:
         hello_timeout: float = 10.0,
         max_unsent: int = 1_000,
         max_open: int = 2 * Limits().max_sessions,
+        replicas: Callable[[], Sequence[str]] = tuple,
+        keepalive_ms: int = 0,
     ) -> None:
         self._driver = driver
         self._hello_timeout = hello_timeout
         self._max_unsent = max_unsent
         self._max_open = max_open
+        self._replicas = replicas
+        self._keepalive_ms = keepalive_ms
         self._draining = False
         self.sessions: set[Session] = set()
 
@@ -177,12 +188,15 @@ class SessionServicer:
             await context.abort_with_status(errors.grpc_status(errors.DRAINING))
         if (count := len(self.sessions)) >= self._max_open:
             raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
-        session = Session(self._driver, self._max_unsent)
+        session = Session(self._driver, self._max_unsent, self._welcome)
         self.sessions.add(session)
         try:
             await session.serve(context, self._hello_timeout)
         finally:
             self.sessions.discard(session)
+
+    def _welcome(self, message: Welcome) -> bytes:
+        return codec.encode_welcome(message, self._replicas(), self._keepalive_ms)
 
     def drain(self) -> None:
         """Ask every worker to connect again, and take no new sessions."""

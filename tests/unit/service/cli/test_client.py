@@ -43,6 +43,7 @@ def test_a_refusal_is_told_in_the_coordinators_own_words(reason):
     expected = {
         Reason.NO_OPEN_BARRIER: Exit.CLOSED,
         Reason.COORDINATOR_DRAINING: Exit.UNREACHABLE,
+        Reason.NOT_LEADER: Exit.UNREACHABLE,
     }
     assert error.code is expected.get(reason, Exit.FAILED)
 

@@ -109,6 +109,23 @@ async def soon() -> None:
     await asyncio.sleep(0.001)
 
 
+@in_virtual_time
+async def test_a_node_hears_first_of_the_replicas_and_once():
+    async with serving() as service:
+        service.rendezvous = RendezvousServicer(
+            service.driver, replicas=lambda: ["a:1", "b:1"], keepalive_ms=900
+        )
+        a, b = Node(service, "a").join(), Node(service, "b").join()
+        await soon()
+        for node in (a, b):
+            assert node.kinds[0] == "replicas"
+            assert node.kinds.count("replicas") == 1
+            assert "round_complete" in node.kinds
+        assert a.told[0].replicas == rendezvous_pb2.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900)
+        for node in (a, b):
+            await node.breaks()
+
+
 async def refusal(call: Awaitable[Any]) -> Refusal:
     with pytest.raises(Refusal) as caught:
         await call

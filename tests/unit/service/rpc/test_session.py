@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from muster.service.core.effects import Refused
+from muster.service.core.effects import Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Outgoing
@@ -326,6 +326,21 @@ async def test_streams_that_have_not_said_hello_are_bounded_too():
     for call in calls:
         with pytest.raises(Ended):
             await call
+
+
+async def test_who_is_welcomed_hears_of_the_replicas_as_they_are_then():
+    replicas = ["a:1"]
+    servicer = SessionServicer(FakeDriver(), replicas=lambda: replicas, keepalive_ms=900)  # type: ignore[arg-type]
+    context = FakeContext()
+    call = asyncio.create_task(servicer.connect(None, context))
+    await settle()
+    replicas.append("b:1")
+    for session in servicer.sessions:
+        session.deliver(Outgoing(Welcome(3, 10.0, 1, (7,)), codec.encode_session_message))
+    welcome = session_pb2.ConnectResponse.FromString(await context.heard.get()).welcome
+    assert (welcome.epoch, welcome.replicas, welcome.keepalive_ms) == (3, ["a:1", "b:1"], 900)
+    call.cancel()
+    await asyncio.wait({call})
 
 
 async def test_a_draining_servicer_takes_no_more():

@@ -1,0 +1,406 @@
+"""Which coordinator to call next, where an endpoint stands for several replicas of which one leads.
+
+:class:`Replicas` is what this process knows of an endpoint: session, store and rendezvous share it, so that
+what one of them learns all use. A :class:`Search` is one caller's way to the leader. Neither calls anyone.
+"""
+
+import ipaddress
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+HEADER = "muster-not-leader"
+"""The header of each call that names the leader that its caller could not reach."""
+KEEPALIVE_MS = 3_333
+"""Ping after so long without data, and give up after so long without an answer: a third of the
+coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
+coordinator with a shorter TTL says so in its Welcome, and the session is opened anew with a third of that."""
+KEEPALIVE_AMONG_SEVERAL_MS = 1_667
+"""The same among replicas, until one has said what it wants: a third of the default lease TTL, so that a
+stopped leader is noticed before another one leads."""
+CONNECT_TIMEOUT_MS = 5_000
+"""For one attempt to connect, where nobody answers; a refusal ends it at once."""
+CONNECT_TIMEOUT_AMONG_SEVERAL_MS = 2_000
+"""The same where there is someone else to call."""
+FIRST_BACKOFF = 0.1
+MOST_BACKOFF = 2.0
+"""Seconds between attempts, jittered; well below the session TTL."""
+SHUNNED_FOR = 10.0
+"""Seconds for which who did not answer is called after the others, and not on a standby's word."""
+HELD = 1.0
+"""Seconds of a turn in which standbys must have held our calls, for there is no leader yet: it was pause
+enough, and the one that comes is to be found soon."""
+MOST_FOLLOWED = 8
+"""Standbys whose word is followed in one turn."""
+MOST_REPLICAS = 64
+"""Addresses that a coordinator may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to call, and how to connect."""
+
+    address: str
+    """``HOST:PORT``."""
+    tls_name: str = ""
+    """Whom its certificate must name; empty: the address's host."""
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS
+    keepalive_ms: int = KEEPALIVE_MS
+
+
+def resolve(address: str) -> list[str]:
+    """The addresses that a name stands for, of the family that this machine prefers.
+
+    Args:
+        address: ``HOST:PORT``.
+
+    Returns:
+        ``IP:PORT`` of each; the address itself if it is no name, or cannot be found.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        pass
+    else:
+        return [address]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [address]
+    # A machine with an IPv4 and an IPv6 address is one coordinator, not two.
+    hosts = [str(one[4][0]) for one in found if one[0] == found[0][0]]
+    return list(dict.fromkeys(f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts))
+
+
+class Replicas:
+    """What is known of the coordinators behind an endpoint. Threads may share it.
+
+    Args:
+        endpoint: ``HOST:PORT``, or several with commas between.
+        clock: seconds of a monotonic clock.
+        resolve: as :func:`resolve`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        clock: Callable[[], float] = time.monotonic,
+        resolve: Callable[[str], list[str]] = resolve,
+    ) -> None:
+        self.clock = clock
+        self._resolve = resolve
+        self._found: dict[str, list[str]] = {address: [address] for address in endpoint.split(",")}
+        """What each given address stands for, as far as it had to be looked up."""
+        self._learned: tuple[str, ...] = ()
+        self._leader = ""
+        """Who leads, as far as anyone has said; it may be silent."""
+        self._leads_since = 0.0
+        self._answered = False
+        """Whether the leader has answered us, and not failed since."""
+        self._silent: dict[str, float] = {}
+        """Who did not answer, and until when that counts."""
+        self._keepalive_ms = 0
+        """What the coordinator asks for; 0: nothing."""
+
+    # ------------------------------------------------------------------ what to do
+
+    def known(self) -> list[str]:
+        """All addresses, in the order in which to call them."""
+        with _lock:
+            given = [address for found in self._found.values() for address in found]
+            leader = [self._leader] if self._leader else []
+            addresses = dict.fromkeys([*leader, *self._learned, *given])
+            return sorted(addresses, key=self._is_silent)
+
+    def look_up(self) -> None:
+        """Find out what the given names stand for now."""
+        found = {address: self._resolve(address) for address in self._found}
+        with _lock:
+            # A name of one address is used as it is.
+            self._found = {name: some if len(some) > 1 else [name] for name, some in found.items()}
+
+    def target(self, address: str) -> Target:
+        """How to call a replica."""
+        names = (name for name, found in self._found.items() if address in found and address != name)
+        tls_name = next(names, "").rpartition(":")[0]
+        usual, connect_timeout_ms = KEEPALIVE_MS, CONNECT_TIMEOUT_MS
+        if self.several:
+            usual, connect_timeout_ms = KEEPALIVE_AMONG_SEVERAL_MS, CONNECT_TIMEOUT_AMONG_SEVERAL_MS
+        keepalive_ms = min(self._keepalive_ms or usual, KEEPALIVE_MS)
+        return Target(address, tls_name, connect_timeout_ms, keepalive_ms)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one address to call."""
+        return len(self.known()) > 1
+
+    def shunned(self) -> str:
+        """The leader that did not answer; empty if there is none."""
+        with _lock:
+            return self._leader if self._is_silent(self._leader) else ""
+
+    def in_touch(self, address: str) -> bool:
+        """Whether this one leads, and has answered when it was called last."""
+        with _lock:
+            return self._answered and address == self._leader
+
+    # ------------------------------------------------------------------ what was learned
+
+    def learn(self, addresses: Iterable[str], keepalive_ms: int = 0) -> None:
+        """A coordinator has named all replicas, and maybe what keepalive it asks for."""
+        usable = [address for address in addresses if is_address(address)][:MOST_REPLICAS]
+        with _lock:
+            self._learned = tuple(usable) or self._learned
+            self._keepalive_ms = keepalive_ms or self._keepalive_ms
+
+    def answers(self, address: str) -> None:
+        """This one has answered as the leader does."""
+        with _lock:
+            if address != self._leader:
+                self._leader, self._leads_since = address, self.clock()
+            self._answered = True
+            self._silent.pop(address, None)
+
+    def is_silent(self, address: str, since: float) -> None:
+        """This one did not answer.
+
+        Args:
+            address: who.
+            since: when the call began. Who has begun to lead since then may answer others.
+        """
+        with _lock:
+            if address == self._leader:
+                if since < self._leads_since:
+                    return
+                self._answered = False
+            self._silent[address] = self.clock() + SHUNNED_FOR
+
+    def forgive_leader(self) -> None:
+        """The leader that did not answer is to be called first again."""
+        with _lock:
+            self._silent.pop(self._leader, None)
+
+    def names(self, address: str, leader: str) -> bool:
+        """One that does not lead has named who does.
+
+        Args:
+            address: who does not lead.
+            leader: who does; empty: it knows of none.
+
+        Returns:
+            Whether to go there: not if it is the one that did not answer.
+        """
+        with _lock:
+            if self._leader == address:
+                self._leader, self._answered = "", False
+            if not is_address(leader):
+                return False
+            if leader != self._leader:
+                self._leader, self._answered, self._leads_since = leader, False, self.clock()
+                self._silent.pop(leader, None)
+            return not self._is_silent(leader)
+
+    def _is_silent(self, address: str) -> bool:
+        return self._silent.get(address, 0.0) > self.clock()
+
+
+class Search:
+    """One caller's way to the leader: whom it calls next, and how long it waits before.
+
+    A turn calls everyone once; then comes a pause, longer each time. Who names the leader is followed at
+    once. A thread has one for itself.
+
+    Args:
+        replicas: what is known, and what is learned on the way.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self._words: dict[str, str] = {}
+        self._called_at = replicas.clock()
+        self._backoff = FIRST_BACKOFF
+        self._looked_up = False
+        """In this turn."""
+        self._turn(0)
+        self._address = self._untried()
+        self._in_touch = replicas.in_touch(self._address)
+
+    @property
+    def target(self) -> Target:
+        """Whom to call."""
+        return self.replicas.target(self._address)
+
+    def begin(self) -> Target:
+        """The call begins now.
+
+        Returns:
+            Whom to make it to.
+        """
+        self._called_at = self.replicas.clock()
+        return self.target
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The headers of the call."""
+        return ((HEADER, self.replicas.shunned()),)
+
+    @property
+    def said(self) -> str:
+        """What the calls since the last answer have met, for people: each address's last word."""
+        words = dict(self._words)  # Other threads ask, too.
+        if not words:
+            return "no attempt has been made yet"
+        if len(words) == 1 and not self.replicas.several:
+            return next(iter(words.values()))
+        return "; ".join(f"{address}: {why}" for address, why in words.items())
+
+    def answered(self) -> None:
+        """The one that was called leads."""
+        self.replicas.answers(self._address)
+        self._in_touch = True
+        self._words.clear()
+        self._backoff = FIRST_BACKOFF
+        self._turn(0)
+
+    def again(self, why: str) -> float:
+        """The same one is to be called again, for it is not at fault.
+
+        Args:
+            why: the call did not do, for people.
+
+        Returns:
+            Seconds to wait before.
+        """
+        self._words[self._address] = why
+        self._in_touch = False
+        return self._pause()
+
+    def failed(self, why: str) -> float:
+        """The one that was called did not answer.
+
+        Who has just done so may have lost no more than a connection, and is called once more.
+
+        Args:
+            why: what happened, for people.
+
+        Returns:
+            Seconds to wait before the next call.
+        """
+        if self._in_touch:
+            return self.again(why)
+        return self.left(why)
+
+    def left(self, why: str) -> float:
+        """The one that was called answers no more, and said so, or was asked again already.
+
+        Args:
+            why: what happened, for people.
+
+        Returns:
+            Seconds to wait before the next call.
+        """
+        self._words[self._address] = why
+        self._in_touch = False
+        self.replicas.is_silent(self._address, self._called_at)
+        return self._on()
+
+    def not_leader(self, leader: str, replicas: Iterable[str], why: str) -> float:
+        """The one that was called does not lead.
+
+        Args:
+            leader: who does, as it says; empty: it knows of none.
+            replicas: all that it knows.
+            why: its words, for people.
+
+        Returns:
+            Seconds to wait before the next call.
+        """
+        self._words[self._address] = why
+        self._in_touch = False
+        self._met_standby = True
+        self.replicas.learn(replicas)
+        if (
+            len(self._followed) < MOST_FOLLOWED
+            and self.replicas.names(self._address, leader)
+            and leader not in self._followed
+        ):
+            self._tried.add(self._address)
+            self._followed.add(leader)
+            self._address = leader
+            return 0.0
+        return self._on()
+
+    # ------------------------------------------------------------------ turns
+
+    def _on(self) -> float:
+        self._tried.add(self._address)
+        if following := self._untried():
+            self._address = following
+            return 0.0
+        if self._met_standby:
+            # Those who answer know of nobody else, so it may be back.
+            self.replicas.forgive_leader()
+            if self.replicas.clock() - self._began >= HELD:
+                self._backoff = FIRST_BACKOFF
+        pause = self._pause()
+        self._turn(pause)
+        self._address = self._untried()
+        return pause
+
+    def _untried(self) -> str:
+        """Whom this turn has not called yet; empty if it has called all."""
+        if address := self._first_untried():
+            return address
+        if not self._looked_up:
+            self._looked_up = True
+            self.replicas.look_up()
+        return self._first_untried()
+
+    def _first_untried(self) -> str:
+        if len(self._tried) > MOST_REPLICAS:
+            return ""
+        return next((address for address in self.replicas.known() if address not in self._tried), "")
+
+    def _pause(self) -> float:
+        pause = self._backoff * random.uniform(0.5, 1.0)
+        self._backoff = min(self._backoff * 2, MOST_BACKOFF)
+        return pause
+
+    def _turn(self, pause: float) -> None:
+        """Begin another turn after a pause."""
+        self._began = self.replicas.clock() + pause
+        self._tried: set[str] = set()
+        self._followed: set[str] = set()
+        self._met_standby = False
+        self._looked_up = False
+
+
+def is_address(text: str) -> bool:
+    """Whether it is ``HOST:PORT``."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65_536
+
+
+_lock = threading.Lock()
+_all: dict[str, Replicas] = {}
+
+
+def replicas_of(endpoint: str) -> Replicas:
+    """What this process knows of an endpoint's replicas; a forked child begins with what its parent knew."""
+    with _lock:
+        if endpoint not in _all:
+            _all[endpoint] = Replicas(endpoint)
+        return _all[endpoint]
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

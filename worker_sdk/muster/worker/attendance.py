@@ -99,6 +99,8 @@ class Attendance:
         self._place: Place | None = None
         self._waiting = 0
         self._stands_by = False
+        self._waits_since: float | None = None
+        """Since when a coordinator has counted this attempt's join timeout; None while none does."""
         self._fenced = False
         self._closed: Closed | None = None
         self._error: MusterError | None = None
@@ -133,7 +135,7 @@ class Attendance:
         self._check_owner()
         with self._changed:
             self._attempt += 1
-            self._place = self._error = None
+            self._place = self._error = self._waits_since = None
             self._waiting = 0
             self._fenced = self._stands_by = self._admitted = False
             _alive.add(self)
@@ -334,10 +336,12 @@ class Attendance:
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
-                self._stands_by = False
+                self._stands_by, self._waits_since = False, None
                 self._place = Place(complete.round, complete.rank, complete.world_size)
             elif kind == "standing":
                 self._stands_by = response.standing.standing == pb.NODE_STANDING_REDUNDANT
+                # Who stands by does so without end.
+                self._waits_since = None if self._stands_by else self._waits_since or time.monotonic()
                 logger.info("%s", response.standing.message)
             elif kind == "nodes_waiting":
                 self._waiting = response.nodes_waiting.count
@@ -385,7 +389,7 @@ class Attendance:
     # ------------------------------------------------------------------ messages
 
     def _request(self, attempt: int) -> pb.JoinRequest:
-        config = self.config
+        config, waits_since = self.config, self._waits_since
         return pb.JoinRequest(
             run_id=config.run_id,
             node=self._node,
@@ -398,6 +402,7 @@ class Attendance:
             keep_alive_timeout_ms=round(config.keep_alive_timeout * 1000),
             sdk_version=version("muster-coordinator"),
             protocol_version=PROTOCOL_VERSION,
+            waited_ms=round((time.monotonic() - waits_since) * 1000) if waits_since is not None else 0,
         )
 
     def _check_owner(self) -> None:

@@ -157,7 +157,8 @@ class Session:
                 # What cannot be said must not stay in the table, for it is said at each Welcome.
                 request = self._join_request(prefix, group)
                 self._groups[prefix] = group
-                self._send(request)
+                if self._outbox is not None:
+                    self._outbox.put(request)
             elif group.shape != shape:
                 raise RefusedError(
                     f'this process has joined group "{prefix}" with {_described(group.shape)} already, and '
@@ -206,7 +207,9 @@ class Session:
             self._check_payload(payload)
             arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
             group.pending = arrival
-            self._send(pb.ConnectRequest(arrive=arrival.request))
+            # Without a stream, the next one begins with all that is open.
+            if self._outbox is not None:
+                self._outbox.put(arrival.message())
             try:
                 decision = self._await(arrival, time.monotonic())
                 group.position = decision.sequence + 1
@@ -367,7 +370,7 @@ class Session:
         for prefix, group in self._groups.items():
             outbox.put(self._join_request(prefix, group))
             if group.pending is not None:
-                outbox.put(pb.ConnectRequest(arrive=group.pending.request))
+                outbox.put(group.pending.message())
         logger.info(
             "connected to %s as rank %d of run %s, generation %d",
             self.config.endpoint,
@@ -462,11 +465,6 @@ class Session:
                 prefix=prefix, world_size=shape.world_size, participants=shape.participants
             )
         )
-
-    def _send(self, request: pb.ConnectRequest) -> None:
-        """Send now if there is a stream; if not, the next one begins with all that is open."""
-        if self._outbox is not None:
-            self._outbox.put(request)
 
     def _pending(self, prefix: str, sequence: int) -> Pending | None:
         group = self._groups.get(prefix)

@@ -492,8 +492,8 @@ class Coordinator:
                         f"{session.run.run_id} without having joined it. Send JoinGroup first.",
                     )
                 self._check_timeout(event.timeout)
-                after = event.progress_after
-                group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after)
+                after, waited = event.progress_after, event.waited
+                group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after, waited)
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
 

@@ -68,6 +68,8 @@ class Arrive(NamedTuple):
     arrivals: tuple[Arrival, ...]
     progress_after: float = 0.0
     """Seconds until those who wait are told who is missing: at most, and for 0, half of the timeout."""
+    waited: float = 0.0
+    """Seconds since it was first sent, perhaps to a coordinator before this one; 0 when first sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class JoinRendezvous:
     settings: RendezvousSettings
     round: int | None = None
     """The round that this attempt was told."""
+    waited: float = 0.0
+    """Seconds that this attempt has waited for a round, perhaps with a coordinator before this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -534,3 +534,18 @@ def test_a_forked_child_does_not_leave_for_its_parent(node: Attendance, wire: Wi
     assert wire.left == []
     assert not stream.cancelled.is_set()
     node._owner = os.getpid()
+
+
+# ---------------------------------------------------------------------- a run that is forgotten
+
+
+def test_a_node_of_a_run_that_was_forgotten_does_not_begin_it_again(node: Attendance, wire: Wire):
+    in_round(node, wire).fail(refusal("RUN_FORGOTTEN"))
+    until(lambda: node.closed is True, "it does not hear that the run is over")
+    assert node.nodes_waiting == 0
+    for again in (node.join, lambda: node.close("the job is over", 1.0)):
+        with pytest.raises(RefusedError, match="RUN_FORGOTTEN"):
+            again()
+    node.leave("the agent ends")
+    assert wire.quiet()
+    assert not wire.left

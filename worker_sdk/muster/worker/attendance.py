@@ -44,8 +44,10 @@ WHAT = "a node's place"
 """What this process speaks gRPC for."""
 PASSING = frozenset({"COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"})
 """Reasons to open another stream: our place is still there."""
-CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
-"""Reasons that say that the run is closed."""
+FORGOTTEN = "RUN_FORGOTTEN"
+"""The reason that says that an operator has removed the run: who comes again begins another one."""
+CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED", FORGOTTEN})
+"""Reasons that say that the run is over."""
 PLACE_LOST = CLOSING | {"NODE_REMOVED", "SUPERSEDED"}
 """The only reasons by which a node of a complete round loses its place."""
 
@@ -134,6 +136,7 @@ class Attendance:
         """
         self._check_owner()
         with self._changed:
+            self._check_run()
             self._attempt += 1
             self._place = self._error = self._waits_since = None
             self._waiting = 0
@@ -212,6 +215,7 @@ class Attendance:
             RefusedError: it refused.
         """
         self._check_owner()
+        self._check_run()
         by = f"node {self.config.address} (pid {os.getpid()})"
         request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         try:
@@ -404,6 +408,11 @@ class Attendance:
             protocol_version=PROTOCOL_VERSION,
             waited_ms=round((time.monotonic() - waits_since) * 1000) if waits_since is not None else 0,
         )
+
+    def _check_run(self) -> None:
+        """Do not begin the run again, under an id that may be another job's by now."""
+        if isinstance(self._error, RefusedError) and self._error.reason == FORGOTTEN:
+            raise self._error
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:

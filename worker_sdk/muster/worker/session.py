@@ -124,9 +124,9 @@ class Session:
         self._thread = start_thread("a session", f"muster-session-{config.rank}", self._run)
 
     @property
-    def evicted(self) -> bool:
-        """Whether the coordinator sent this process away."""
-        return isinstance(self._fatal, RefusedError) and self._fatal.reason == "EVICTED"
+    def dismissed(self) -> bool:
+        """Whether the coordinator sent this process away, alone or with its whole run."""
+        return isinstance(self._fatal, RefusedError) and self._fatal.reason in ("EVICTED", "RUN_FORGOTTEN")
 
     @property
     def ended(self) -> bool:

@@ -170,6 +170,16 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Someone removes a run with all that is kept of it; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    force: bool = False
+    """Even if someone uses it: their streams, and all that waits, end."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRequest:
     """A call asks something of a run's store; the answer goes to ``session``."""
 
@@ -195,6 +205,7 @@ Event: TypeAlias = (
     | LeaveRendezvous
     | CloseRun
     | Evict
+    | Forget
     | StoreRequest
     | Tick
 )

@@ -581,8 +581,8 @@ class Group:
             raise Refusal(
                 Reason.SEQUENCE_AHEAD,
                 f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
-                f"#{upcoming}. Either the process did not take its sequence from the "
-                "coordinator, or the coordinator lost its state (memory: storage does not survive a "
+                f"#{upcoming}. Either the process did not take its sequence from the coordinator, or the run "
+                "was forgotten, or the coordinator lost its state (memory: storage does not survive a "
                 "restart): start the run as a new generation.",
                 next_sequence=upcoming,
             )

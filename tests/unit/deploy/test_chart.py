@@ -173,6 +173,7 @@ def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
         ({"podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
         ({"replicas": 0}, "replicas"),
         ({"state": {"type": "postgres"}}, "type"),
+        ({"advertise": "muster.example.org"}, "advertise"),
         ({"state": {"type": "etcd", "etcd": {"endpoints": ["http://etcd:2379"]}}}, "endpoints"),
         ({"state": {"type": "etcd", "etcd": {"endpoints": ["etcd"]}}}, "endpoints"),
     ],
@@ -406,6 +407,8 @@ def test_each_replica_advertises_a_name_that_stays_its_own(releases: dict[str, R
     environment = environment_of(release)
     assert environment["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert environment["MUSTER_SERVE_ADVERTISE"] == "$(POD_NAME).muster-headless.ml.svc:7550"
+    elsewhere = environment_of(releases["etcd-secured"])["MUSTER_SERVE_ADVERTISE"]
+    assert elsewhere == "$(POD_NAME).muster.example.org:7550"
     headless = release.one("Service", "muster-headless")["spec"]
     assert headless["publishNotReadyAddresses"] is True
     assert {"name": "grpc", "port": 7550, "targetPort": "grpc"} in headless["ports"]

@@ -47,7 +47,7 @@ sqlite:////var/lib/muster/muster.db
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: MUSTER_SERVE_ADVERTISE
-  value: $(POD_NAME).{{ include "muster.pods" . }}:7550
+  value: {{ default (printf "$(POD_NAME).%s:7550" (include "muster.pods" .)) .Values.advertise | quote }}
 {{- if $etcd.tls.existingSecret }}
 - name: MUSTER_SERVE_ETCD_CA
   value: /etc/muster/etcd/ca.crt

@@ -182,6 +182,13 @@ class Client:
         )
         return self._call(lambda line: line.runs.Evict, request, unknown="" if request.dry_run else unknown)
 
+    def forget(self, request: run_pb2.ForgetRequest) -> run_pb2.ForgetResponse:
+        """Remove a run, or see whom that would affect."""
+        unknown = (
+            f"whether the run was forgotten is unknown; see: {report.command('describe run', request.run_id)}"
+        )
+        return self._call(self._runs.Forget, request, unknown="" if request.dry_run else unknown)
+
     def _call(
         self,
         method: "Callable[[_Line], grpc.UnaryUnaryMultiCallable[Request, Response]]",

@@ -14,6 +14,7 @@ from google.rpc.status_pb2 import Status
 
 from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
+from muster.worker import attendance as module
 from muster.worker import fork_guard, replicas
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError

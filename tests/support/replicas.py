@@ -1,7 +1,7 @@
 """Several real coordinators on one etcd, each behind proxies that can cut it off."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class Replica:
         stack: ends what it needs.
         extra: further arguments of ``muster serve``.
         lease_ttl: seconds.
+        environment: of the process, if it is another than this one's.
     """
 
     def __init__(
@@ -36,13 +37,17 @@ class Replica:
         stack: ExitStack,
         extra: Sequence[str] = (),
         lease_ttl: float = LEASE_TTL,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir()
         ports = [int(endpoint.rpartition(":")[2]) for endpoint in etcd.endpoints]
         self.to_etcd = [stack.enter_context(Proxy(port)) for port in ports]
         members = ",".join(proxy.endpoint for proxy in self.to_etcd)
         self.coordinator = Coordinator(
-            folder, state=f"etcd://{members}/{prefix}", extra=(f"--lease-ttl={lease_ttl:g}", *extra)
+            folder,
+            state=f"etcd://{members}/{prefix}",
+            extra=(f"--lease-ttl={lease_ttl:g}", *extra),
+            environment=environment,
         )
         self.to_workers = stack.enter_context(Proxy(self.coordinator.port))
         self.endpoint = self.to_workers.endpoint
@@ -127,12 +132,13 @@ def replicas(
     prefix: str = "muster",
     extra: Sequence[str] = (),
     lease_ttl: float = LEASE_TTL,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Replicas]:
     """Several replicas that run, one of which leads."""
     with ExitStack() as stack:
         found = Replicas(
             [
-                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl)
+                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl, environment)
                 for number in range(count)
             ]
         )

@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -322,6 +323,43 @@ def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
 
 
 SHORT = {"connect_timeout": 0.2}
+
+
+# ---------------------------------------------------------------------- among replicas
+
+
+@pytest.fixture
+def elsewhere(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attendance]:
+    """A node that knows nobody yet."""
+    monkeypatch.setattr(replicas, "_all", {})
+    node = Attendance(replace(CONFIG, endpoint="elsewhere:1"))
+    yield node
+    wire.answer = None
+    node.leave("the test is over")
+
+
+def test_a_node_learns_of_the_replicas_and_pings_as_they_ask(elsewhere: Attendance, wire: Wire):
+    place = joining(elsewhere)
+    first = wire.stream()
+    first.push(replicas=pb.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900))
+    assert first.cancelled.wait(PATIENCE), "its own keepalive is slower"
+    assert not elsewhere._connected
+    second = wire.stream().push(replicas=pb.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900))
+    assert second.request == first.request
+    second.complete()
+    assert place.result(PATIENCE) == Place(0, 0, 2)
+    known = replicas.replicas_of("elsewhere:1")
+    assert known.known() == ["elsewhere:1", "a:1", "b:1"]
+    assert known.target("a:1").keepalive_ms == 900
+
+
+def test_a_join_and_a_place_follow_the_leader(elsewhere: Attendance, wire: Wire):
+    place = joining(elsewhere)
+    wire.stream().fail(refusal("NOT_LEADER"))
+    stream = wire.stream().complete()
+    assert place.result(PATIENCE) == Place(0, 0, 2)
+    stream.fail(refusal("NOT_LEADER"))
+    assert wire.stream().request.round == 0
 
 
 # ---------------------------------------------------------------------- in a round

@@ -295,12 +295,14 @@ class Attendance:
             with self._changed:
                 if self._attempt != attempt or self._error is not None or self._fenced:
                     return
-                self._lost(search.said)
+                if pause or self._connected:
+                    self._lost(search.said)
                 self._changed.wait_for(lambda: self._attempt != attempt, pause)
 
     def _converse(self, attempt: int, search: Search) -> float:
         """Open a stream and read it to its end. Returns how many seconds to wait before another."""
-        with self._channel(search.begin()) as channel:
+        target = search.begin()
+        with self._channel(target) as channel:
             call = _stub(channel).Join(self._request(attempt), metadata=search.metadata)
             with self._changed:
                 if self._attempt == attempt:
@@ -312,6 +314,11 @@ class Attendance:
             try:
                 for response in call:
                     search.answered()
+                    if response.HasField("replicas"):
+                        self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
+                        if search.target.keepalive_ms < target.keepalive_ms:
+                            return 0.0  # This stream would not notice soon enough that it is lost.
+                        continue
                     self._take(attempt, response)
                 return search.again("the coordinator ended the stream")
             except grpc.RpcError as error:
@@ -341,9 +348,7 @@ class Attendance:
             self._outage.over()
             self._patience.renew()
             kind = response.WhichOneof("message")
-            if kind == "replicas":
-                self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
-            elif kind == "round_complete":
+            if kind == "round_complete":
                 complete = response.round_complete
                 self._stands_by, self._waits_since = False, None
                 self._place = Place(complete.round, complete.rank, complete.world_size)

@@ -112,10 +112,13 @@ class Replicas:
     def known(self) -> list[str]:
         """All addresses, in the order in which to call them."""
         with _lock:
-            given = [address for found in self._found.values() for address in found]
-            leader = [self._leader] if self._leader else []
-            addresses = dict.fromkeys([*leader, *self._learned, *given])
-            return sorted(addresses, key=self._is_silent)
+            addresses = self._addresses()
+            return sorted(addresses, key=self._is_silent) if self._silent else list(addresses)
+
+    def _addresses(self) -> dict[str, None]:
+        given = [address for found in self._found.values() for address in found]
+        leader = [self._leader] if self._leader else []
+        return dict.fromkeys([*leader, *self._learned, *given])
 
     def look_up(self) -> None:
         """Find out what the given names stand for now."""
@@ -137,7 +140,7 @@ class Replicas:
     @property
     def several(self) -> bool:
         """Whether there is more than one address to call."""
-        return len(self.known()) > 1
+        return len(self._addresses()) > 1
 
     def shunned(self) -> str:
         """The leader that did not answer; empty if there is none."""

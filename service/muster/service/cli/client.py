@@ -113,6 +113,10 @@ class Client:
         """How the coordinator is."""
         return self._call(lambda line: line.coordinator.Status, coordinator_pb2.StatusRequest())
 
+    def replicas(self) -> coordinator_pb2.ReplicasResponse:
+        """The replicas of which the coordinator is one."""
+        return self._call(lambda line: line.coordinator.Replicas, coordinator_pb2.ReplicasRequest())
+
     def runs(self) -> run_pb2.RunServiceListResponse:
         """Every run."""
         return self._call(lambda line: line.runs.List, run_pb2.RunServiceListRequest())

@@ -27,7 +27,7 @@ def check_versions(etcd: Etcd, timeout: float) -> None:
             raise status
         if isinstance(status, PassingError):
             silent.append(str(status))
-        elif _version(status.version) < OLDEST:
+        elif parsed(status.version) < OLDEST:
             raise EtcdError(f"{endpoint} is etcd {status.version}; 3.4 is the oldest that Muster can use")
     if len(silent) == len(etcd.endpoints):
         if all(any(sentence in why for _, sentence in TLS_FAULTS) for why in silent):
@@ -35,7 +35,8 @@ def check_versions(etcd: Etcd, timeout: float) -> None:
         structlog.get_logger().warning("etcd.unreachable", reason="; ".join(silent))
 
 
-def _version(text: str) -> tuple[int, ...]:
+def parsed(text: str) -> tuple[int, ...]:
+    """A version's first two numbers; 0 if it is none."""
     try:
         return tuple(int(part) for part in text.split(".")[:2])
     except ValueError:

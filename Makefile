@@ -9,7 +9,7 @@ SOURCES := service worker_sdk tests examples benchmarks dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
+.PHONY: help venv tools demo failover test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.f
 
 demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py
+
+failover: venv .tools/etcd-server/.fetched ## Show several coordinators on etcd: the leader killed, stopped, cut off; a job goes on.
+	PYTHONPATH=. $(BIN)/python examples/failover.py
 
 test: venv tools check-stubs lint types unit ## Everything that CI runs.
 

@@ -15,7 +15,7 @@ The order is the heart of design rule 2, and kept in this module alone:
 import asyncio
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Effects, Message, Notice, RoundRecord
+from muster.service.core.effects import Effects, Kept, Message, Notice, RoundRecord
 from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
@@ -117,6 +117,7 @@ class Driver:
         session_ttl: seconds that a lost session may take to come back.
         limits: the coordinator's bounds.
         retention: how long runs are kept that nobody uses.
+        decode: makes records of the engine's rows.
 
     Raises:
         StorageError: the state cannot be opened or read.
@@ -132,6 +133,7 @@ class Driver:
         session_ttl: float,
         limits: Limits,
         retention: Retention = FOR_EVER,
+        decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[Kept]] = codec.decode_all,
     ) -> None:
         epoch = engine.open()
         self.coordinator = Coordinator(
@@ -139,7 +141,7 @@ class Driver:
         )
         try:
             with _garbage_left():
-                self.coordinator.restore(codec.decode_all(engine.scan()), clock.now())
+                self.coordinator.restore(decode(engine.scan()), clock.now())
         except KeyError as error:
             raise StorageError(
                 f"the stored state is not whole: rows speak of {error}, which has no row of its own. "

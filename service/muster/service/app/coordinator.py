@@ -1,7 +1,7 @@
 """The coordinator that decides: its state, its ports, its drain."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ from muster.service.app.ports import (
     warn_if_open,
 )
 from muster.service.app.surroundings import Surroundings
+from muster.service.core.effects import Kept
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.server import build_server
+from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.telemetry.logs import EventLog
 from muster.service.telemetry.metrics import Scrape, StateCollector
@@ -49,6 +51,8 @@ class Part:
     """Called when the state was read, and before the ports are bound."""
     serving: Callable[[], Awaitable[None]] = _nothing
     """Called when they are."""
+    decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[Kept]] = codec.decode_all
+    """Makes records of the rows of the state."""
     deposed: asyncio.Future[None] | None = None
     """Ends with an exception when it may lead no longer."""
 
@@ -73,6 +77,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
         session_ttl=config.session_ttl,
         limits=config.limits,
         retention=config.retention,
+        decode=part.decode,
     )
     try:
         metrics.began(driver.coordinator.epoch, around.clock.now().wall)

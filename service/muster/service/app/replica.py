@@ -17,10 +17,10 @@ from muster.service.etcd.errors import EtcdError
 from muster.service.etcd.location import Location
 from muster.service.etcd.versions import check_versions
 from muster.service.leadership.election import Lead
-from muster.service.leadership.mirror import Mirror
 from muster.service.leadership.replica import LeadLost, Replica
 from muster.service.storage.engine import LeadLostError
-from muster.service.storage.etcd import STATE, EtcdEngine
+from muster.service.storage.etcd import EtcdEngine
+from muster.service.storage.warm import Warm
 from muster.service.telemetry.cluster import ClusterMetrics, EtcdCalls
 from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
@@ -74,7 +74,7 @@ async def run(around: Surroundings) -> None:
 
 
 async def _serve(around: Surroundings, replica: Replica, etcd: Etcd, location: Location) -> None:
-    warm = Mirror(etcd, location.prefix + STATE)
+    warm = Warm(etcd, location)
     standby = Standby(around, replica)
     await standby.start()
     try:
@@ -84,15 +84,14 @@ async def _serve(around: Surroundings, replica: Replica, etcd: Etcd, location: L
         structlog.get_logger().info("elected", address=replica.record.address, revision=lead.revision)
 
         def copy(revision: int) -> Mapping[bytes, bytes]:
-            rows = warm.rows(revision, around.config.lease_ttl)
-            warm.close()
-            return rows
+            return warm.rows(revision, around.config.lease_ttl)
 
         part = Part(
             replicas=lambda: replicas(replica),
             keepalive_ms=round(replica.ttl * 1000 / KEEPALIVES),
             about_to_serve=standby.close,
             serving=replica.announce,
+            decode=warm.records,
             deposed=replica.lost,
         )
         await coordinator.run(around, EtcdEngine(etcd, location, lead, copy), part)

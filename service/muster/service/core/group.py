@@ -193,12 +193,16 @@ class Group:
         speaker = self.speakers.get(rank)
         if speaker is not None and speaker.binds != speaker.process.state.living:
             speaker.binds = not speaker.binds
-            self._shapes[speaker.shape] += 1 if speaker.binds else -1
-            self._shapes = +self._shapes
+            self._count_shape(speaker.shape, 1 if speaker.binds else -1)
         if self._roster.is_gone(rank, speaker.process if speaker else None):
             self._gone.add(rank)
         else:
             self._gone.discard(rank)
+
+    def _count_shape(self, shape: Shape, more: int) -> None:
+        self._shapes[shape] += more
+        if not self._shapes[shape]:
+            del self._shapes[shape]
 
     def standing_changed(self, rank: int, effects: Effects) -> None:
         """A speaker died or came back from the dead: keep that, for the next start."""
@@ -238,8 +242,7 @@ class Group:
         """A newer incarnation takes over: what the older one left open does not count any more."""
         old.process.prefixes.discard(self.prefix)
         if old.binds:
-            self._shapes[old.shape] -= 1
-            self._shapes = +self._shapes
+            self._count_shape(old.shape, -1)
         if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
             return
         self.open.withdraw(old.process.rank)

@@ -18,7 +18,7 @@ class Members:
     """
 
     def __init__(self, etcd: Etcd, prefix: bytes, changed: Callable[[], None]) -> None:
-        self._mirror = Mirror(etcd, prefix + CLUSTER, changed)
+        self._mirror = Mirror(etcd, prefix + CLUSTER, changed=changed)
 
     @property
     def fault(self) -> str:

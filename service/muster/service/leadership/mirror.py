@@ -22,13 +22,22 @@ class Mirror:
         etcd: the client.
         prefix: what the keys begin with.
         changed: called on the mirror's thread whenever a key or the connection changed.
+        took: called there for each key with its value, and with None for one that is gone.
     """
 
-    def __init__(self, etcd: Etcd, prefix: bytes, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        etcd: Etcd,
+        prefix: bytes,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        took: Callable[[bytes, bytes | None], None] = lambda key, value: None,
+    ) -> None:
         self._etcd = etcd
         self._prefix = prefix
         self._end = prefix[:-1] + bytes([prefix[-1] + 1])
         self._changed = changed
+        self._took = took
         self._moved = threading.Condition()
         self._rows: dict[bytes, bytes] = {}
         """Without the prefix."""
@@ -100,7 +109,12 @@ class Mirror:
 
     def _begin(self, kvs: Iterable[pb.KeyValue], revision: int) -> None:
         with self._moved:
-            self._rows = {self._short(kv.key): kv.value for kv in kvs}
+            rows = {self._short(kv.key): kv.value for kv in kvs}
+            for key in self._rows.keys() - rows.keys():
+                self._took(key, None)
+            for key, value in rows.items():
+                self._took(key, value)
+            self._rows = rows
             self._revision = revision
             self._moved.notify_all()
         self._say("")
@@ -109,10 +123,12 @@ class Mirror:
         with self._moved:
             for event in response.events:
                 key = self._short(event.kv.key)
-                if event.type == DELETED:
+                value = None if event.type == DELETED else event.kv.value
+                self._took(key, value)
+                if value is None:
                     self._rows.pop(key, None)
                 else:
-                    self._rows[key] = event.kv.value
+                    self._rows[key] = value
             if response.events and not response.fragment:
                 self._revision = response.events[-1].kv.mod_revision
                 self._moved.notify_all()

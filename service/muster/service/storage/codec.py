@@ -150,17 +150,26 @@ def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
         StorageError: a row is not one that this version writes.
     """
     for key, value in rows:
-        try:
-            record = _decode(key, value)
-            owner, _ = encode(record)
-            if owner != key:
-                raise ValueError(f"its value belongs to {owner!r}")
-        except (DecodeError, ValueError, UnicodeDecodeError) as error:
-            raise StorageError(
-                f"the stored row {key!r} cannot be understood: {error}. It was damaged, or written by "
-                "a newer Muster; restore a backup or run that version."
-            ) from error
-        yield record
+        yield decode(key, value)
+
+
+def decode(key: bytes, value: bytes) -> Kept:
+    """One row as a record.
+
+    Raises:
+        StorageError: it is not one that this version writes.
+    """
+    try:
+        record = _decode(key, value)
+        owner, _ = encode(record)
+        if owner != key:
+            raise ValueError(f"its value belongs to {owner!r}")
+    except (DecodeError, ValueError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"the stored row {key!r} cannot be understood: {error}. It was damaged, or written by "
+            "a newer Muster; restore a backup or run that version."
+        ) from error
+    return record
 
 
 def _decode(key: bytes, value: bytes) -> Kept:

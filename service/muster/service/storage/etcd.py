@@ -302,6 +302,12 @@ def data_key(part: int, key: bytes) -> bytes:
     return DATA + part.to_bytes(4, "big") + key
 
 
+def whole_key(row: bytes) -> bytes | None:
+    """The key whose value, or the first part of it, a row behind ``STATE`` holds; None if it holds none."""
+    first = data_key(0, b"")
+    return row[len(first) :] if row.startswith(first) else None
+
+
 def journal_key(number: int) -> bytes:
     """Where an entry of the journal is, behind ``STATE``."""
     return JOURNAL + b"%08d" % number
@@ -313,17 +319,19 @@ def joined(rows: Iterable[Row]) -> tuple[dict[bytes, bytes], dict[bytes, int]]:
     Returns:
         Keys with their values; and for those that are kept in several parts, in how many.
     """
-    start = len(DATA) + 4
-    pieces = sorted((key, value) for key, value in rows if key.startswith(DATA))
     whole: dict[bytes, bytes] = {}
+    more: list[Row] = []
+    for row, value in rows:
+        key = whole_key(row)
+        if key is not None:
+            whole[key] = value
+        elif row.startswith(DATA):
+            more.append((row, value))
     parts: dict[bytes, int] = {}
-    for key, value in pieces:
-        name = key[start:]
-        if name in whole:
-            whole[name] += value
-            parts[name] = parts.get(name, 1) + 1
-        else:
-            whole[name] = value
+    for row, value in sorted(more):
+        key = row[len(data_key(0, b"")) :]
+        whole[key] += value
+        parts[key] = parts.get(key, 1) + 1
     return whole, parts
 
 

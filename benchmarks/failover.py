@@ -1,0 +1,348 @@
+"""Measure what the loss of a leader costs: from the fault until the next decision is heard by all ranks.
+
+Three members of etcd, three coordinators, and 512 ranks that wait at a barrier for the last one. Run it from
+the root of the repository: `python -m benchmarks.failover`. How long a replica takes to take over is measured
+for states of several sizes, beside it.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+
+from benchmarks.machine import describe_machine
+from muster.service.core.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
+from muster.service.core.model import MemberState, Shape
+from muster.service.storage import codec
+from muster.v1 import barrier_pb2, barrier_pb2_grpc
+from tests.support import records
+from tests.support.etcd import Cluster, cluster
+from tests.support.leaders import successive_leaders
+from tests.support.replicas import Replica, Replicas, replicas
+
+CONTEXT = multiprocessing.get_context("spawn")
+STEP_TIMEOUT = 120.0
+RANKS_PER_RUN = 64
+DECISIONS_PER_RUN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """What one kind of fault cost, over all ranks and repeats, in seconds."""
+
+    fault: str
+    lease_ttl: float
+    repeats: int
+    median: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """How long a state of so many runs takes to take over, in seconds: from the lease's end to the first answer."""
+
+    runs: int
+    rows: int
+    median: float
+    longest: float
+
+
+# ---------------------------------------------------------------------- the ranks
+
+
+def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None:
+    """Be several ranks: arrive when told to, and tell when each one was released."""
+    from muster.worker import GrpcBarrier
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    barriers: dict[int, GrpcBarrier] = {}
+
+    def join(rank: int) -> None:
+        barriers[rank] = GrpcBarrier(
+            rank, world_size, "bench", endpoint, STEP_TIMEOUT, STEP_TIMEOUT, run_id="bench", generation=0
+        )
+
+    _all(join, ranks)
+    pipe.send("joined")
+    heard: dict[int, float] = {}
+
+    def execute(rank: int) -> None:
+        barriers[rank].execute_barrier()
+        heard[rank] = time.monotonic()
+
+    while (told := pipe.recv()) is not None:
+        heard.clear()
+        _all(execute, [rank for rank in ranks if rank in told])
+        pipe.send(list(heard.values()))
+
+
+def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
+    threads = [threading.Thread(target=do, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Crowd:
+    """The ranks, in several processes."""
+
+    def __init__(self, endpoint: str, ranks: int, processes: int, stack: ExitStack) -> None:
+        self.ranks = ranks
+        share = ranks // processes
+        self._pipes: list[Connection] = []
+        for number in range(processes):
+            ours, theirs = CONTEXT.Pipe()
+            some = range(number * share, ranks if number == processes - 1 else (number + 1) * share)
+            process = CONTEXT.Process(target=play, args=(endpoint, some, ranks, theirs), daemon=True)
+            process.start()
+            stack.callback(process.kill)
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            assert pipe.poll(STEP_TIMEOUT), "the ranks do not join"
+            pipe.recv()
+
+    def arrive(self, ranks: range) -> None:
+        """These ranks arrive; all are to be told of together."""
+        for pipe in self._pipes:
+            pipe.send(ranks)
+
+    def released(self) -> list[float]:
+        """When each rank heard of the release."""
+        times: list[float] = []
+        for pipe in self._pipes:
+            assert pipe.poll(STEP_TIMEOUT), "the ranks are not released"
+            times += pipe.recv()
+        return times
+
+
+class LastRank:
+    """The one for whom the others wait: in this process."""
+
+    def __init__(self, endpoint: str, rank: int, world_size: int) -> None:
+        from muster.worker import GrpcBarrier
+
+        self._barrier = GrpcBarrier(
+            rank, world_size, "bench", endpoint, STEP_TIMEOUT, STEP_TIMEOUT, run_id="bench", generation=0
+        )
+
+    def arrive(self) -> float:
+        """Arrive; returns when it heard of the release."""
+        self._barrier.execute_barrier()
+        return time.monotonic()
+
+
+def kill(leader: Replica) -> None:
+    """SIGKILL."""
+    leader.coordinator.kill()
+
+
+def terminate(leader: Replica) -> None:
+    """SIGTERM."""
+    leader.coordinator.signal(signal.SIGTERM)
+
+
+def stop(leader: Replica) -> None:
+    """SIGSTOP."""
+    leader.coordinator.signal(signal.SIGSTOP)
+
+
+FAULTS = {"SIGKILL": kill, "SIGTERM": terminate, "SIGSTOP": stop}
+
+
+def failovers(etcd: Cluster, ranks: int, processes: int, repeats: int, lease_ttl: float) -> list[Failover]:
+    """Every kind of fault, several times each."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        installation = stack.enter_context(
+            replicas(folder, etcd, prefix="failover", lease_ttl=lease_ttl, extra=("--session-ttl=60",))
+        )
+        crowd = Crowd(installation.endpoint, ranks - 1, processes, stack)
+        last = LastRank(installation.endpoint, ranks - 1, ranks)
+        return [
+            _failover(name, fault, installation, crowd, last, repeats, lease_ttl)
+            for name, fault in FAULTS.items()
+        ]
+
+
+def _failover(
+    name: str,
+    fault: Callable[[Replica], None],
+    installation: Replicas,
+    crowd: Crowd,
+    last: LastRank,
+    repeats: int,
+    lease_ttl: float,
+) -> Failover:
+    seconds: list[float] = []
+    for _ in range(repeats):
+        leader = installation.leader()
+        crowd.arrive(range(crowd.ranks))
+        _until_waiting(leader, crowd.ranks)
+        began = time.monotonic()
+        fault(leader)
+        own = last.arrive()
+        seconds += [at - began for at in [own, *crowd.released()]]
+        if name == "SIGSTOP":
+            leader.coordinator.signal(signal.SIGCONT)
+        if name != "SIGKILL":
+            leader.coordinator.ended()
+        leader.coordinator.reap()
+        leader.coordinator.start()
+        time.sleep(lease_ttl)
+    p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
+    return Failover(name, lease_ttl, repeats, statistics.median(seconds), p99, max(seconds))
+
+
+def _until_waiting(leader: Replica, ranks: int) -> None:
+    deadline = time.monotonic() + STEP_TIMEOUT
+    while time.monotonic() < deadline:
+        with grpc.insecure_channel(leader.coordinator.endpoint) as channel:
+            stub = barrier_pb2_grpc.BarrierServiceStub(channel)
+            shown = stub.List(barrier_pb2.BarrierServiceListRequest(run_id="bench"), timeout=STEP_TIMEOUT)
+        if any(one.arrived == ranks and not one.HasField("decision") for one in shown.barriers):
+            return
+        time.sleep(0.1)
+    raise SystemExit("the ranks do not arrive")
+
+
+# ---------------------------------------------------------------------- taking over
+
+
+def state_of(runs: int) -> list[Kept]:
+    """What so many runs leave behind."""
+    kept: list[Kept] = []
+    for number in range(runs):
+        run_id = f"job-{number:05}"
+        kept += [RunRecord(run_id, 0), GroupRecord(run_id, "checkpoint", 0, 0)]
+        kept += [records.decision(run_id=run_id, sequence=sequence) for sequence in range(DECISIONS_PER_RUN)]
+        for rank in range(RANKS_PER_RUN):
+            speaker = SpeakerRecord(
+                run_id=run_id,
+                prefix="checkpoint",
+                rank=rank,
+                incarnation=f"{number:016x}{rank:016x}",
+                ordinal=(1 << 32) + rank,
+                host=f"node-{rank // 8}",
+                pid=4000 + rank,
+                start_sequence=0,
+                shape=Shape(RANKS_PER_RUN),
+                state=MemberState.CONNECTED,
+            )
+            kept.append(speaker)
+    return kept
+
+
+def takeover(etcd: Cluster, runs: int, repeats: int) -> Takeover:
+    """Hand the lead over again and again."""
+    prefix = f"takeover-{runs}"
+    writes = codec.encode_all(state_of(runs)).writes
+    with successive_leaders(etcd.state(prefix)) as leaders:
+        engine = leaders()
+        engine.open()
+        engine.commit(writes)
+    seconds = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        two = stack.enter_context(replicas(folder, etcd, 2, prefix=prefix, extra=("--session-ttl=600",)))
+        for _ in range(repeats):
+            leader = two.leader()
+            other = next(one for one in two.members if one is not leader)
+            time.sleep(5)  # It is to have the state at hand.
+            leader.coordinator.stop()
+            resigned = _logged(leader, "resigned")
+            two.leader()
+            seconds.append(_logged(other, "serving") - resigned)
+            leader.coordinator.start()
+    return Takeover(runs, len(writes), statistics.median(seconds), max(seconds))
+
+
+def _logged(replica: Replica, event: str) -> float:
+    moment = replica.coordinator.logged(event)[-1]["timestamp"]
+    return datetime.fromisoformat(moment).timestamp()
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def page(found: list[Failover], taken: list[Takeover], ranks: int) -> str:
+    """The page of docs/benchmarks."""
+    lines = [
+        "# Failover",
+        "",
+        f"Measured on {datetime.now(UTC).date().isoformat()} by `python -m benchmarks.failover`: "
+        f"{describe_machine(Path('/tmp'))}. etcd, coordinators, ranks and the proxies between them share that machine; etcd "
+        "keeps its data in memory.",
+        "",
+        f"{ranks} ranks wait at a barrier; the leader is lost, and the last rank arrives. The time is that "
+        "from the fault until a rank heard of the release, over all ranks and repeats. The lease's TTL is "
+        f"{found[0].lease_ttl:g} s.",
+        "",
+        "| The leader gets | repeats | median | p99 | longest | wanted at p99 |",
+        "|-|-|-|-|-|-|",
+    ]
+    for one in found:
+        wanted = 1.0 if one.fault == "SIGTERM" else one.lease_ttl + 1
+        lines.append(
+            f"| {one.fault} | {one.repeats} | {one.median:.2f} s | {one.p99:.2f} s | {one.longest:.2f} s | "
+            f"{wanted:g} s |"
+        )
+    lines += [
+        "",
+        "## Taking over",
+        "",
+        f"From the end of the lease until the next leader answers, by the size of the state: runs of "
+        f"{RANKS_PER_RUN} ranks, with {DECISIONS_PER_RUN} decisions each.",
+        "",
+        "| runs | rows | median | longest |",
+        "|-|-|-|-|",
+        *(f"| {one.runs:,} | {one.rows:,} | {one.median:.2f} s | {one.longest:.2f} s |" for one in taken),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=512)
+    parser.add_argument("--processes", type=int, default=4, help="that play the ranks")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lease-ttl", type=float, default=5.0, metavar="SECONDS")
+    parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000], metavar="N")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/failover.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
+    given = parser.parse_args()
+    with cluster(3) as etcd:
+        taken = [takeover(etcd, runs, given.repeats) for runs in given.runs]
+        for one in taken:
+            print(one, flush=True)
+        found = failovers(etcd, given.ranks, given.processes, given.repeats, given.lease_ttl)
+        for each in found:
+            print(each, flush=True)
+    results = {"failover": [asdict(one) for one in found], "takeover": [asdict(one) for one in taken]}
+    given.output.write_text(json.dumps(results, indent=2) + "\n")
+    (given.docs / "failover.md").write_text(page(found, taken, given.ranks))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -261,6 +261,18 @@ def test_an_error_names_who_was_called_and_what_each_has_said(within: Callable[[
 
 
 @pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
+def test_while_nobody_leads_nobody_can_be_reached(within: Callable[[str, float], None]):
+    """And nothing was refused: callers may try again."""
+    with (
+        Standby(hold=0.1) as one,
+        Standby(hold=0.1) as two,
+        pytest.raises(ConnectError, match=f"{one.endpoint}: UNAVAILABLE: this replica stands by") as caught,
+    ):
+        within(f"{one.endpoint},{two.endpoint}", 1.0)
+    assert f"{two.endpoint}: UNAVAILABLE: this replica stands by" in str(caught.value)
+
+
+@pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
 def test_one_hung_replica_does_not_take_a_whole_timeout(
     coordinator: Coordinator, within: Callable[[str, float], None]
 ):

@@ -19,7 +19,7 @@ from muster.service.leadership.mirror import Mirror
 from muster.service.storage.engine import LeadLostError, StorageError
 from muster.service.storage.etcd import STATE, EtcdEngine
 from muster.v1 import state_pb2
-from tests.support.etcd import Cluster, cluster
+from tests.support.etcd import Cluster, cluster, compact
 from tests.support.leaders import TTL, client, take_the_lead
 from tests.support.patience import PATIENCE, until
 
@@ -360,26 +360,10 @@ def test_a_mirror_whose_revision_was_compacted_reads_everything_again(etcd: Clus
     until(lambda: not mirror.followed, "it does not notice")
     for number in range(5):
         engine.commit({b"a": b"%d" % number})
-    compact(etcd, engine._revision)
+    compact(etcd)
     mirror._etcd.endpoints = held
     assert mirror.rows(engine._revision, PATIENCE)[b"data/\0\0\0\0a"] == b"4"
     mirror.close()
-
-
-def compact(etcd: Cluster, revision: int) -> None:
-    """As etcdctl does."""
-    with grpc.insecure_channel(etcd.endpoints[0]) as channel:
-        call: Any = channel.unary_unary("/etcdserverpb.KV/Compact")
-        # CompactionRequest: revision = 1, physical = 2.
-        call(b"\x08" + varint(revision) + b"\x10\x01", timeout=PATIENCE)
-
-
-def varint(number: int) -> bytes:
-    data = b""
-    while number > 127:
-        data += bytes([number & 127 | 128])
-        number >>= 7
-    return data + bytes([number])
 
 
 # ---------------------------------------------------------------------- several members, users

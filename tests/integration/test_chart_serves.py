@@ -5,16 +5,19 @@ import json
 import os
 import re
 import subprocess
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from muster.service.cli.serve import serve
+from tests.support import etcd
 from tests.support.authority import Authority
 from tests.support.command import Job
 from tests.support.helm import CHART, Helm, Release, values_of
 from tests.support.kubelet import Container, Files, Node
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 
 HOST = "muster.ml.svc"
 VIEWER, WORKER = "a-token-for-who-looks-on", "a-token-for-those-who-train"
@@ -27,6 +30,12 @@ MADE_BY_THE_CHART = {
     "tls_cert",
     "tls_key",
     "tls_client_ca",
+    "advertise",
+    "etcd_ca",
+    "etcd_cert",
+    "etcd_key",
+    "etcd_user",
+    "etcd_password_file",
     "tokens_file",
     "http_tls",
     "http_tokens",
@@ -107,6 +116,40 @@ def test_the_pod_starts_is_ready_is_healthy_and_ends_in_time(
         http = {"port": "http", "scheme": scheme_of(release), "path": "/metrics"}
         assert (refused.returncode, coordinator.ask(http)) == strangers, refused.stderr
         assert coordinator.stopped() == 0, coordinator.log.read_text()
+
+
+def test_a_rolling_update_of_replicas_on_etcd_hands_the_lead_over(helm: Helm, tmp_path: Path):
+    """Two of the three pods are replaced, one after the other; whichever led, one leads at once again."""
+    release, names = helm.release(values_of("etcd")), ("muster-0", "muster-1")
+    with etcd.Cluster(tmp_path) as cluster, ExitStack() as running:
+        members = values_of("etcd")["state"]["etcd"]["endpoints"]
+        addresses = dict.fromkeys(members, cluster.endpoints[0])
+        nodes = []
+        for name in names:
+            (tmp_path / name).mkdir()
+            nodes.append(Node(release, tmp_path / name, pod=name, addresses=addresses))
+            port = nodes[-1].ports["grpc"][1]
+            addresses[f"{name}.muster-headless.ml.svc:7550"] = f"127.0.0.1:{port}"
+        for node in nodes:
+            node.addresses |= addresses
+
+        def started(node: Node) -> Container:
+            pod = running.enter_context(coordinator_of(release, node))
+            pod.started()
+            until(lambda: pod.probe("readinessProbe"), "it does not become ready")
+            assert "/var/lib/muster" not in pod.mounts
+            return pod
+
+        def serves(pod: Container) -> bool:
+            return pod.run("get", "runs", "--timeout=2").returncode == 0
+
+        pods = [started(node) for node in nodes]
+        until(lambda: any(map(serves, pods)), "nobody leads")
+        for number, other in ((1, 0), (0, 1)):
+            assert pods[number].stopped() == 0, pods[number].log.read_text()
+            until(partial(serves, pods[other]), "nobody leads")
+            pods[number] = started(nodes[number])
+        assert pods[1].run("backup", "/tmp/backup.db").returncode == 0
 
 
 KUBECTL = """#!/bin/sh

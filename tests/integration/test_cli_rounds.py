@@ -275,6 +275,27 @@ def test_evict(coordinator: Coordinator):
         assert "rank 3 of run job1 has no process that could be evicted; there are 0-2." in done.stderr
 
 
+# ---------------------------------------------------------------------- forget
+
+
+def test_forget(coordinator: Coordinator):
+    affected = '  sent away: 4 processes\n  without an outcome: barrier "checkpoint" #1 of run job1\n'
+    with job(coordinator) as running:
+        done = muster(coordinator.endpoint, "forget", "job1", "--dry-run")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "run job1 is in use: 4 processes are connected to it, or may come back" in done.stderr
+        would = output(coordinator.endpoint, "forget", "job1", "--force", "--dry-run")
+        assert would == f"would forget run job1\n{affected}"
+        assert not running.get().HasField("decision")
+        assert output(coordinator.endpoint, "forget", "job1", "--force") == (
+            f"run job1 was forgotten: an operator asked for it (muster forget)\n{affected}"
+        )
+        assert "job1" not in muster(coordinator.endpoint, "get", "runs").stdout
+    assert 'run="job1"' not in coordinator.get("/metrics")[1]
+    (line,) = coordinator.logged("run.forgotten")
+    assert line["reason"] == "run job1 was forgotten: an operator asked for it (muster forget)"
+
+
 # ---------------------------------------------------------------------- bad input, and no answer
 
 
@@ -287,6 +308,8 @@ def test_evict(coordinator: Coordinator):
         (("close", "no\x1bpe", "--dry-run"), 'no run "no\\x1bpe" is known'),
         (("close", "job1", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),
         (("evict", "nope", "3"), 'no run "nope" is known'),
+        (("forget", "nope", "--force"), 'no run "nope" is known'),
+        (("forget", "job1"), "End the job first; or forget the run all the same"),
         (("evict", "job1", "9"), "rank 9 of run job1 has no process that could be evicted; there are 0-3."),
         (("evict", "job1", "9", "--dry-run"), "List them with: muster get members job1"),
         (("evict", "job1", "3", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),
@@ -324,6 +347,7 @@ def test_without_an_answer_it_is_unknown_what_was_done():
                 "whether the run was closed is unknown; see: muster describe run 'jo\\x1bb1'",
             ),
             (("evict", "job1", "3"), "rank was evicted is unknown; see: muster describe member job1 3"),
+            (("forget", "job1"), "whether the run was forgotten is unknown; see: muster describe run job1"),
         ):
             done = muster(endpoint, *arguments, "--timeout=0.3")
             assert (done.returncode, done.stdout) == (4, "")

@@ -75,6 +75,12 @@ class Coordinator:
 
     def start(self) -> "Coordinator":
         """Start it, and wait until it serves."""
+        self.begin()
+        until(self._ready, "it does not become ready")
+        return self
+
+    def begin(self) -> None:
+        """Start it, and wait for nothing."""
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -91,8 +97,6 @@ class Coordinator:
                 stderr=log,
                 env=self._environment,
             )
-        until(self._ready, "it does not become ready")
-        return self
 
     def _ready(self) -> bool:
         assert self._process is not None
@@ -103,7 +107,12 @@ class Coordinator:
             return False
 
     def get(
-        self, path: str, *, https: ssl.SSLContext | None = None, authorization: str = ""
+        self,
+        path: str,
+        *,
+        https: ssl.SSLContext | None = None,
+        authorization: str = "",
+        timeout: float = PATIENCE,
     ) -> tuple[int, str]:
         """Status and text of an HTTP path."""
         context = https or self._https
@@ -112,11 +121,38 @@ class Coordinator:
         if authorization:
             request.add_header("Authorization", authorization)
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as response:
+            with urllib.request.urlopen(request, timeout=timeout, context=context) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
+
+    def advertise(self, endpoint: str) -> None:
+        """Say from the next start on that workers reach it there."""
+        self._extra = (*self._extra, f"--advertise={endpoint}")
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and neither killed nor stopped, and has not ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    def reap(self) -> None:
+        """See whether it has ended by itself; then it may be started again."""
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
+
+    def ended(self) -> int:
+        """Wait until it ends by itself.
+
+        Returns:
+            The exit code.
+        """
+        assert self._process is not None
+        return self._process.wait(timeout=PATIENCE)
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
 
     @property
     def pid(self) -> int:

@@ -189,6 +189,8 @@ class Seat:
     failure: str | None = None
     timeout: float = TIMEOUT
     progress_after: float = 0.0
+    sent_at: float = 0.0
+    """When its arrival was first sent."""
     refused: Reason | None = None
     heard: list[Decision] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
@@ -270,6 +272,7 @@ class Client:
         position = seat.position
         seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
         seat.progress_after = progress_after
+        seat.sent_at = self.world.now
         seat.refused = None
         self._arrive(prefix)
         return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
@@ -284,7 +287,7 @@ class Client:
         assert seat.position is not None
         self.world.arriving(self, prefix, seat)
         arrival = Arrival(self.rank, seat.payload, seat.failure)
-        asked = seat.timeout, (arrival,), seat.progress_after
+        asked = seat.timeout, (arrival,), seat.progress_after, self.world.now - seat.sent_at
         self.world.do(Arrive(self.session, prefix, seat.position, *asked))
 
     def goodbye(self) -> None:

@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from muster.etcd.v3 import etcd_pb2
-from muster.service.etcd.client import STATUS
+from muster.service.etcd.client import RANGE, STATUS
 from tests.support.coordinator import free_port
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,3 +186,24 @@ def cluster(size: int = 1, extra: Sequence[str] = ()) -> Iterator[Cluster]:
     ):
         members.wait()
         yield members
+
+
+def compact(members: Cluster) -> None:
+    """Forget the past of all keys, up to now, as ``etcdctl compact`` does."""
+    endpoint = next(member.endpoint for member in members.members if member.runs)
+    with grpc.insecure_channel(endpoint) as channel:
+        look: Any = channel.unary_unary(
+            RANGE.path, etcd_pb2.RangeRequest.SerializeToString, etcd_pb2.RangeResponse.FromString
+        )
+        revision = look(etcd_pb2.RangeRequest(key=b"a"), timeout=PATIENCE).header.revision
+        forget: Any = channel.unary_unary("/etcdserverpb.KV/Compact")
+        # CompactionRequest: revision = 1, physical = 2.
+        forget(b"\x08" + _varint(revision) + b"\x10\x01", timeout=PATIENCE)
+
+
+def _varint(number: int) -> bytes:
+    data = b""
+    while number > 127:
+        data += bytes([number & 127 | 128])
+        number >>= 7
+    return data + bytes([number])

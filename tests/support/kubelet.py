@@ -31,10 +31,22 @@ class Node:
         release: the rendered chart.
         folder: an empty one.
         secrets: those that the release does not make, by name.
+        pod: the name of the coordinator's pod.
+        addresses: further addresses of the cluster, and where they are on this machine.
     """
 
-    def __init__(self, release: Release, folder: Path, secrets: Mapping[str, Files] | None = None) -> None:
+    def __init__(
+        self,
+        release: Release,
+        folder: Path,
+        secrets: Mapping[str, Files] | None = None,
+        *,
+        pod: str = "muster-0",
+        addresses: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
+        self.pod = pod
+        self.addresses = dict(addresses or {})
         self._objects: dict[tuple[str, str], Files] = {
             ("Secret", name): files for name, files in (secrets or {}).items()
         }
@@ -56,6 +68,8 @@ class Node:
         # In one pass: the paths of this machine may hold those of the container.
         paths = "|".join(map(re.escape, sorted(mounts, key=len, reverse=True)))
         text = re.sub(paths, lambda match: str(mounts[match[0]]), text) if paths else text
+        for address, here in self.addresses.items():
+            text = text.replace(address, here)
         for name, (port, ours) in self.ports.items():
             for host in ("0.0.0.0", "[::]", "localhost"):
                 text = text.replace(f"{host}:{port}", f"127.0.0.1:{ours}")
@@ -134,7 +148,14 @@ class Container:
     def _environment(self) -> dict[str, str]:
         """The container's variables, and those that this machine's Python needs."""
         mine = {key: value for key, value in os.environ.items() if key in ("PATH", "PYTHONPATH", "HOME")}
-        given = {one["name"]: one.get("value", "from elsewhere") for one in self._container.get("env", [])}
+        given: dict[str, str] = {}
+        for one in self._container.get("env", []):
+            value = one.get("value", "from elsewhere")
+            if one.get("valueFrom") == {"fieldRef": {"fieldPath": "metadata.name"}}:
+                value = self._node.pod
+            for name, before in given.items():
+                value = value.replace(f"$({name})", before)
+            given[one["name"]] = value
         return mine | {name: self._local(value) for name, value in given.items()}
 
     def ask(self, asked: Manifest, timeout: float = 10) -> int:

@@ -174,7 +174,7 @@ class _Worker:
         """Execute one barrier."""
         try:
             barrier = self._barrier(prefix, timeout, **more)
-            life, sequence = self._remember_arrival(barrier)
+            life, sequence = self._remember_arrival(barrier, payload)
             decision = barrier.vote(failure, timeout, payload)
         except Exception as error:
             return _heard(error)
@@ -186,6 +186,7 @@ class _Worker:
                 decision.outcome.name,
                 decision.message,
                 tuple(one.rank for one in decision.missing),
+                {rank: said.decode() for rank, said in decision.payloads.items()} if payload else None,
             )
         )
         return Heard(
@@ -196,7 +197,7 @@ class _Worker:
             tuple(payload for _, payload in sorted(decision.payloads.items())),
         )
 
-    def _remember_arrival(self, barrier: Any) -> tuple[history.Life, int]:
+    def _remember_arrival(self, barrier: Any, payload: bytes) -> tuple[history.Life, int]:
         session, prefix = barrier._session, barrier.prefix
         who = self.identity
         life = history.Life(
@@ -210,7 +211,7 @@ class _Worker:
         if prefix not in self.joined:
             self.joined.add(prefix)
             self._remember(history.Joined(life, prefix, sequence, tuple(barrier._ranks)))
-        self._remember(history.Arrived(life, prefix, sequence))
+        self._remember(history.Arrived(life, prefix, sequence, payload.decode()))
         return life, sequence
 
     def _remember(self, event: history.Event) -> None:
@@ -236,6 +237,78 @@ class _Worker:
                 history.append(heard)
             history.append(heard)
         return history
+
+    def mixed(self, until: str, timeout: float = 60.0) -> list[tuple[float, float]]:
+        """Execute barriers until a file is there: plain ones, votes to fail, and gathers.
+
+        Returns:
+            When each began, on the machine's monotonic clock, and the seconds that it took.
+        """
+        who = self.identity
+        took: list[tuple[float, float]] = []
+        while True:
+            number = len(took)
+            fails = number % 10 == 3 and who.rank == number % who.world_size
+            # Everyone stops at the same barrier: the one in which rank 0 says so.
+            last = who.rank == 0 and os.path.exists(until)  # noqa: PTH110  # a file, looked at often
+            payload = f"{'last' if last else who.rank} {number}".encode()
+            began = time.monotonic()
+            failure = "as drawn" if fails and not last else None
+            while (heard := self.barrier("mixed", timeout, payload, failure)).outcome == "UNKNOWN":
+                pass
+            took.append((began, time.monotonic() - began))
+            if heard.outcome not in ("RELEASED", "ABORTED"):
+                raise AssertionError(f"rank {who.rank} of {who.run_id}, barrier {number}: {heard}")
+            if any(said.startswith(b"last") for said in heard.payloads):
+                return took
+
+    def change_store(self, until: str) -> tuple[list[int], int]:
+        """Add and append until a file is there.
+
+        Returns:
+            What each addition came to, and how many appends were acknowledged.
+        """
+        from datetime import timedelta
+
+        from muster.worker import CoordinatorStore
+
+        who = self.identity
+        store = CoordinatorStore(who.endpoint, who.run_id, timedelta(seconds=PATIENCE))
+        sums: list[int] = []
+        while not os.path.exists(until):  # noqa: PTH110
+            sums.append(store.add("sum", 1))
+            store.append(f"log {who.rank}", f"{len(sums)};")
+        return sums, len(sums)
+
+    def meet(self, until: str) -> list[tuple[int, int, int]]:
+        """Join round after round until a file is there; each node closes none of them.
+
+        Returns:
+            Round, rank and world size of each.
+        """
+        from muster.worker.attendance import Attendance, NodeConfig
+
+        who = self.identity
+        node = Attendance(
+            NodeConfig(
+                endpoint=who.endpoint,
+                run_id=who.run_id,
+                address=f"node-{who.rank}",
+                min_nodes=who.world_size,
+                max_nodes=who.world_size,
+                join_timeout=PATIENCE,
+                last_call_timeout=0.1,
+                keep_alive_timeout=PATIENCE,
+                connect_timeout=PATIENCE,
+                call_timeout=1.0,
+            )
+        )
+        places: list[tuple[int, int, int]] = []
+        while not os.path.exists(until):  # noqa: PTH110
+            place = node.join()
+            places.append((place.round, place.rank, place.world_size))
+        node.leave("the end")
+        return places
 
     def fork_and_save(self, folder: str, count: int) -> list[int]:
         """Fork children that write a tensor to a file; their exit statuses."""

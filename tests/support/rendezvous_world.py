@@ -75,6 +75,8 @@ class Agent:
         """Streams that are gone, of which the coordinator does not know yet."""
         self.place: RoundComplete | None = None
         self.standing: Standing | None = None
+        self.waits_since: float | None = None
+        """Since when a coordinator has counted its join timeout."""
         self.rounds: list[RoundComplete] = []
         """Every round that it was told, each once."""
         self.waiting = 0
@@ -98,7 +100,7 @@ class Agent:
     def join(self, *, seen: bool = True) -> None:
         """Ask for a new round; it leaves its old stream, and the coordinator may be late to see it."""
         self.attempt += 1
-        self.place = self.standing = self.refusal = None
+        self.place = self.standing = self.refusal = self.waits_since = None
         self.waiting = 0
         self.lose_stream(seen=seen)
         self.connect()
@@ -116,6 +118,7 @@ class Agent:
             "attempt": self.attempt,
             "settings": self.settings,
             "round": self.place.round if self.place is not None else None,
+            "waited": self.world.now - self.waits_since if self.waits_since is not None else 0.0,
         }
         return JoinRendezvous(**(fields | changed))  # type: ignore[arg-type]
 
@@ -162,11 +165,13 @@ class Agent:
             case Standing():
                 assert self.place is None, "a round that was told is not taken back"
                 self.standing = message
+                stands_by = message.standing is NodeStanding.REDUNDANT
+                self.waits_since = None if stands_by else self.waits_since or self.world.now
             case RoundComplete():
                 self.world.judge_round(self, message)
                 if message not in self.rounds:
                     self.rounds.append(message)
-                self.place, self.standing = message, None
+                self.place, self.standing, self.waits_since = message, None, None
             case NodesWaiting():
                 assert self.place is not None, "only nodes of a round are told who waits"
                 self.waiting = message.count

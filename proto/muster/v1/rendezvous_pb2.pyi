@@ -92,6 +92,7 @@ class JoinRequest(google.protobuf.message.Message):
     KEEP_ALIVE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     SDK_VERSION_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    WAITED_MS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     attempt: builtins.int
@@ -114,6 +115,10 @@ class JoinRequest(google.protobuf.message.Message):
     """The version of the SDK that speaks, for people."""
     protocol_version: builtins.int
     """The version of this protocol that the node speaks, as in Hello."""
+    waited_ms: builtins.int
+    """For how long this attempt has waited for a round already, in milliseconds by the node's monotonic clock: since a
+    coordinator first took it in, or let it in that had stood by. 0 at first, and for a node that holds its place.
+    """
     @property
     def node(self) -> global___Node:
         """Who joins."""
@@ -132,9 +137,10 @@ class JoinRequest(google.protobuf.message.Message):
         keep_alive_timeout_ms: builtins.int = ...,
         sdk_version: builtins.str = ...,
         protocol_version: builtins.int = ...,
+        waited_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_round", b"_round", "node", b"node", "round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_round", b"_round", "attempt", b"attempt", "join_timeout_ms", b"join_timeout_ms", "keep_alive_timeout_ms", b"keep_alive_timeout_ms", "last_call_timeout_ms", b"last_call_timeout_ms", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "node", b"node", "protocol_version", b"protocol_version", "round", b"round", "run_id", b"run_id", "sdk_version", b"sdk_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "attempt", b"attempt", "join_timeout_ms", b"join_timeout_ms", "keep_alive_timeout_ms", b"keep_alive_timeout_ms", "last_call_timeout_ms", b"last_call_timeout_ms", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "node", b"node", "protocol_version", b"protocol_version", "round", b"round", "run_id", b"run_id", "sdk_version", b"sdk_version", "waited_ms", b"waited_ms"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___JoinRequest = JoinRequest

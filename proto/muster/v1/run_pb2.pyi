@@ -58,7 +58,7 @@ class Run(google.protobuf.message.Message):
     store_bytes: builtins.int
     """How many bytes they take, keys and values."""
     forgotten: builtins.bool
-    """Nobody has used it for long, and nothing of it is kept. Only Watch shows such a run, once, as it was."""
+    """Nobody has used it for long, or an operator asked for it, and nothing of it is kept. Only Watch shows such a run, once, as it was."""
     @property
     def closed(self) -> muster.v1.common_pb2.Closed:
         """How it was closed; unset while it is open."""
@@ -224,6 +224,64 @@ class EvictResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["failed_barriers", b"failed_barriers", "members", b"members"]) -> None: ...
 
 global___EvictResponse = EvictResponse
+
+@typing.final
+class ForgetRequest(google.protobuf.message.Message):
+    """ForgetRequest names a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    force: builtins.bool
+    """Even if someone uses it."""
+    dry_run: builtins.bool
+    """Change nothing; say who would be affected."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        force: builtins.bool = ...,
+        dry_run: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dry_run", b"dry_run", "force", b"force", "run_id", b"run_id"]) -> None: ...
+
+global___ForgetRequest = ForgetRequest
+
+@typing.final
+class ForgetResponse(google.protobuf.message.Message):
+    """ForgetResponse says whom it affected, or would."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    OPEN_BARRIERS_FIELD_NUMBER: builtins.int
+    WAITING_CALLS_FIELD_NUMBER: builtins.int
+    processes: builtins.int
+    """How many processes were connected, or might have come back: they are sent away."""
+    nodes: builtins.int
+    """How many nodes had a place in its rendezvous: they lose it."""
+    waiting_calls: builtins.int
+    """How many calls waited for its keys: they are refused."""
+    @property
+    def open_barriers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[muster.v1.common_pb2.BarrierName]:
+        """The barriers that were open. They end without an outcome."""
+
+    def __init__(
+        self,
+        *,
+        processes: builtins.int = ...,
+        nodes: builtins.int = ...,
+        open_barriers: collections.abc.Iterable[muster.v1.common_pb2.BarrierName] | None = ...,
+        waiting_calls: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "open_barriers", b"open_barriers", "processes", b"processes", "waiting_calls", b"waiting_calls"]) -> None: ...
+
+global___ForgetResponse = ForgetResponse
 
 @typing.final
 class RunServiceListRequest(google.protobuf.message.Message):

@@ -55,6 +55,11 @@ class RunServiceStub(object):
                 request_serializer=muster_dot_v1_dot_run__pb2.EvictRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_run__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/muster.v1.RunService/Forget',
+                request_serializer=muster_dot_v1_dot_run__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_run__pb2.ForgetResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/muster.v1.RunService/Watch',
                 request_serializer=muster_dot_v1_dot_run__pb2.WatchRequest.SerializeToString,
@@ -95,6 +100,14 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """Forget removes a run with all that is kept of it, so that its id can be used again at once. It is refused
+        while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Watch sends a line for each run that changed or was forgotten, at once for those that exist, until the
         caller leaves.
@@ -125,6 +138,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=muster_dot_v1_dot_run__pb2.EvictRequest.FromString,
                     response_serializer=muster_dot_v1_dot_run__pb2.EvictResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=muster_dot_v1_dot_run__pb2.ForgetRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_run__pb2.ForgetResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -241,6 +259,33 @@ class RunService(object):
             '/muster.v1.RunService/Evict',
             muster_dot_v1_dot_run__pb2.EvictRequest.SerializeToString,
             muster_dot_v1_dot_run__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RunService/Forget',
+            muster_dot_v1_dot_run__pb2.ForgetRequest.SerializeToString,
+            muster_dot_v1_dot_run__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,14 @@ class RunServiceStub:
     refused. A new process of the rank may come.
     """
 
+    Forget: grpc.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.ForgetRequest,
+        muster.v1.run_pb2.ForgetResponse,
+    ]
+    """Forget removes a run with all that is kept of it, so that its id can be used again at once. It is refused
+    while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
+    """
+
     Watch: grpc.UnaryStreamMultiCallable[
         muster.v1.run_pb2.WatchRequest,
         muster.v1.run_pb2.WatchResponse,
@@ -82,6 +90,14 @@ class RunServiceAsyncStub:
     ]
     """Evict sends the processes of a rank away for good: barriers that need them fail at once, and they are
     refused. A new process of the rank may come.
+    """
+
+    Forget: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.ForgetRequest,
+        muster.v1.run_pb2.ForgetResponse,
+    ]
+    """Forget removes a run with all that is kept of it, so that its id can be used again at once. It is refused
+    while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
     """
 
     Watch: grpc.aio.UnaryStreamMultiCallable[
@@ -127,6 +143,16 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[muster.v1.run_pb2.EvictResponse, collections.abc.Awaitable[muster.v1.run_pb2.EvictResponse]]:
         """Evict sends the processes of a rank away for good: barriers that need them fail at once, and they are
         refused. A new process of the rank may come.
+        """
+
+    @abc.abstractmethod
+    def Forget(
+        self,
+        request: muster.v1.run_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.run_pb2.ForgetResponse, collections.abc.Awaitable[muster.v1.run_pb2.ForgetResponse]]:
+        """Forget removes a run with all that is kept of it, so that its id can be used again at once. It is refused
+        while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
         """
 
     @abc.abstractmethod

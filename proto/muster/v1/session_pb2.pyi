@@ -361,15 +361,22 @@ class Arrive(google.protobuf.message.Message):
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     ARRIVALS_FIELD_NUMBER: builtins.int
     PROGRESS_AFTER_MS_FIELD_NUMBER: builtins.int
+    WAITED_MS_FIELD_NUMBER: builtins.int
     prefix: builtins.str
     """The group's prefix."""
     sequence: builtins.int
     """The barrier's number within its group."""
     timeout_ms: builtins.int
-    """How long to wait for the others, in milliseconds, counted by the coordinator from the barrier's first arrival."""
+    """How long to wait for the others, in milliseconds, counted by the coordinator from the barrier's first arrival, which
+    may have been at a coordinator before it (waited_ms).
+    """
     progress_after_ms: builtins.int
     """When to tell those who wait who is missing, in milliseconds from the barrier's first arrival, whose value counts. 0
     and all beyond it: at half of the timeout only.
+    """
+    waited_ms: builtins.int
+    """For how long the arrival has waited since it was first sent, in milliseconds by its sender's monotonic clock; 0 when
+    it is first sent. A coordinator that hears of it for the first time counts the timeout from there.
     """
     @property
     def arrivals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Arrival]:
@@ -383,8 +390,9 @@ class Arrive(google.protobuf.message.Message):
         timeout_ms: builtins.int = ...,
         arrivals: collections.abc.Iterable[global___Arrival] | None = ...,
         progress_after_ms: builtins.int = ...,
+        waited_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "progress_after_ms", b"progress_after_ms", "sequence", b"sequence", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "progress_after_ms", b"progress_after_ms", "sequence", b"sequence", "timeout_ms", b"timeout_ms", "waited_ms", b"waited_ms"]) -> None: ...
 
 global___Arrive = Arrive
 

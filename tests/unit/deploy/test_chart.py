@@ -171,6 +171,11 @@ def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
         ({"tokens": {"entries": [{"name": "a", "role": "worker"}]}}, "entries"),
         ({"commonLabels": {"app.kubernetes.io/name": "other"}}, "app.kubernetes.io/name"),
         ({"podDisruptionBudget": {"maxUnavailable": 2}}, "maxUnavailable"),
+        ({"replicas": 0}, "replicas"),
+        ({"state": {"type": "postgres"}}, "type"),
+        ({"advertise": "muster.example.org"}, "advertise"),
+        ({"state": {"type": "etcd", "etcd": {"endpoints": ["http://etcd:2379"]}}}, "endpoints"),
+        ({"state": {"type": "etcd", "etcd": {"endpoints": ["etcd"]}}}, "endpoints"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Manifest, names: str):
@@ -199,6 +204,14 @@ def test_memory_may_be_in_kibibytes(helm: Helm):
 
 CERTIFICATE = {"enabled": True, "certificate": "PEM", "privateKey": "PEM"}
 TOKENS = {"enabled": True, "existingSecret": "tokens"}
+
+
+def etcd(**more: Any) -> Manifest:
+    """Values of a state in etcd."""
+    return {"type": "etcd", "etcd": {"endpoints": ["etcd:2379"], **more}}
+
+
+ETCD = etcd()
 
 
 @pytest.mark.parametrize(
@@ -231,6 +244,12 @@ TOKENS = {"enabled": True, "existingSecret": "tokens"}
             "httpService.loadBalancerSourceRanges is",
         ),
         ({"ingress": {"enabled": True}}, "say for which hosts"),
+        ({"replicas": 3}, "replicas is 3, and state.type is sqlite: two coordinators would ruin the file"),
+        ({"state": {"type": "etcd"}}, "say where it is in state.etcd.endpoints"),
+        ({"state": {"etcd": {"endpoints": ["etcd:2379"]}}}, "state.type is sqlite: set state.type=etcd"),
+        ({"state": ETCD, "persistence": {"existingClaim": "x"}}, "nothing would be kept on it"),
+        ({"state": etcd(user="muster")}, "belong together"),
+        ({"state": etcd(tls={"clientCertificate": True})}, "name the Secret that has it"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Manifest, sentence: str):
@@ -266,7 +285,7 @@ def kept(release: Release) -> Manifest:
 def test_an_upgrade_of_values_and_chart_keeps_the_volume(
     helm: Helm, releases: dict[str, Release], other_chart: Path
 ):
-    other_storage = {"ephemeral", "existing-claim", "volume"}
+    other_storage = {"ephemeral", "existing-claim", "volume", "etcd", "etcd-secured"}
     other_name = {"names"}
     before = kept(releases["default"])
     for name in set(CI) - other_storage - other_name:
@@ -363,6 +382,104 @@ def test_what_a_pod_refers_to_is_rendered_or_named_by_the_values(releases: dict[
         volumes |= {claim["metadata"]["name"] for claim in claims}
         for container in rules.containers(pod):
             assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+
+
+# Several replicas
+
+
+def environment_of(release: Release) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container_of(release)["env"]}
+
+
+def test_replicas_share_a_state_in_etcd_and_no_volume(releases: dict[str, Release]):
+    release = releases["etcd"]
+    spec = release.one("StatefulSet")["spec"]
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (3, "Parallel")
+    assert "volumeClaimTemplates" not in spec
+    assert {volume["name"] for volume in pod_of(release)["spec"]["volumes"]} == {"tmp", "config"}
+    members = ",".join(f"etcd-{number}.etcd.etcd.svc:2379" for number in range(3))
+    assert environment_of(release)["MUSTER_STATE"] == f"etcd://{members}/ml/muster"
+    assert "replicas" not in releases["default"].one("StatefulSet")["spec"]
+
+
+def test_each_replica_advertises_a_name_that_stays_its_own(releases: dict[str, Release]):
+    release = releases["etcd"]
+    environment = environment_of(release)
+    assert environment["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert environment["MUSTER_SERVE_ADVERTISE"] == "$(POD_NAME).muster-headless.ml.svc:7550"
+    elsewhere = environment_of(releases["etcd-secured"])["MUSTER_SERVE_ADVERTISE"]
+    assert elsewhere == "$(POD_NAME).muster.example.org:7550"
+    headless = release.one("Service", "muster-headless")["spec"]
+    assert headless["publishNotReadyAddresses"] is True
+    assert {"name": "grpc", "port": 7550, "targetPort": "grpc"} in headless["ports"]
+    (certificate,) = releases["etcd-secured"].of_kind("Certificate")
+    assert "*.muster-headless.ml.svc" in certificate["spec"]["dnsNames"]
+
+
+def test_what_etcd_asks_for_comes_from_secrets(releases: dict[str, Release]):
+    release = releases["etcd-secured"]
+    environment = environment_of(release)
+    assert {name.removeprefix("MUSTER_SERVE_ETCD_") for name in environment if "_ETCD_" in name} == {
+        "CA",
+        "CERT",
+        "KEY",
+        "USER",
+        "PASSWORD_FILE",
+    }
+    (mount,) = (one for one in container_of(release)["volumeMounts"] if one["name"] == "etcd")
+    (volume,) = (one for one in pod_of(release)["spec"]["volumes"] if one["name"] == "etcd")
+    items = [item for source in volume["projected"]["sources"] for item in source["secret"]["items"]]
+    files = {f"{mount['mountPath']}/{item['path']}" for item in items}
+    named = {environment[f"MUSTER_SERVE_ETCD_{name}"] for name in ("CA", "CERT", "KEY", "PASSWORD_FILE")}
+    assert named == files
+    assert environment["MUSTER_STATE"] == "etcd://etcd.example.org:2379/muster/second"
+
+
+def test_replicas_are_spread_over_nodes_unless_the_values_say_how(releases: dict[str, Release]):
+    (spread,) = pod_of(releases["etcd"])["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    assert matches(spread["labelSelector"]["matchLabels"], pod_of(releases["etcd"])["metadata"]["labels"])
+    given = values_of("etcd-secured")["topologySpreadConstraints"]
+    assert pod_of(releases["etcd-secured"])["spec"]["topologySpreadConstraints"] == given
+    assert "topologySpreadConstraints" not in pod_of(releases["default"])["spec"]
+
+
+@pytest.mark.parametrize("name", ["etcd", "etcd-secured"])
+def test_a_drain_leaves_a_majority_of_the_replicas(releases: dict[str, Release], name: str):
+    replicas = releases[name].one("StatefulSet")["spec"]["replicas"]
+    budget = releases[name].one("PodDisruptionBudget")["spec"]
+    assert replicas - budget["maxUnavailable"] > replicas // 2
+
+
+def test_the_network_policy_lets_replicas_reach_etcd_and_each_other(helm: Helm, releases: dict[str, Release]):
+    release = releases["etcd-secured"]
+    policy, labels = release.one("NetworkPolicy")["spec"], pod_of(release)["metadata"]["labels"]
+    etcd_rule, peers, dns = policy["egress"]
+    assert etcd_rule == {"ports": [{"port": 2379}], "to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
+    for rule in (peers, next(one for one in policy["ingress"] if one["ports"] == [{"port": "grpc"}])):
+        selectors = [
+            one["podSelector"]["matchLabels"]
+            for one in rule.get("to", rule.get("from"))
+            if "podSelector" in one
+        ]
+        assert any(matches(selector, labels) for selector in selectors)
+    assert {one["port"] for one in dns["ports"]} == {53}
+    anywhere = helm.release({"state": ETCD, "networkPolicy": {"enabled": True}})
+    assert anywhere.one("NetworkPolicy")["spec"]["egress"][0] == {"ports": [{"port": 2379}]}
+    assert "egress" not in releases["network"].one("NetworkPolicy")["spec"]
+
+
+def test_the_notes_name_every_replica(helm: Helm, releases: dict[str, Release]):
+    notes = releases["etcd"].notes
+    assert "coming up as muster-0 to 2 in namespace ml" in notes
+    every = ",".join(f"muster-{number}.muster-headless.ml.svc:7550" for number in range(3))
+    assert f"Or name each: {every}\n" in notes
+    assert "persistence is off" not in notes
+    upgraded = helm.release({**values_of("etcd"), "updateStrategy": {"type": "OnDelete"}}, upgrade=True).notes
+    assert all(f"  kubectl -n ml delete pod muster-{number}\n" in upgraded for number in range(3))
 
 
 # As a part of another chart
@@ -857,7 +974,8 @@ def test_the_notes_wait_for_what_every_update_strategy_has(releases: dict[str, R
     for release in releases.values():
         assert "rollout status" not in release.notes
         name = release.one("StatefulSet")["metadata"]["name"]
-        wait = "kubectl -n ml wait --for='jsonpath={.status.readyReplicas}=1' --timeout=5m"
+        replicas = release.one("StatefulSet")["spec"].get("replicas", 1)
+        wait = f"kubectl -n ml wait --for='jsonpath={{.status.readyReplicas}}={replicas}' --timeout=5m"
         assert f"{wait} statefulset/{name}\n" in release.notes
 
 

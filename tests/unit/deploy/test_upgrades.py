@@ -351,3 +351,36 @@ def test_the_documented_line_removes_what_helm_leaves(
         assert label in labels
     # The coordinator's pod goes with its StatefulSet.
     assert label not in helm.release().one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+
+
+# Between SQLite and etcd
+
+REPLICATED = values_of("etcd")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ({}, REPLICATED, "is in SQLite, on its volume, and with state.type=etcd"),
+        ({"persistence": {"enabled": False}}, REPLICATED, "is in SQLite, and with state.type=etcd"),
+        (REPLICATED, {"commonLabels": {"team": "a"}}, "is in etcd, and with state.type=sqlite"),
+    ],
+)
+def test_an_upgrade_that_would_begin_without_the_state_is_refused(
+    client: Client, cluster: Cluster, before: Manifest, after: Manifest, sentence: str
+):
+    client.install(before)
+    done = list(cluster.done)
+    with pytest.raises(HelmError, match=sentence):
+        client.upgrade(after)
+    assert cluster.done == done
+
+
+def test_it_moves_to_etcd_when_its_stateful_set_is_gone(client: Client, cluster: Cluster):
+    """As documented: the volume's claim is no business of helm's, and stays."""
+    client.install()
+    cluster.delete(("StatefulSet", "ml", "muster"))
+    client.upgrade(REPLICATED)
+    assert cluster.one("StatefulSet")["spec"]["replicas"] == 3
+    client.upgrade({**REPLICATED, "replicas": 5})
+    assert cluster.one("StatefulSet")["spec"]["replicas"] == 5

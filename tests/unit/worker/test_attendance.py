@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 
 from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
+from muster.worker import attendance as module
 from muster.worker import fork_guard, replicas
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError
@@ -190,9 +191,69 @@ def test_a_wait_goes_on_over_another_stream(node: Attendance, wire: Wire):
     first = wire.stream().wait()
     first.fail(BROKEN)
     second = wire.stream()
+    second.request.waited_ms = 0
     assert second.request == first.request
     second.complete()
     assert place.result(PATIENCE) == Place(0, 0, 2)
+
+
+class Clock:
+    """The node's clock, which the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_it_says_for_how_long_it_has_waited_for_a_round(node: Attendance, wire: Wire, clock: Clock):
+    place = joining(node)
+    first = wire.stream()
+    clock.now += 5.0
+    first.fail(BROKEN)
+    second = wire.stream()
+    assert second.request.waited_ms == 0, "no coordinator has taken it in yet"
+    second.wait()
+    until(lambda: node._waits_since is not None, "it does not hear that it is taken in")
+    clock.now += 7.5
+    second.fail(BROKEN)
+    third = wire.stream().wait()
+    assert third.request.waited_ms == 7_500
+    clock.now += 1.0
+    third.fail(BROKEN)
+    fourth = wire.stream()
+    assert fourth.request.waited_ms == 8_500
+    fourth.complete()
+    assert place.result(PATIENCE)
+    clock.now += 1_000.0
+    fourth.fail(BROKEN)
+    assert wire.stream().request.waited_ms == 0, "it holds its place"
+    joining(node)
+    assert wire.stream().request.waited_ms == 0, "another attempt"
+
+
+def test_who_stands_by_waits_from_when_it_is_let_in(node: Attendance, wire: Wire, clock: Clock):
+    joining(node)
+    first = wire.stream().wait()
+    first.push(standing=pb.Standing(standing=pb.NODE_STANDING_REDUNDANT, message="stands by"))
+    until(lambda: node._stands_by, "it does not hear that it stands by")
+    clock.now += 500.0
+    first.fail(BROKEN)
+    second = wire.stream()
+    assert second.request.waited_ms == 0
+    second.push(standing=pb.Standing(standing=pb.NODE_STANDING_WAITING, message="waits"))
+    until(lambda: node._waits_since is not None, "it does not hear that it is let in")
+    clock.now += 3.0
+    second.fail(BROKEN)
+    assert wire.stream().request.waited_ms == 3_000
 
 
 def test_a_place_is_held_over_another_stream_that_names_the_round(node: Attendance, wire: Wire):
@@ -510,3 +571,18 @@ def test_a_forked_child_does_not_leave_for_its_parent(node: Attendance, wire: Wi
     assert wire.left == []
     assert not stream.cancelled.is_set()
     node._owner = os.getpid()
+
+
+# ---------------------------------------------------------------------- a run that is forgotten
+
+
+def test_a_node_of_a_run_that_was_forgotten_does_not_begin_it_again(node: Attendance, wire: Wire):
+    in_round(node, wire).fail(refusal("RUN_FORGOTTEN"))
+    until(lambda: node.closed is True, "it does not hear that the run is over")
+    assert node.nodes_waiting == 0
+    for again in (node.join, lambda: node.close("the job is over", 1.0)):
+        with pytest.raises(RefusedError, match="RUN_FORGOTTEN"):
+            again()
+    node.leave("the agent ends")
+    assert wire.quiet()
+    assert not wire.left

@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 
+from muster.worker import pending as module
 from muster.worker.errors import RefusedError
 from muster.worker.pending import MOST_REASON_BYTES, EarlyWarning, check_payload, pending
 
@@ -29,3 +32,20 @@ def test_a_payload_is_as_large_as_the_coordinator_takes():
     check_payload(b"123", None)
     with pytest.raises(RefusedError, match="a payload of 3 bytes: the coordinator takes 2"):
         check_payload(b"123", 2)
+
+
+def test_it_says_for_how_long_it_has_waited_since_it_was_first_said(monkeypatch: pytest.MonkeyPatch):
+    now = [50.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = pending("save", 3, 60.0, 0, b"p", None, None)
+    now[0] += 9.0
+    first = one.message()
+    assert (first.arrive.waited_ms, first.arrive.timeout_ms) == (0, 60_000), "it was not said before"
+    now[0] += 12.5
+    assert one.message().arrive.waited_ms == 12_500
+    now[0] += 1.0
+    again = one.message()
+    assert again.arrive.waited_ms == 13_500
+    assert first.arrive.waited_ms == 0, "what waits to be sent is not changed"
+    again.arrive.waited_ms = 0
+    assert again == first

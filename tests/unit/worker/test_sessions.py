@@ -16,7 +16,7 @@ class FakeSession:
     def __init__(self, config: SessionConfig) -> None:
         self.config = config
         self.ended = False
-        self.evicted = False
+        self.dismissed = False
         self.owner = os.getpid()
         self.claim = fork_guard.Claim("a session")
         self.reasons: list[str] = []
@@ -65,7 +65,7 @@ def test_a_session_that_has_ended_is_replaced():
 def test_a_session_of_a_process_that_was_evicted_is_not_replaced():
     """Else the process would come back as somebody else by making its barrier anew."""
     first = sessions.session_for(CONFIG)
-    first.ended = first.evicted = True  # type: ignore[misc]
+    first.ended = first.dismissed = True  # type: ignore[misc]
     assert sessions.session_for(CONFIG) is first
 
 

@@ -46,8 +46,10 @@ WHAT = "a node's place"
 """What this process speaks gRPC for."""
 PASSING = frozenset({"SESSION_REPLACED", "SLOW_CONSUMER"})
 """Reasons to open another stream: our place is still there."""
-CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED"})
-"""Reasons that say that the run is closed."""
+FORGOTTEN = "RUN_FORGOTTEN"
+"""The reason that says that an operator has removed the run: who comes again begins another one."""
+CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED", FORGOTTEN})
+"""Reasons that say that the run is over."""
 PLACE_LOST = CLOSING | {"NODE_REMOVED", "SUPERSEDED"}
 """The only reasons by which a node of a complete round loses its place."""
 
@@ -101,6 +103,8 @@ class Attendance:
         self._place: Place | None = None
         self._waiting = 0
         self._stands_by = False
+        self._waits_since: float | None = None
+        """Since when a coordinator has counted this attempt's join timeout; None while none does."""
         self._fenced = False
         self._closed: Closed | None = None
         self._error: MusterError | None = None
@@ -136,8 +140,9 @@ class Attendance:
         """
         self._check_owner()
         with self._changed:
+            self._check_run()
             self._attempt += 1
-            self._place = self._error = None
+            self._place = self._error = self._waits_since = None
             self._waiting = 0
             self._fenced = self._stands_by = self._admitted = False
             _alive.add(self)
@@ -211,6 +216,7 @@ class Attendance:
             RefusedError: it refused.
         """
         self._check_owner()
+        self._check_run()
         by = f"node {self.config.address} (pid {os.getpid()})"
         request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         answer = self._ask(lambda channel: _stub(channel).Close, request, timeout)
@@ -344,10 +350,12 @@ class Attendance:
             kind = response.WhichOneof("message")
             if kind == "round_complete":
                 complete = response.round_complete
-                self._stands_by = False
+                self._stands_by, self._waits_since = False, None
                 self._place = Place(complete.round, complete.rank, complete.world_size)
             elif kind == "standing":
                 self._stands_by = response.standing.standing == pb.NODE_STANDING_REDUNDANT
+                # Who stands by does so without end.
+                self._waits_since = None if self._stands_by else self._waits_since or time.monotonic()
                 logger.info("%s", response.standing.message)
             elif kind == "nodes_waiting":
                 self._waiting = response.nodes_waiting.count
@@ -391,7 +399,7 @@ class Attendance:
     # ------------------------------------------------------------------ messages
 
     def _request(self, attempt: int) -> pb.JoinRequest:
-        config = self.config
+        config, waits_since = self.config, self._waits_since
         return pb.JoinRequest(
             run_id=config.run_id,
             node=self._node,
@@ -404,7 +412,13 @@ class Attendance:
             keep_alive_timeout_ms=round(config.keep_alive_timeout * 1000),
             sdk_version=version("muster-coordinator"),
             protocol_version=PROTOCOL_VERSION,
+            waited_ms=round((time.monotonic() - waits_since) * 1000) if waits_since is not None else 0,
         )
+
+    def _check_run(self) -> None:
+        """Do not begin the run again, under an id that may be another job's by now."""
+        if isinstance(self._error, RefusedError) and self._error.reason == FORGOTTEN:
+            raise self._error
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:

@@ -1,5 +1,6 @@
 """An arrival at a barrier, from when it is said to when it is decided."""
 
+import time
 from dataclasses import dataclass
 
 from muster.v1 import session_pb2 as pb
@@ -29,6 +30,16 @@ class Pending:
     hint: str = ""
     """For the next warning, and no other."""
     result: Decision | MusterError | None = None
+    sent_at: float | None = None
+    """When it was first said on a stream, on the monotonic clock."""
+
+    def message(self) -> pb.ConnectRequest:
+        """What to say on a stream now: the arrival, and for how long it has waited already."""
+        now = time.monotonic()
+        if self.sent_at is None:
+            self.sent_at = now
+        self.request.waited_ms = round((now - self.sent_at) * 1000)
+        return pb.ConnectRequest(arrive=self.request)
 
     def warning(self, message: str) -> str:
         """What to log when the coordinator tells how the barrier stands."""

@@ -46,6 +46,7 @@ LOOK_INTERVAL = timedelta(seconds=1)
 
 _ERRORS: dict[str, type[RendezvousError]] = {
     "RUN_CLOSED": RendezvousClosedError,
+    "RUN_FORGOTTEN": RendezvousClosedError,
     "NODE_NOT_NEEDED": RendezvousGracefulExitError,
     "RENDEZVOUS_TIMED_OUT": RendezvousTimeoutError,
     "SETTINGS_DIFFER": RendezvousStateError,
@@ -92,7 +93,7 @@ class MusterRendezvousHandler(RendezvousHandler):
             The agents' store, this node's rank, the number of nodes, and where workers find rank 0.
 
         Raises:
-            RendezvousClosedError: the run is closed.
+            RendezvousClosedError: the run is closed, or was forgotten.
             RendezvousTimeoutError: no round came together in time; the message names who was there.
             RendezvousConnectionError: the coordinator cannot be reached, is of another version, or refused
                 for another reason, such as a limit.

@@ -117,9 +117,9 @@ class Session:
         self._thread = start_thread("a session", f"muster-session-{config.rank}", self._run)
 
     @property
-    def evicted(self) -> bool:
-        """Whether the coordinator sent this process away."""
-        return isinstance(self._fatal, RefusedError) and self._fatal.reason == "EVICTED"
+    def dismissed(self) -> bool:
+        """Whether the coordinator sent this process away, alone or with its whole run."""
+        return isinstance(self._fatal, RefusedError) and self._fatal.reason in ("EVICTED", "RUN_FORGOTTEN")
 
     @property
     def ended(self) -> bool:
@@ -150,7 +150,8 @@ class Session:
                 # What cannot be said must not stay in the table, for it is said at each Welcome.
                 request = self._join_request(prefix, group)
                 self._groups[prefix] = group
-                self._send(request)
+                if self._outbox is not None:
+                    self._outbox.put(request)
             elif group.shape != shape:
                 raise RefusedError(
                     f'this process has joined group "{prefix}" with {_described(group.shape)} already, and '
@@ -199,7 +200,9 @@ class Session:
             check_payload(payload, self._max_payload_bytes)
             arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
             group.pending = arrival
-            self._send(pb.ConnectRequest(arrive=arrival.request))
+            # Without a stream, the next one begins with all that is open.
+            if self._outbox is not None:
+                self._outbox.put(arrival.message())
             try:
                 decision = self._await(arrival, time.monotonic())
                 group.position = decision.sequence + 1
@@ -367,7 +370,7 @@ class Session:
         for prefix, group in self._groups.items():
             outbox.put(self._join_request(prefix, group))
             if group.pending is not None:
-                outbox.put(pb.ConnectRequest(arrive=group.pending.request))
+                outbox.put(group.pending.message())
         logger.info(
             "connected to %s as rank %d of run %s, generation %d",
             self._search.target.address,
@@ -463,11 +466,6 @@ class Session:
                 prefix=prefix, world_size=shape.world_size, participants=shape.participants
             )
         )
-
-    def _send(self, request: pb.ConnectRequest) -> None:
-        """Send now if there is a stream; if not, the next one begins with all that is open."""
-        if self._outbox is not None:
-            self._outbox.put(request)
 
     def _pending(self, prefix: str, sequence: int) -> Pending | None:
         group = self._groups.get(prefix)

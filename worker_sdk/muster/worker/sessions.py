@@ -15,7 +15,7 @@ _sessions: dict[SessionConfig, Session] = {}
 def session_for(config: SessionConfig) -> Session:
     """The process's session for this config; it is opened at the first call.
 
-    One that was ended is opened anew, unless this process was evicted.
+    One that was ended is opened anew, unless this process was evicted, or its run forgotten.
 
     Raises:
         MusterError: this process was forked from one that speaks gRPC.
@@ -23,7 +23,7 @@ def session_for(config: SessionConfig) -> Session:
     fork_guard.check()
     with _lock:
         session = _sessions.get(config)
-        if session is None or (session.ended and not session.evicted):
+        if session is None or (session.ended and not session.dismissed):
             session = _sessions[config] = Session(config)
         return session
 

@@ -22,6 +22,78 @@
 {{ include "muster.fullname" . }}-http
 {{- end }}
 
+{{- /* Whether several replicas may share the state. */}}
+{{- define "muster.etcd" -}}
+{{- if eq .Values.state.type "etcd" }}yes{{ end }}
+{{- end }}
+
+{{- define "muster.state" -}}
+{{- if include "muster.etcd" . }}
+{{- $prefix := default (printf "%s/%s" .Release.Namespace (include "muster.fullname" .)) .Values.state.etcd.prefix }}
+{{- printf "etcd://%s/%s" (join "," .Values.state.etcd.endpoints) (trimAll "/" $prefix) }}
+{{- else -}}
+sqlite:////var/lib/muster/muster.db
+{{- end }}
+{{- end }}
+
+{{- /* The names of all pods, each of which the headless Service knows by its own. */}}
+{{- define "muster.pods" -}}
+{{ include "muster.headless" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- /* As variables, so that `kubectl exec … muster backup` reaches etcd as the coordinator does. */}}
+{{- define "muster.etcd.env" -}}
+{{- $etcd := .Values.state.etcd }}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: MUSTER_SERVE_ADVERTISE
+  value: {{ default (printf "$(POD_NAME).%s:7550" (include "muster.pods" .)) .Values.advertise | quote }}
+{{- if $etcd.tls.existingSecret }}
+- name: MUSTER_SERVE_ETCD_CA
+  value: /etc/muster/etcd/ca.crt
+{{- if $etcd.tls.clientCertificate }}
+- name: MUSTER_SERVE_ETCD_CERT
+  value: /etc/muster/etcd/tls.crt
+- name: MUSTER_SERVE_ETCD_KEY
+  value: /etc/muster/etcd/tls.key
+{{- end }}
+{{- end }}
+{{- with $etcd.user }}
+- name: MUSTER_SERVE_ETCD_USER
+  value: {{ . | quote }}
+- name: MUSTER_SERVE_ETCD_PASSWORD_FILE
+  value: /etc/muster/etcd/password
+{{- end }}
+{{- end }}
+
+{{- define "muster.etcd.wanted" -}}
+{{- if and (include "muster.etcd" .) (or .Values.state.etcd.tls.existingSecret .Values.state.etcd.user) }}yes{{ end }}
+{{- end }}
+
+{{- define "muster.etcd.volume" -}}
+{{- $etcd := .Values.state.etcd }}
+- name: etcd
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $etcd.tls.existingSecret }}
+      - secret:
+          name: {{ . }}
+          items:
+            - {key: ca.crt, path: ca.crt}
+            {{- if $etcd.tls.clientCertificate }}
+            - {key: tls.crt, path: tls.crt}
+            - {key: tls.key, path: tls.key}
+            {{- end }}
+      {{- end }}
+      {{- with $etcd.passwordSecret }}
+      - secret:
+          name: {{ . }}
+          items:
+            - {key: password, path: password}
+      {{- end }}
+{{- end }}
+
 {{- define "muster.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "muster.fullname" .) .Values.serviceAccount.name }}
@@ -300,6 +372,28 @@ securityContext:
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
 {{- fail "ingress.enabled: say for which hosts in ingress.hosts, such as [{host: muster.example.org}]." }}
 {{- end }}
+{{- $etcd := .Values.state.etcd }}
+{{- if include "muster.etcd" . }}
+{{- if not $etcd.endpoints }}
+{{- fail "state.type is etcd: say where it is in state.etcd.endpoints, such as [etcd-0.etcd.etcd.svc:2379, etcd-1.etcd.etcd.svc:2379]." }}
+{{- end }}
+{{- if .Values.persistence.existingClaim }}
+{{- fail "persistence.existingClaim is given, but state.type is etcd: nothing would be kept on it." }}
+{{- end }}
+{{- if and $etcd.tls.clientCertificate (not $etcd.tls.existingSecret) }}
+{{- fail "state.etcd.tls.clientCertificate: name the Secret that has it in state.etcd.tls.existingSecret, with the ca.crt of etcd's own certificates." }}
+{{- end }}
+{{- if ne (empty $etcd.user) (empty $etcd.passwordSecret) }}
+{{- fail "state.etcd.user and state.etcd.passwordSecret belong together: set both." }}
+{{- end }}
+{{- else }}
+{{- if gt (int .Values.replicas) 1 }}
+{{- fail (printf "replicas is %d, and state.type is sqlite: two coordinators would ruin the file. For several, set state.type=etcd and state.etcd.endpoints." (int .Values.replicas)) }}
+{{- end }}
+{{- if $etcd.endpoints }}
+{{- fail "state.etcd.endpoints is given, but state.type is sqlite: set state.type=etcd, or remove them." }}
+{{- end }}
+{{- end }}
 {{- if and .Values.persistence.existingClaim (not .Values.persistence.enabled) }}
 {{- fail "persistence.existingClaim is given, but persistence.enabled is false: nothing would be kept on it." }}
 {{- end }}
@@ -345,6 +439,14 @@ securityContext:
 {{- end }}
 {{- if and $.Values.tls.enabled $.Values.tls.certManager.enabled (not (contains (quote $tls) (toJson .spec.template.spec.volumes))) (not (lookup "v1" "Secret" $.Release.Namespace $tls)) }}
 {{- fail (printf "cert-manager has not made Secret %q yet, and the coordinator would be away until it is there. Have it first: where TLS is off, upgrade with tls.enabled=false and tls.certManager.enabled=true, which makes nothing but the Certificate; where it is on, apply a Certificate of your own with secretName %s." $tls $tls) }}
+{{- end }}
+{{- $claims := not (empty .spec.volumeClaimTemplates) }}
+{{- $inEtcd := contains "etcd://" (toJson .spec.template.spec.containers) }}
+{{- if and (include "muster.etcd" $) (not $inEtcd) }}
+{{- fail (printf "the state of StatefulSet %q is in SQLite%s, and with state.type=etcd its coordinators would begin without it. docs/kubernetes.md, \"Several replicas\", says how to move it." $name (ternary ", on its volume" "" $claims)) }}
+{{- end }}
+{{- if and $inEtcd (not (include "muster.etcd" $)) }}
+{{- fail (printf "the state of StatefulSet %q is in etcd, and with state.type=sqlite its coordinator would begin without it. docs/kubernetes.md, \"Several replicas\", says how to move it." $name) }}
 {{- end }}
 {{- if and (hasSuffix "-0.1.0" $made) (eq (int .spec.replicas) 0) }}
 {{- fail (printf "StatefulSet %q is scaled to 0 and of chart 0.1.0, which set the number of replicas: this upgrade would start the coordinator. Scale it to 1 first, when what it was stopped for is done." $name) }}

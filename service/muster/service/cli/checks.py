@@ -190,6 +190,7 @@ def answers(client: Client, run_id: str) -> Iterator[Check]:
     if status.HasField("caller"):
         yield token(status.caller, run_id)
     yield version(status.version)
+    yield from replicas(client)
     yield storage(status.commits)
     yield clock(status.now.ToMicroseconds() / 1e6, began_at + took / 2, took / 2)
 
@@ -236,6 +237,29 @@ def version(theirs: str) -> Check:
         f"the coordinator is {theirs}, and this command {VERSION}",
         "use the same version on both sides",
     )
+
+
+def replicas(client: Client) -> Iterator[Check]:
+    """Whether there are others that could take over, of the same version."""
+    try:
+        found = client.replicas().replicas
+    except CallError:
+        return  # An older coordinator has none.
+    if not found:
+        return
+    leader = next((one for one in found if one.leads), None)
+    others = {one.version for one in found if leader is not None and one.version != leader.version}
+    names = ", ".join(one.address for one in found)
+    message = f"{len(found)}: {names}; {leader.address if leader is not None else 'nobody'} leads"
+    if len(found) == 1:
+        yield Check("replicas", Result.WARNING, message, "start the others: nobody could take over")
+    elif others:
+        versions = ", ".join(sorted(others))
+        yield Check(
+            "replicas", Result.WARNING, f"{message}; some are {versions}", "use the same version everywhere"
+        )
+    else:
+        yield Check("replicas", Result.OK, message)
 
 
 def storage(commits: coordinator_pb2.CommitTimes) -> Check:

@@ -113,6 +113,10 @@ class Client:
         """How the coordinator is."""
         return self._call(lambda line: line.coordinator.Status, coordinator_pb2.StatusRequest())
 
+    def replicas(self) -> coordinator_pb2.ReplicasResponse:
+        """The replicas of which the coordinator is one."""
+        return self._call(lambda line: line.coordinator.Replicas, coordinator_pb2.ReplicasRequest())
+
     def runs(self) -> run_pb2.RunServiceListResponse:
         """Every run."""
         return self._call(lambda line: line.runs.List, run_pb2.RunServiceListRequest())
@@ -181,6 +185,13 @@ class Client:
             f"{report.command('describe member', request.run_id, request.rank)}"
         )
         return self._call(lambda line: line.runs.Evict, request, unknown="" if request.dry_run else unknown)
+
+    def forget(self, request: run_pb2.ForgetRequest) -> run_pb2.ForgetResponse:
+        """Remove a run, or see whom that would affect."""
+        unknown = (
+            f"whether the run was forgotten is unknown; see: {report.command('describe run', request.run_id)}"
+        )
+        return self._call(lambda line: line.runs.Forget, request, unknown="" if request.dry_run else unknown)
 
     def _call(
         self,

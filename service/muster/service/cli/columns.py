@@ -5,7 +5,7 @@ from muster.service.cli.table import Column, name
 from muster.service.core import report
 from muster.service.rounds import RoundRow
 from muster.service.wire import missing_from_pb
-from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
+from muster.v1 import barrier_pb2, common_pb2, coordinator_pb2, rendezvous_pb2, run_pb2
 
 
 def barrier_state(barrier: barrier_pb2.Barrier) -> str:
@@ -166,6 +166,13 @@ DEPARTED: list[Column[rendezvous_pb2.DepartedNode]] = [
     Column(title="AGO", cell=lambda gone: duration(gone.since_ms)),
     Column(title="INCARNATION", cell=lambda gone: gone.node.incarnation, wide=True),
     Column(title="REASON", cell=lambda gone: gone.reason or NOTHING),
+]
+
+REPLICAS: list[Column[coordinator_pb2.Replica]] = [
+    Column(title="ADDRESS", cell=lambda replica: replica.address),
+    Column(title="STATE", cell=lambda replica: "LEADS" if replica.leads else "STANDS BY", state=True),
+    Column(title="VERSION", cell=lambda replica: replica.version),
+    Column(title="STARTED", cell=lambda replica: replica.started_at.ToJsonString()),
 ]
 
 MISSING: list[Column[common_pb2.MissingRank]] = [

@@ -1,33 +1,51 @@
 """``muster doctor``: why a job cannot use a coordinator, or that it can."""
 
 import os
+from typing import Annotated
 
 import typer
 
 from muster.service.address import Address
-from muster.service.cli import options
+from muster.service.cli import etcd, options
 from muster.service.cli.checks import Certificates, Check, Result, examine
 from muster.service.cli.client import connect
 from muster.service.cli.credentials import connecting, given
+from muster.service.cli.etcd_checks import members
 from muster.service.cli.options import Output
 from muster.service.cli.table import colorful, document, emit
 from muster.service.core import report
+from muster.service.etcd.location import SCHEME
 
 COLORS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
 NAME_CELLS = len("authorisation")
 RESULT_CELLS = max(map(len, Result))
 
 
+State = Annotated[
+    str,
+    typer.Option(
+        metavar="etcd://HOST:PORT/PREFIX", help="Look at etcd as well: the state, as muster serve takes it."
+    ),
+]
+
+
 @connecting
 def doctor(
+    state: State = "",
+    etcd_ca: etcd.Ca = None,
+    etcd_cert: etcd.Cert = None,
+    etcd_key: etcd.Key = None,
+    etcd_user: etcd.User = "",
+    etcd_password_file: etcd.PasswordFile = None,
     output: options.Format = Output.TABLE,
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Check a coordinator from here: reach, TLS, authorisation, version, storage and clock.
+    """Check a coordinator from here: reach, TLS, authorisation, version, replicas, storage and clock.
 
-    A line for each check. If MUSTER_RUN_ID is set, the token must be for that run. Ends with 3 if the
-    coordinator cannot be reached, and with 1 if something else failed. A warning is no failure.
+    A line for each check. With --state etcd://… every member of etcd is looked at, too. If MUSTER_RUN_ID is
+    set, the token must be for that run. Ends with 3 if the coordinator cannot be reached, and with 1 if
+    something else failed. A warning is no failure.
     """
     checks = []
     with connect(endpoint, timeout) as client:
@@ -40,6 +58,13 @@ def doctor(
             checks.append(check)
             if output is not Output.JSON:
                 emit(line(check, color=colorful()))
+    if state.startswith(SCHEME):
+        access = (etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+        with etcd.client(state, *access) as (client_of_etcd, _):
+            for check in members(client_of_etcd, timeout):
+                checks.append(check)
+                if output is not Output.JSON:
+                    emit(line(check, color=colorful()))
     if output is Output.JSON:
         emit(document({"endpoint": client.endpoint, "checks": [as_json(check) for check in checks]}))
     failed = [check for check in checks if check.result is Result.FAILED]

@@ -1,4 +1,4 @@
-"""``muster get``: runs, barriers, members and rounds, in lists."""
+"""``muster get``: runs, barriers, members, rounds and replicas, in lists."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -24,7 +24,7 @@ History = Annotated[
     typer.Option(min=1, max=1000, metavar="N", help="Decided barriers to show of each group, newest first."),
 ]
 
-app = typer.Typer(help="List runs, barriers, members or rounds.", no_args_is_help=True)
+app = typer.Typer(help="List runs, barriers, members, rounds or replicas.", no_args_is_help=True)
 
 
 @app.command()
@@ -124,6 +124,28 @@ def rounds(
         else:
             fresh = changes(map(rounds_of, looks), round_key, lambda row: row)
             _print_batches(fresh, columns.ROUNDS, output)
+
+
+@app.command()
+@connecting
+def replicas(
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    interval: options.Interval = options.DEFAULT_INTERVAL,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List the coordinators of which one leads, where the state is in etcd."""
+    with connect(endpoint, timeout) as client:
+        found = client.replicas()
+        if not found.replicas:
+            note(f"the coordinator at {client.endpoint} is the only one: its state is not in etcd")
+        if watch:
+            looks = _looks(found, client.replicas, interval)
+            fresh = changes((look.replicas for look in looks), lambda one: one.address, lambda one: one.leads)
+            _print_each(fresh, columns.REPLICAS, output)
+        else:
+            _print_all(found, found.replicas, columns.REPLICAS, output)
 
 
 # ---------------------------------------------------------------------- printing

@@ -13,6 +13,7 @@ from muster.service.cli.close import close
 from muster.service.cli.config import config
 from muster.service.cli.doctor import doctor
 from muster.service.cli.evict import evict
+from muster.service.cli.forget import forget
 from muster.service.cli.serve import serve
 from muster.service.cli.settings import CONTEXT_SETTINGS
 from muster.service.cli.top import top
@@ -32,6 +33,7 @@ app.add_typer(describe.app, name="describe")
 app.command()(abort)
 app.command()(close)
 app.command()(evict)
+app.command()(forget)
 app.command()(top)
 app.command()(doctor)
 app.command()(backup)

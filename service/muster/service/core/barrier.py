@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from muster.service.core.elapsed import COMING_BACK
 from muster.service.core.model import Failure, Shape
 from muster.service.core.process import Process
 
@@ -15,7 +16,9 @@ class OpenBarrier:
     timeout: float
     """Seconds; the first arrival's."""
     opened_at: float
-    """Monotonic."""
+    """Since when someone waits, on the monotonic clock: perhaps since before this coordinator began."""
+    deadline: float
+    """When it times out, on the monotonic clock. It never moves to later."""
     progress_at: float | None
     """When those who wait are told next how it stands, on the monotonic clock; None: no more."""
     last_arrival_at: float
@@ -26,10 +29,29 @@ class OpenBarrier:
     payload_bytes: int = 0
     failures: list[Failure] = field(default_factory=list)
 
-    @property
-    def deadline(self) -> float:
-        """When it times out, on the monotonic clock."""
-        return self.opened_at + self.timeout
+    @classmethod
+    def begin(
+        cls, sequence: int, shape: Shape, timeout: float, progress_after: float, now: float
+    ) -> "OpenBarrier":
+        """The barrier that the first arrival opens, which is still to be added.
+
+        Args:
+            sequence: its number.
+            shape: whom it covers.
+            timeout: seconds.
+            progress_after: seconds until those who wait are told who is missing: at most, and for 0, half of
+                the timeout.
+            now: on the monotonic clock.
+        """
+        return cls(
+            sequence=sequence,
+            shape=shape,
+            timeout=timeout,
+            opened_at=now,
+            deadline=now + timeout,
+            progress_at=now + min(progress_after or timeout, timeout / 2),
+            last_arrival_at=now,
+        )
 
     @property
     def due(self) -> float:
@@ -46,16 +68,39 @@ class OpenBarrier:
         """Whether every required rank has arrived."""
         return len(self.arrivals) == self.shape.size
 
-    def add(self, process: Process, payload: bytes, now: float) -> None:
-        """Count an arrival; a repeated one changes nothing."""
+    def add(self, process: Process, payload: bytes, since: float, timeout: float, now: float) -> None:
+        """Count an arrival; a repeated one changes nothing.
+
+        Args:
+            process: who arrives.
+            payload: what it brings.
+            since: when it arrived: now, or before this coordinator began.
+            timeout: seconds, of this arrival.
+            now: on the monotonic clock.
+        """
         if process.rank in self.arrivals:
             return
         self.arrivals[process.rank] = process
-        self.last_arrival_at = now
-        self.last_arrival_rank = process.rank
+        if since < self.opened_at:
+            self._count_from(since, timeout, now)
+        if since >= self.last_arrival_at or self.last_arrival_rank is None:
+            self.last_arrival_at = since
+            self.last_arrival_rank = process.rank
         if payload:
             self.payloads[process.rank] = payload
             self.payload_bytes += len(payload)
+
+    def _count_from(self, since: float, timeout: float, now: float) -> None:
+        """An arrival is earlier than those that are known: its timeout counts, unless it would be over later.
+
+        Whom the warning would name may be about to come back, so it waits for them.
+        """
+        before, self.opened_at = self.opened_at, since
+        if since + timeout < self.deadline:
+            self.deadline, self.timeout = since + timeout, timeout
+        if self.progress_at is not None:
+            progress_at = max(self.progress_at - (before - since), now + COMING_BACK)
+            self.progress_at = progress_at if progress_at < self.deadline else None
 
     def withdraw(self, rank: int) -> None:
         """Take an arrival back, because a newer incarnation speaks for the rank (design rule 11)."""

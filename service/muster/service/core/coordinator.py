@@ -4,25 +4,24 @@ The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the dr
 :meth:`Coordinator.next_deadline` and comes back with a ``Tick``.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from muster.service.core import report
 from muster.service.core.effects import (
+    Delivery,
     Effects,
     Evicted,
     EvictionRecord,
-    ForgetRun,
     GroupJoined,
     GroupRecord,
     NodeLeft,
-    Notice,
     ParticipantRecord,
     Record,
     Refused,
     RoundRecord,
     RunClosed,
+    RunForgotten,
     RunRecord,
     SpeakerRecord,
     StoreKeyRecord,
@@ -37,6 +36,7 @@ from muster.service.core.events import (
     Disconnected,
     Event,
     Evict,
+    Forget,
     Goodbye,
     Hello,
     JoinGroup,
@@ -47,6 +47,7 @@ from muster.service.core.events import (
     StoreRequest,
     Tick,
 )
+from muster.service.core.forgetting import Forgetting, check_unused, over
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
@@ -54,7 +55,7 @@ from muster.service.core.operations import Change, Waiting
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous
-from muster.service.core.retention import FOR_EVER, MOST_AT_ONCE, NOTE_INTERVAL, PAUSE, Retention
+from muster.service.core.retention import FOR_EVER, Retention
 from muster.service.core.run import Run
 from muster.service.core.store import Store, Total, Waiter
 from muster.service.core.timers import Timers
@@ -106,13 +107,8 @@ class Coordinator:
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
         self.stored = Total()
         """In the stores of all runs."""
-        self._reviews: Timers[Run] = Timers()
-        """When to see whether a run is to be forgotten."""
-        self._next_review = -math.inf
-        """They pause until then."""
+        self.forgetting = Forgetting(self.runs, retention)
         self._last_ordinal = epoch << EPOCH_SHIFT
-        self._began = -math.inf
-        """When the state was taken back."""
 
     # ------------------------------------------------------------------ driving
 
@@ -148,6 +144,8 @@ class Coordinator:
                 self._close(event, now, effects)
             case Evict():
                 self._evict(event, now, effects)
+            case Forget():
+                self._forget(event, effects)
             case StoreRequest():
                 self._store(event, now, effects)
             case Tick():
@@ -157,10 +155,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When the next ``Tick`` is wanted, on the monotonic clock; an early one does no harm."""
-        times = [self._timers.next_time()]
-        review = self._reviews.next_time()
-        if review is not None:
-            times.append(max(review, self._next_review))
+        times = self._timers.next_time(), self.forgetting.next_time()
         return min((time for time in times if time is not None), default=None)
 
     def restore(self, records: Iterable[Record], now: Instant) -> None:
@@ -168,7 +163,6 @@ class Coordinator:
 
         Every process that was there has the session TTL, counted from now, to come back.
         """
-        self._began = now.monotonic
         kept: dict[type, list[Record]] = {}
         for record in records:
             kept.setdefault(type(record), []).append(record)
@@ -202,8 +196,7 @@ class Coordinator:
             for process in run.roster:
                 for group in run.groups.values():
                     group.refresh(process.rank)
-            # What an older version kept is looked at soon, so that its time is written down.
-            self._reviews.arm(run, self.retention.due(run) if run.noted is not None else now.monotonic)
+        self.forgetting.restore(now)
 
     def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
         rounds: dict[str, list[RoundRecord]] = {}
@@ -272,7 +265,7 @@ class Coordinator:
             ordinal = self._ordinal(info)
             processes[info.rank] = run.enter(info, ordinal, event.session, unary, now, effects)
         session = self.sessions[event.session] = Session(event.session, run, processes)
-        self._used(run, now, effects)
+        self.forgetting.used(run, now, effects)
         return session
 
     def _ordinal(self, info: ProcessInfo) -> int:
@@ -294,8 +287,13 @@ class Coordinator:
     def _register(self, run: Run, now: Instant, effects: Effects) -> None:
         """Know a run from here on, if it is a new one."""
         if run.run_id not in self.runs:
-            if len(self.runs) >= self.limits.max_runs and (finished := self._finished(now)) is not None:
-                self._forget(finished, effects, report.made_room(finished.run_id, self.limits.max_runs))
+            if (
+                len(self.runs) >= self.limits.max_runs
+                and (finished := self.forgetting.finished(now)) is not None
+            ):
+                self.forgetting.forget(
+                    finished, effects, report.made_room(finished.run_id, self.limits.max_runs)
+                )
             self.runs[run.run_id] = run
             run.keep(now, effects)
 
@@ -323,24 +321,24 @@ class Coordinator:
             process.leave(now.monotonic)
             session.run.gone(process, effects, event.reason)
         session.run.check(now, effects)
-        self._used(session.run, now, effects)
+        self.forgetting.used(session.run, now, effects)
 
     def _disconnected(self, event: Disconnected, now: Instant, effects: Effects) -> None:
         if event.session in self.attendances:
             run, node = self.attendances.pop(event.session)
             run.rendezvous.disconnect(node, event.session, now)
-            self._used(run, now, effects)
+            self.forgetting.used(run, now, effects)
         store = self._waiting.pop(event.session, None)
         if store is not None:
             store.forget(event.session)
-            self._used(self.runs.get(store.run_id), now, effects)
+            self.forgetting.used(self.runs.get(store.run_id), now, effects)
         session = self.sessions.pop(event.session, None)
         if session is None:
             return
         for process in self._still_its(session):
             process.disconnect(now.monotonic)
             self._timers.arm(process, now.monotonic + self.session_ttl)
-        self._used(session.run, now, effects)
+        self.forgetting.used(session.run, now, effects)
 
     def _still_its(self, session: Session) -> list[Process]:
         """The session's processes that belong to the run and have not moved to another session."""
@@ -354,7 +352,7 @@ class Coordinator:
                 groups.append(item)
             elif isinstance(item, Rendezvous):
                 item.on_time(now, effects)
-                self._review_in_time(self.runs.get(item.run_id))
+                self.forgetting.review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
             elif (run := self._expire(item, now, effects)) is not None:
@@ -362,13 +360,13 @@ class Coordinator:
         # All who died at once are known before a barrier fails, so that its report names them all.
         for run in runs.values():
             run.check(now, effects)
-            self._review_in_time(run)
+            self.forgetting.review_in_time(run)
         for group in groups:
             waited = group.open
             group.on_time(now, effects)
             if group.open is not waited:
-                self._used(self.runs.get(group.run_id), now, effects)
-        self._review(now, effects)
+                self.forgetting.used(self.runs.get(group.run_id), now, effects)
+        self.forgetting.review(now, effects)
 
     def _expire(self, process: Process, now: Instant, effects: Effects) -> Run | None:
         """Give a process up whose session did not come back, if that is still so."""
@@ -382,62 +380,6 @@ class Coordinator:
         process.expire()
         run.gone(process, effects)
         return run
-
-    # ------------------------------------------------------------------ forgetting
-
-    def _used(self, run: Run | None, now: Instant, effects: Effects) -> None:
-        """Someone did something with a run, or left it: the time begins anew until it is forgotten."""
-        if run is None or self.runs.get(run.run_id) is not run:
-            return
-        run.active = now
-        if run.noted is None or now.monotonic - run.noted.monotonic >= NOTE_INTERVAL:
-            run.keep(now, effects)
-        self._review_in_time(run)
-
-    def _review_in_time(self, run: Run | None) -> None:
-        """See to it that a run is looked at when its time may be over."""
-        if run is not None:
-            self._reviews.arm(run, self.retention.due(run))
-
-    def _review(self, now: Instant, effects: Effects) -> None:
-        """Forget the runs whose time is over, so many at once."""
-        if now.monotonic < self._next_review:
-            return
-        runs = self._reviews.pop_due(now.monotonic, MOST_AT_ONCE)
-        if len(runs) == MOST_AT_ONCE:
-            self._next_review = now.monotonic + PAUSE
-        for run in runs:
-            if run.noted is None:
-                run.keep(now, effects)
-            if now.monotonic < self.retention.due(run):
-                self._review_in_time(run)
-            elif not run.in_use:
-                kept = self.retention.of(run)
-                self._forget(run, effects, report.run_forgotten(run.run_id, run.closed is not None, kept))
-            # Whoever uses the run has it looked at again at the end of that.
-
-    def _finished(self, now: Instant) -> Run | None:
-        """The closed run that has been out of use for longest; a new one may take its place."""
-        finished = (run for run in self.runs.values() if self.makes_room(run, now))
-        return min(finished, key=lambda run: run.active.monotonic, default=None)
-
-    def makes_room(self, run: Run, now: Instant) -> bool:
-        """Whether a run is closed, not kept for ever, and whoever may come back to it had the time.
-
-        Who calls now and then uses the run all the same, and after a start of the coordinator nobody is
-        connected yet.
-        """
-        unused = now.monotonic - max(run.active.monotonic, self._began)
-        spare = run.closed is not None and self.retention.closed > 0 and unused >= NOTE_INTERVAL
-        return spare and not run.in_use
-
-    def _forget(self, run: Run, effects: Effects, message: str) -> None:
-        run.end()
-        self._reviews.disarm(run)
-        del self.runs[run.run_id]
-        effects.records.append(ForgetRun(run.run_id))
-        effects.forgotten.append(run.run_id)
-        effects.notices.append(Notice("run.forgotten", run.run_id, message))
 
     # ------------------------------------------------------------------ barriers
 
@@ -492,8 +434,8 @@ class Coordinator:
                         f"{session.run.run_id} without having joined it. Send JoinGroup first.",
                     )
                 self._check_timeout(event.timeout)
-                after = event.progress_after
-                group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after)
+                after, waited = event.progress_after, event.waited
+                group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after, waited)
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
 
@@ -511,7 +453,7 @@ class Coordinator:
                 )
             decision = group.abort(event.reason or "by an operator", now, effects)
             assert decision is not None
-            self._used(self.runs[event.run_id], now, effects)
+            self.forgetting.used(self.runs[event.run_id], now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
             return
@@ -529,12 +471,12 @@ class Coordinator:
             return
         self._register(run, now, effects)
         self.attendances[event.session] = run, node
-        self._used(run, now, effects)
+        self.forgetting.used(run, now, effects)
 
     def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
         run = self.runs.get(event.run_id)
         left = run is not None and run.rendezvous.leave(event.incarnation, event.reason, now, effects)
-        self._used(run, now, effects)
+        self.forgetting.used(run, now, effects)
         effects.send(event.session, NodeLeft(left))
 
     def _close(self, event: CloseRun, now: Instant, effects: Effects) -> None:
@@ -548,7 +490,7 @@ class Coordinator:
                 run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
             assert run.closed is not None
-            self._used(run, now, effects)
+            self.forgetting.used(run, now, effects)
             effects.send(event.session, RunClosed(run.closed, was_closed))
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
@@ -558,10 +500,33 @@ class Coordinator:
             self._check_reason(event.reason)
             run = self.run(event.run_id)
             run.evict(event.rank, event.reason, now, effects)
-            self._used(run, now, effects)
+            self.forgetting.used(run, now, effects)
             effects.send(event.session, Evicted())
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
+
+    def _forget(self, event: Forget, effects: Effects) -> None:
+        try:
+            run = self.run(event.run_id)
+            if not event.force:
+                check_unused(run)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+            return
+        streams = self._streams_of(run)
+        for session in streams:
+            self.sessions.pop(session, None)
+            self.attendances.pop(session, None)
+            self._waiting.pop(session, None)
+        effects.deliveries.append(Delivery(streams, Refused(over(run), final=True)))
+        self.forgetting.forget(run, effects, report.forgotten_on_demand(run.run_id))
+        effects.send(event.session, RunForgotten())
+
+    def _streams_of(self, run: Run) -> list[SessionId]:
+        """Every stream, and every call that waits, that has to do with a run."""
+        streams = [session.id for session in self.sessions.values() if session.run is run]
+        streams += [session for session, (its, _) in self.attendances.items() if its is run]
+        return streams + list(run.store.waiters)
 
     # ------------------------------------------------------------------ the store
 
@@ -579,7 +544,7 @@ class Coordinator:
             self._register(run, now, effects)
         if event.session in run.store.waiters:
             self._waiting[event.session] = run.store
-        self._used(run, now, effects)
+        self.forgetting.used(run, now, effects)
 
     # ------------------------------------------------------------------ looking up
 
@@ -705,7 +670,11 @@ class Coordinator:
     def _check_run(self, run_id: str, now: Instant) -> None:
         self._check_name("run_id", run_id)
         known = len(self.runs)
-        if run_id not in self.runs and known >= self.limits.max_runs and self._finished(now) is None:
+        if (
+            run_id not in self.runs
+            and known >= self.limits.max_runs
+            and self.forgetting.finished(now) is None
+        ):
             raise limit_exceeded(
                 "max_runs",
                 self.limits.max_runs,

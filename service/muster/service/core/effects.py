@@ -272,6 +272,11 @@ class Evicted:
     """Answers an Evict."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunForgotten:
+    """Answers a Forget."""
+
+
 Message: TypeAlias = (
     Welcome
     | GroupJoined
@@ -285,6 +290,7 @@ Message: TypeAlias = (
     | NodeLeft
     | RunClosed
     | Evicted
+    | RunForgotten
     | Answer
 )
 

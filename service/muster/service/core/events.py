@@ -68,6 +68,8 @@ class Arrive(NamedTuple):
     arrivals: tuple[Arrival, ...]
     progress_after: float = 0.0
     """Seconds until those who wait are told who is missing: at most, and for 0, half of the timeout."""
+    waited: float = 0.0
+    """Seconds since it was first sent, perhaps to a coordinator before this one; 0 when first sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class JoinRendezvous:
     settings: RendezvousSettings
     round: int | None = None
     """The round that this attempt was told."""
+    waited: float = 0.0
+    """Seconds that this attempt has waited for a round, perhaps with a coordinator before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,16 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Someone removes a run with all that is kept of it; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    force: bool = False
+    """Even if someone uses it: their streams, and all that waits, end."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRequest:
     """A call asks something of a run's store; the answer goes to ``session``."""
 
@@ -191,6 +205,7 @@ Event: TypeAlias = (
     | LeaveRendezvous
     | CloseRun
     | Evict
+    | Forget
     | StoreRequest
     | Tick
 )

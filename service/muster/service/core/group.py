@@ -7,7 +7,7 @@ The rules of design.md §3 that are kept here, each in the method named:
 - the missing are named (5): ``missing``
 - the dead are not waited for (6): ``check``
 - a vote is an abort (7), disagreement is an error for all (8): ``_count``
-- the first arrival's timeout (9): ``_open_barrier``, ``on_time``
+- the first arrival's timeout (9): ``arrive``, ``on_time``, and ``OpenBarrier``
 - subsets and payloads (10): ``_check_shape``, ``_check_arrival``
 - the newest incarnation speaks (11), and is told where it stands (12): ``join``
 """
@@ -28,6 +28,7 @@ from muster.service.core.effects import (
     Refused,
     SpeakerRecord,
 )
+from muster.service.core.elapsed import elapsed
 from muster.service.core.events import Arrival
 from muster.service.core.limits import Limits
 from muster.service.core.model import (
@@ -258,6 +259,7 @@ class Group:
         now: Instant,
         effects: Effects,
         progress_after: float = 0.0,
+        waited: float = 0.0,
     ) -> None:
         """A rank arrives, or asks again. A decided sequence is over, and answers with its decision."""
         speaker = self.speakers.get(process.rank)
@@ -269,7 +271,13 @@ class Group:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
                 self._check_unheard(speaker.shape)
-                self._open_barrier(speaker.shape, timeout, progress_after, now)
+                begin = sequence, speaker.shape, timeout, progress_after, now.monotonic
+                self.open = OpenBarrier.begin(*begin)
+                self._timers.arm(self, self.open.due)
+            since = now.monotonic - elapsed(waited, timeout)
+            self.open.add(process, arrival.payload, since, timeout, now.monotonic)
+            if waited:
+                self._timers.arm(self, self.open.due)
             speaker.last = sequence
             self._count(speaker, arrival, now, effects)
         else:
@@ -365,23 +373,10 @@ class Group:
                 "a release, and a rank that was missing must still hear each of them",
             )
 
-    def _open_barrier(self, shape: Shape, timeout: float, progress_after: float, now: Instant) -> None:
-        opened_at = now.monotonic
-        self.open = OpenBarrier(
-            sequence=self.next_sequence,
-            shape=shape,
-            timeout=timeout,
-            opened_at=opened_at,
-            progress_at=opened_at + min(progress_after or timeout, timeout / 2),
-            last_arrival_at=opened_at,
-        )
-        self._timers.arm(self, self.open.due)
-
     def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
-        """Count one arrival at the open barrier, and decide if there is nothing left to wait for."""
+        """Decide, if there is nothing left to wait for after an arrival at the open barrier."""
         barrier = self.open
         assert barrier is not None
-        barrier.add(speaker.process, arrival.payload, now.monotonic)
         failure = arrival.failure
         if failure is None and barrier.payload_bytes > self._limits.max_gather_bytes:
             failure = self._too_much(barrier).message
@@ -586,8 +581,8 @@ class Group:
             raise Refusal(
                 Reason.SEQUENCE_AHEAD,
                 f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
-                f"#{upcoming}. Either the process did not take its sequence from the "
-                "coordinator, or the coordinator lost its state (memory: storage does not survive a "
+                f"#{upcoming}. Either the process did not take its sequence from the coordinator, or the run "
+                "was forgotten, or the coordinator lost its state (memory: storage does not survive a "
                 "restart): start the run as a new generation.",
                 next_sequence=upcoming,
             )

@@ -25,6 +25,8 @@ class Reason(enum.StrEnum):
     NO_OPEN_BARRIER = enum.auto()
     SESSION_REPLACED = enum.auto()
     RUN_CLOSED = enum.auto()
+    RUN_FORGOTTEN = enum.auto()
+    RUN_IN_USE = enum.auto()
     RENDEZVOUS_TIMED_OUT = enum.auto()
     NODE_REMOVED = enum.auto()
     NODE_NOT_NEEDED = enum.auto()

@@ -26,6 +26,7 @@ from muster.service.core.effects import (
     RoundRecord,
     Standing,
 )
+from muster.service.core.elapsed import elapsed
 from muster.service.core.events import JoinRendezvous, SessionId
 from muster.service.core.model import Closed, Instant, NodeInfo, NodeStanding, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
@@ -53,7 +54,7 @@ class Node:
     since: float
     """When its stream was opened or lost, on the monotonic clock."""
     joined_at: float
-    """Since when it waits for a round."""
+    """Since when it waits for a round: perhaps since before this coordinator began."""
     arrival: int
     """Its order among all joins."""
     standing: NodeStanding = NodeStanding.PARTICIPANT
@@ -222,10 +223,10 @@ class Rendezvous:
         self._arrivals += 1
         node.arrival = self._arrivals
         node.settings = ask.settings
-        node.joined_at = now.monotonic
+        node.joined_at = now.monotonic - elapsed(ask.waited, ask.settings.join_timeout)
         self._place(node)
         self._tell_place(node, effects)
-        self._timers.arm(self, now.monotonic + ask.settings.join_timeout)
+        self._timers.arm(self, node.joined_at + ask.settings.join_timeout)
         self._settle(now, effects)
         return node
 

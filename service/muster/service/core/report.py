@@ -307,6 +307,22 @@ def made_room(run_id: str, most: int) -> str:
     return f"run {run_id} was forgotten: it was closed, and a new run needed its place (max_runs is {most:,})"
 
 
+def forgotten_on_demand(run_id: str) -> str:
+    """Why nothing is left of a run that may have been in use."""
+    return f"run {run_id} was forgotten: an operator asked for it (muster forget)"
+
+
+def users(processes: int, nodes: int, calls: int) -> str:
+    """Who uses a run."""
+    counted = (
+        (processes, "process is", "processes are", "connected to it, or may come back"),
+        (nodes, "node has", "nodes have", "a place in its rendezvous"),
+        (calls, "call waits", "calls wait", "for its keys"),
+    )
+    found = [f"{count:,} {one if count == 1 else many} {what}" for count, one, many, what in counted if count]
+    return "; ".join(found) or "a barrier with an arrival is open"
+
+
 def run_closed(run_id: str, closed: Closed) -> str:
     """How a run was closed."""
     why = f": {shown(closed.reason)}" if closed.reason else ""

@@ -126,7 +126,9 @@ class Store:
         self._keep(record)
 
     def end(self) -> None:
-        """The run is forgotten: its bytes are free."""
+        """The run is forgotten: its bytes are free, and nobody waits for its keys any more."""
+        for session in list(self.waiters):
+            self.forget(session)
         self._total.bytes -= self.bytes + len(self.values) * KEY_BYTES
         self._total.bytes -= self._last_bytes + len(self._last) * ANSWER_BYTES
 

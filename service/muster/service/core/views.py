@@ -8,6 +8,7 @@ from itertools import islice
 from muster.service.core import report
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import RoundRecord
+from muster.service.core.forgetting import check_unused
 from muster.service.core.group import Group
 from muster.service.core.model import (
     Closed,
@@ -155,6 +156,20 @@ class EvictionView:
     """(prefix, sequence)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgettingView:
+    """Whom the removal of a run affects."""
+
+    processes: int
+    """Those that are connected, and those that may come back."""
+    nodes: int
+    """Those that have a place in its rendezvous."""
+    open_barriers: tuple[tuple[str, int], ...]
+    """(prefix, sequence)."""
+    waiting_calls: int
+    """For keys of its store."""
+
+
 def runs(coordinator: Coordinator) -> list[RunView]:
     """All runs, by id."""
     return [run(coordinator.runs[run_id]) for run_id in sorted(coordinator.runs)]
@@ -185,7 +200,7 @@ def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
     """What is used of the bounds that all runs share."""
     limits = coordinator.limits
     # A finished run makes room for a new one.
-    runs = sum(not coordinator.makes_room(run, now) for run in coordinator.runs.values())
+    runs = sum(not coordinator.forgetting.makes_room(run, now) for run in coordinator.runs.values())
     sessions = len(coordinator.sessions) + len(coordinator.attendances)
     return [
         UsageView(limit="max_runs", used=runs, most=limits.max_runs),
@@ -282,12 +297,29 @@ def closing(coordinator: Coordinator, run_id: str, *, create: bool = False) -> C
         waiting_nodes=tuple(node.info for node in waiting),
         nodes_in_round=state.count(NodeStanding.PARTICIPANT) if state.complete else 0,
         connected_processes=sum(process.state is MemberState.CONNECTED for process in run.roster),
-        open_barriers=tuple(
-            (prefix, group.open.sequence)
-            for prefix, group in sorted(run.groups.items())
-            if group.open is not None
-        ),
+        open_barriers=_open_barriers(run),
         closed=run.closed,
+    )
+
+
+def _open_barriers(run: Run) -> tuple[tuple[str, int], ...]:
+    groups = sorted(run.groups.items())
+    return tuple((prefix, group.open.sequence) for prefix, group in groups if group.open is not None)
+
+
+def forgetting(run: Run, *, force: bool) -> ForgettingView:
+    """Whom the removal of a run affects.
+
+    Raises:
+        Refusal: RUN_IN_USE, unless it is to be forced.
+    """
+    if not force:
+        check_unused(run)
+    return ForgettingView(
+        processes=sum(process.state.living for process in run.roster),
+        nodes=len(run.rendezvous),
+        open_barriers=_open_barriers(run),
+        waiting_calls=len(run.store.waiters),
     )
 
 

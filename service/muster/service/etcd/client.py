@@ -300,18 +300,23 @@ class Etcd:
         Returns:
             By endpoint: its answer, or why there is none.
         """
-        found: dict[str, pb.StatusResponse | EtcdError | PassingError] = {}
-        for endpoint in self.endpoints:
-            line = Line(endpoint, self._access)
-            try:
-                metadata = self._metadata(line, timeout)
-                answer = self._called(line, STATUS, pb.StatusRequest(), metadata, timeout)
-                found[endpoint] = cast(pb.StatusResponse, answer)
-            except grpc.RpcError as error:
-                found[endpoint] = judged(error, endpoint)
-            finally:
-                line.channel.close()
-        return found
+        return {endpoint: self.status(endpoint, timeout) for endpoint in self.endpoints}
+
+    def status(self, endpoint: str, timeout: float) -> pb.StatusResponse | EtcdError | PassingError:
+        """Ask one member how it is.
+
+        Returns:
+            Its answer, or why there is none.
+        """
+        line = Line(endpoint, self._access)
+        try:
+            metadata = self._metadata(line, timeout)
+            answer = self._called(line, STATUS, pb.StatusRequest(), metadata, timeout)
+            return cast(pb.StatusResponse, answer)
+        except grpc.RpcError as error:
+            return judged(error, endpoint)
+        finally:
+            line.channel.close()
 
     def close(self) -> None:
         """End all connections; calls that wait fail."""

@@ -85,6 +85,11 @@ TLS_FAULTS = (
     ),
     ("Hostname Verification", "its certificate is for another name; reach it by a name that is in it"),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS; leave --etcd-ca out"),
+    (
+        "Handshake read failed",
+        "the connection is closed in the TLS handshake: it may not speak TLS (leave --etcd-ca out), or ask "
+        "for a certificate (give --etcd-cert and --etcd-key)",
+    ),
     ("Ssl handshake failed", "the TLS handshake failed; look at --etcd-ca, --etcd-cert and --etcd-key"),
 )
 """Signs in gRPC's words that no waiting mends."""
@@ -108,6 +113,8 @@ def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
     for sign, sentence in _SENTENCES:
         if sign in details:
             return EtcdError(f"{sentence}; {said}")
+    if code is grpc.StatusCode.CANCELLED:
+        return PassingError(f"{endpoint} was given up: it did not answer another call")
     if code in PASSING:
         fault = tls_fault(details)
         return PassingError(f"{endpoint}: {fault}" if fault else said)

@@ -68,6 +68,7 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
                 for a in at_most("arrivals", arrive.arrivals)
             ),
             arrive.progress_after_ms / 1000,
+            arrive.waited_ms / 1000,
         )
     if kind == "hello":
         return _hello(session, request.hello)
@@ -118,6 +119,7 @@ def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinReque
         request.attempt,
         settings_from_pb(request),
         request.round if request.HasField("round") else None,
+        request.waited_ms / 1000,
     )
 
 

@@ -33,6 +33,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.NO_OPEN_BARRIER: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SESSION_REPLACED: grpc.StatusCode.ABORTED,
     Reason.RUN_CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.RUN_FORGOTTEN: grpc.StatusCode.ABORTED,
+    Reason.RUN_IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.RENDEZVOUS_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.NODE_REMOVED: grpc.StatusCode.ABORTED,
     Reason.NODE_NOT_NEEDED: grpc.StatusCode.FAILED_PRECONDITION,

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from muster.service.core import views
-from muster.service.core.effects import Evicted
-from muster.service.core.events import Evict
+from muster.service.core.effects import Evicted, RunForgotten
+from muster.service.core.events import Evict, Forget
 from muster.service.driver import Driver
 from muster.service.rpc import errors
 from muster.service.rpc.call import Call
@@ -59,6 +59,24 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         return run_pb2.EvictResponse(
             members=members_to_pb(affected.members),
             failed_barriers=barrier_names_to_pb(affected.failed_barriers),
+        )
+
+    async def Forget(  # noqa: N802
+        self, request: run_pb2.ForgetRequest, context: Any
+    ) -> run_pb2.ForgetResponse:
+        """Remove a run, or say who would be affected."""
+        affected = await self._driver.query(
+            lambda core, _: views.forgetting(core.run(request.run_id), force=request.force)
+        )
+        if not request.dry_run:
+            with Call(self._driver, RunForgotten) as call:
+                self._driver.submit(Forget(call.id, request.run_id, request.force))
+                await call.answer()
+        return run_pb2.ForgetResponse(
+            processes=affected.processes,
+            nodes=affected.nodes,
+            open_barriers=barrier_names_to_pb(affected.open_barriers),
+            waiting_calls=affected.waiting_calls,
         )
 
     async def Watch(  # noqa: N802

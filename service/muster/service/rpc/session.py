@@ -42,6 +42,8 @@ class Session:
     def deliver(self, outgoing: Outgoing) -> None:
         """Send a message; a final refusal also ends the stream, with its status."""
         message = outgoing.message
+        if self._closed:
+            return  # What was said before is the end.
         if type(message) is Refused and message.final:
             self._status = message.refusal
             self._closed = True

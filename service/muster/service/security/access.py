@@ -56,6 +56,7 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.StoreService/ListKeys": WORKS,
     "/muster.v1.StoreService/NumKeys": WORKS,
     "/muster.v1.RunService/Evict": OPERATES,
+    "/muster.v1.RunService/Forget": OPERATES,
 }
 """By method. One that is not in the table is an operator's."""
 

@@ -49,6 +49,7 @@ def test_top_refuses_a_stdout_that_is_no_terminal():
         ("evict", "job1", "-1"),
         ("evict", "job1", str(2**31)),
         ("evict", "job1", "three"),
+        ("forget",),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(arguments):

@@ -24,6 +24,8 @@ def test_the_reasons_are_stable():
         "NO_OPEN_BARRIER",
         "SESSION_REPLACED",
         "RUN_CLOSED",
+        "RUN_FORGOTTEN",
+        "RUN_IN_USE",
         "RENDEZVOUS_TIMED_OUT",
         "NODE_REMOVED",
         "NODE_NOT_NEEDED",

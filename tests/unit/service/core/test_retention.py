@@ -237,7 +237,7 @@ def test_nothing_holds_a_forgotten_run(world: World):
     one.die()
     close(world)
     assert forgotten_after(world) == CLOSED
-    assert world.coordinator.next_deadline() is None or world.coordinator._reviews._armed == {}
+    assert world.coordinator.next_deadline() is None or world.coordinator.forgetting._reviews._armed == {}
     assert world.coordinator._timers._armed == {}
 
 
@@ -247,7 +247,7 @@ def test_what_was_to_be_looked_at_later_does_not_keep_runs_that_were_closed_and_
         close(world, f"job{number}")
     world.wait(2 * CLOSED)
     assert not world.coordinator.runs
-    assert len(world.coordinator._reviews._heap) < 100
+    assert len(world.coordinator.forgetting._reviews._heap) < 100
 
 
 def test_a_process_that_comes_back_from_before_is_told_so(world: World):

@@ -38,7 +38,7 @@ def test_another_member_is_asked(code: grpc.StatusCode, details: str):
     found = fault(code, details)
     assert isinstance(found, PassingError)
     assert found.elsewhere
-    assert "etcd-0:2379 said" in str(found)
+    assert "etcd-0:2379 " in str(found)
 
 
 def test_the_same_member_is_asked_again_when_it_has_too_much_to_do():

@@ -105,7 +105,7 @@ class TestParse:
             session_pb2.Arrival(rank=2),
         ]
         said = session_pb2.Arrive(prefix="ckpt", sequence=7, timeout_ms=1_500, arrivals=arrivals)
-        said.progress_after_ms = 250
+        said.progress_after_ms, said.waited_ms = 250, 4_500
         assert parse(arrive=said) == events.Arrive(
             SESSION,
             "ckpt",
@@ -113,6 +113,7 @@ class TestParse:
             1.5,
             (events.Arrival(0, b"\0\xff"), events.Arrival(1, b"", "disk full"), events.Arrival(2)),
             0.25,
+            4.5,
         )
 
     def test_a_vote_without_a_reason_is_still_a_vote(self):
@@ -280,6 +281,8 @@ class TestNodes:
     def test_a_join_with_a_round_and_one_without(self):
         asked = events.JoinRendezvous(SESSION, "job1", NODE, 3, SETTINGS)
         assert codec.join_rendezvous(SESSION, a_join()) == asked
+        waited = dataclasses.replace(asked, waited=4.5)
+        assert codec.join_rendezvous(SESSION, a_join(waited_ms=4_500)) == waited
         assert codec.join_rendezvous(SESSION, a_join(round=0)) == dataclasses.replace(asked, round=0)
 
     def test_an_empty_join_is_for_the_core_to_refuse(self):

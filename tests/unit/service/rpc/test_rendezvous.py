@@ -364,3 +364,23 @@ async def test_evicting_says_who_is_affected_and_a_dry_run_changes_nothing():
             common_pb2.MEMBER_STATE_EVICTED,
         ]
         assert (await refusal(service.runs.Evict(request, None))).reason is Reason.MEMBER_NOT_FOUND
+
+
+# ---------------------------------------------------------------------- forgetting
+
+
+@in_virtual_time
+async def test_forgetting_is_refused_while_someone_uses_the_run_and_a_dry_run_changes_nothing():
+    async with serving() as service:
+        a_rank_waits(service)
+        request = run_pb2.ForgetRequest(run_id="job1")
+        for request.dry_run in (True, False):
+            assert (await refusal(service.runs.Forget(request, None))).reason is Reason.RUN_IN_USE
+        request.force = request.dry_run = True
+        shown = await service.runs.Forget(request, None)
+        assert (shown.processes, shown.nodes, shown.waiting_calls) == (1, 0, 0)
+        assert [(one.prefix, one.sequence) for one in shown.open_barriers] == [("checkpoint", 0)]
+        assert (await service.get()).run_id == "job1"
+        request.dry_run = False
+        assert await service.runs.Forget(request, None) == shown
+        assert (await refusal(service.runs.Forget(request, None))).reason is Reason.RUN_NOT_FOUND

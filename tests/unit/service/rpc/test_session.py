@@ -156,6 +156,17 @@ async def test_a_goodbye_ends_the_stream_with_ok_once_all_is_sent():
         assert one.context.heard.get_nowait() == b"last"
 
 
+async def test_nothing_is_said_behind_the_end():
+    over = Refusal(Reason.RUN_FORGOTTEN, "the run is gone")
+    async with stream() as one:
+        one.context.reads.clear()
+        one.deliver(Refused(over, final=True), b"over")
+        one.deliver(Refused(Refusal(Reason.HELLO_REQUIRED, "who are you?"), "p", 3), b"confusing")
+        one.context.reads.set()
+        assert_refused(await one.ends(), Reason.RUN_FORGOTTEN)
+        assert (one.context.heard.get_nowait(), one.context.heard.empty()) == (b"over", True)
+
+
 async def test_a_half_closed_stream_lives_on():
     async with stream() as one:
         one.context.says(grpc.aio.EOF)

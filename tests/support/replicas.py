@@ -1,0 +1,147 @@
+"""Several real coordinators on one etcd, each behind proxies that can cut it off."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.support.coordinator import Coordinator
+from tests.support.etcd import Cluster
+from tests.support.patience import until
+from tests.support.proxy import Proxy
+
+ANSWERS_WITHIN = 2.0
+"""Seconds; who takes longer is stopped, and does not lead."""
+LEASE_TTL = 2
+"""Seconds; the shortest that etcd gives."""
+
+
+class Replica:
+    """One of them.
+
+    Args:
+        folder: where its log goes.
+        etcd: where the state is.
+        prefix: under which keys.
+        stack: ends what it needs.
+        extra: further arguments of ``muster serve``.
+        lease_ttl: seconds.
+        environment: of the process, if it is another than this one's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        etcd: Cluster,
+        prefix: str,
+        stack: ExitStack,
+        extra: Sequence[str] = (),
+        lease_ttl: float = LEASE_TTL,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        folder.mkdir()
+        ports = [int(endpoint.rpartition(":")[2]) for endpoint in etcd.endpoints]
+        self.to_etcd = [stack.enter_context(Proxy(port)) for port in ports]
+        members = ",".join(proxy.endpoint for proxy in self.to_etcd)
+        self.coordinator = Coordinator(
+            folder,
+            state=f"etcd://{members}/{prefix}",
+            extra=(f"--lease-ttl={lease_ttl:g}", *extra),
+            environment=environment,
+        )
+        self.to_workers = stack.enter_context(Proxy(self.coordinator.port))
+        self.endpoint = self.to_workers.endpoint
+        """What it says of itself."""
+        self.coordinator.advertise(self.endpoint)
+        stack.callback(self.coordinator.kill)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, and serves."""
+        try:
+            status, text = self.coordinator.get("/readyz", timeout=ANSWERS_WITHIN)
+        except OSError:
+            return False
+        return (status, text) == (200, "ok\n")
+
+    def told(self) -> dict[str, object]:
+        """What a standby's page says, for programs."""
+        found = json.loads(self.coordinator.get("/status.json")[1])
+        assert isinstance(found, dict)
+        return found
+
+    def cut_from_etcd(self) -> None:
+        """It reaches no member any more, without hearing of it."""
+        for proxy in self.to_etcd:
+            proxy.black_hole()
+
+    def slow_etcd(self, seconds: float) -> None:
+        """Each answer of etcd's comes late."""
+        for proxy in self.to_etcd:
+            proxy.delay(seconds)
+
+    def cut_from_workers(self) -> None:
+        """Nothing from or to workers comes through, without anyone hearing of it."""
+        self.to_workers.black_hole()
+
+    def heal(self) -> None:
+        """All its connections are good again; what a black hole swallowed is lost with its connection."""
+        for proxy in (*self.to_etcd, self.to_workers):
+            proxy.heal()
+            proxy.cut()
+
+
+class Replicas:
+    """All of them.
+
+    Args:
+        members: one by one.
+    """
+
+    def __init__(self, members: list[Replica]) -> None:
+        self.members = members
+
+    @property
+    def endpoint(self) -> str:
+        """What workers are given: the addresses of all."""
+        return ",".join(replica.endpoint for replica in self.members)
+
+    def start(self) -> None:
+        """Start all that do not run."""
+        for replica in self.members:
+            if not replica.coordinator.runs:
+                replica.coordinator.start()
+
+    def leader(self) -> Replica:
+        """The one that leads, as soon as there is one."""
+        until(lambda: any(replica.leads for replica in self.members), "nobody leads")
+        return next(replica for replica in self.members if replica.leads)
+
+    def standbys(self) -> list[Replica]:
+        """The others that run."""
+        leader = self.leader()
+        return [one for one in self.members if one is not leader and one.coordinator.runs]
+
+
+@contextmanager
+def replicas(
+    folder: Path,
+    etcd: Cluster,
+    count: int = 3,
+    *,
+    prefix: str = "muster",
+    extra: Sequence[str] = (),
+    lease_ttl: float = LEASE_TTL,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Replicas]:
+    """Several replicas that run, one of which leads."""
+    with ExitStack() as stack:
+        found = Replicas(
+            [
+                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl, environment)
+                for number in range(count)
+            ]
+        )
+        found.start()
+        found.leader()
+        yield found

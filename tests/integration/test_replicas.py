@@ -254,10 +254,22 @@ def asking_within(endpoint: str, seconds: float) -> None:
 @pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
 def test_an_error_names_who_was_called_and_what_each_has_said(within: Callable[[str, float], None]):
     with Standby(hold=0.1) as standby, Address() as dead, pytest.raises(ConnectError) as caught:
-        within(f"{standby.endpoint},{dead.endpoint}", 1.0)
+        within(f"{standby.endpoint},{dead.endpoint}", 3.0)
     said = str(caught.value)
     assert f"{standby.endpoint}: UNAVAILABLE: this replica stands by: nobody leads now." in said
     assert f"{dead.endpoint}: UNAVAILABLE: failed to connect" in said
+
+
+@pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
+def test_while_nobody_leads_nobody_can_be_reached(within: Callable[[str, float], None]):
+    """And nothing was refused: callers may try again."""
+    with (
+        Standby(hold=0.1) as one,
+        Standby(hold=0.1) as two,
+        pytest.raises(ConnectError, match=f"{one.endpoint}: UNAVAILABLE: this replica stands by") as caught,
+    ):
+        within(f"{one.endpoint},{two.endpoint}", 3.0)
+    assert f"{two.endpoint}: UNAVAILABLE: this replica stands by" in str(caught.value)
 
 
 @pytest.mark.parametrize("within", [barrier_within, store_within, round_within, asking_within])
@@ -372,7 +384,7 @@ def test_a_replica_with_the_certificate_of_another_name_is_none(
         Address() as dead,
         pytest.raises(ConnectError, match="the coordinator's certificate is for another name than the"),
     ):
-        within(f"{leader.endpoint},{dead.endpoint}", 1.0)
+        within(f"{leader.endpoint},{dead.endpoint}", 3.0)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -411,7 +423,7 @@ def command(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_command_says_that_nobody_leads_when_its_time_is_over():
-    with Standby() as standby, Standby() as other, Address() as dead:
+    with Standby(hold=0.3) as standby, Standby(hold=0.3) as other, Address() as dead:
         endpoint = ",".join(one.endpoint for one in (standby, dead, other))
         began = time.monotonic()
         code, said = command("get", "runs", "--endpoint", endpoint, "--timeout", "3")

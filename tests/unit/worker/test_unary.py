@@ -106,3 +106,17 @@ def test_what_the_leader_refuses_is_refused(wire: Any):
     with pytest.raises(grpc.RpcError):
         one.ask()
     assert one.called == ["a"]
+
+
+def test_a_call_that_its_own_time_ends_says_nothing_against_the_one_that_held_it(wire: Any):
+    held = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    one = wire("a:1,b:1", a=[NOBODY, held], b=[NOBODY])
+    with pytest.raises(grpc.RpcError):
+        one.ask()
+    assert one.called == ["a", "b", "a"]
+    assert one.search.said == "a:1: UNAVAILABLE: nobody leads.; b:1: UNAVAILABLE: nobody leads."
+    assert one.search.replicas.known() == ["a:1", "b:1"]
+    one = wire("a:1", a=[held])
+    with pytest.raises(grpc.RpcError):
+        one.ask()
+    assert one.search.said == "timeout (DEADLINE_EXCEEDED: Deadline Exceeded)"

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 WHAT = "a node's place"
 """What this process speaks gRPC for."""
-PASSING = frozenset({DRAINING, NOT_LEADER, "SESSION_REPLACED", "SLOW_CONSUMER"})
+PASSING = frozenset({"SESSION_REPLACED", "SLOW_CONSUMER"})
 """Reasons to open another stream: our place is still there."""
 FORGOTTEN = "RUN_FORGOTTEN"
 """The reason that says that an operator has removed the run: who comes again begins another one."""
@@ -435,7 +435,7 @@ class Attendance:
         if isinstance(error, EnvironmentValueError):
             return ConnectError(f"the coordinator at {self.config.endpoint} could not be asked: {error}")
         reason = reason_of(error)
-        if reason:
+        if reason and reason not in (DRAINING, NOT_LEADER):
             return RefusedError(str(error.details()), reason)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return RefusedError(

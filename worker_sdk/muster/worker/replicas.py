@@ -283,6 +283,14 @@ class Search:
         self._in_touch = False
         return self._pause()
 
+    def ran_out(self, why: str) -> None:
+        """The caller's own time was over before the call's end, which says nothing against anyone.
+
+        Args:
+            why: for people, if there is nothing better to say of the one that was called.
+        """
+        self._words.setdefault(self._address, why)
+
     def failed(self, why: str) -> float:
         """The one that was called did not answer.
 

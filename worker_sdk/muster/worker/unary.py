@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from muster.worker.channel import DRAINING, NOT_LEADER, reason_of, search_on
+from muster.worker.channel import DRAINING, NOT_LEADER, explain, reason_of, search_on
 from muster.worker.replicas import Search, Target
 
 Response = TypeVar("Response")
@@ -52,8 +52,12 @@ def ask_leader(
             search.answered()
             return response
         except grpc.RpcError as error:
-            pause = search_on(search, error)
             reason = reason_of(error)
+            if not reason and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                # All of the time is over, and a standby may have held the call for the rest of it.
+                search.ran_out(explain(error))
+                raise
+            pause = search_on(search, error)
             goes_on = reason in (NOT_LEADER, DRAINING) or (not reason and search.replicas.several)
             if not goes_on or time.monotonic() + pause >= deadline:
                 raise

@@ -279,6 +279,8 @@ class Client:
 
     def _explained(self, search: Search, call: grpc.Call, unknown: str) -> CallError:
         if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and search.met_standby and not search.followed:
+            # A standby may have held the call for the rest of the time.
+            search.words.setdefault(search.address, call.details() or "no details")
             return self._nobody(search)
         explained = explain(call, search.address, self._timeout)
         if unknown and (explained.code is Exit.TIMED_OUT or self._replicas.several) and not _reason(call):

@@ -84,7 +84,7 @@ class Standby(grpc.GenericRpcHandler):
         """Wait until so many calls are held at once."""
         until(lambda: self._held >= calls, lambda: f"it holds {self._held} calls: {self.asked}")
 
-    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: Any) -> Any:
         """See ``grpc.GenericRpcHandler``."""
         method = handler_call_details.method.rpartition("/")[2]
         metadata = dict(handler_call_details.invocation_metadata)
@@ -107,8 +107,13 @@ class Standby(grpc.GenericRpcHandler):
             **known,
             replicas=",".join(self._replicas),
         )
-        context.abort_with_status(errors.grpc_status(refusal))
-        yield b""
+        yield from _ended(context, refusal)
+
+
+def _ended(context: Any, refusal: Refusal) -> Iterator[bytes]:
+    """End a stream before it has said anything."""
+    context.abort_with_status(errors.grpc_status(refusal))
+    yield b""
 
 
 class Address:

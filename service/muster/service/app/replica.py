@@ -53,7 +53,9 @@ async def run(around: Surroundings) -> None:
         started_at=timestamp_to_pb(around.clock.now().wall),
     )
     try:
-        await asyncio.to_thread(check_versions, etcd, config.lease_ttl)
+        unreachable = await asyncio.to_thread(check_versions, etcd, config.lease_ttl)
+        if unreachable:
+            structlog.get_logger().warning("etcd.unreachable", reason=unreachable)
         replica = Replica(etcd, location.prefix, record, math.ceil(config.lease_ttl))
         counting = asyncio.create_task(ClusterMetrics(around.metrics.registry, replica).follow())
         try:

@@ -191,7 +191,7 @@ class Client:
         unknown = (
             f"whether the run was forgotten is unknown; see: {report.command('describe run', request.run_id)}"
         )
-        return self._call(self._runs.Forget, request, unknown="" if request.dry_run else unknown)
+        return self._call(lambda line: line.runs.Forget, request, unknown="" if request.dry_run else unknown)
 
     def _call(
         self,

@@ -43,8 +43,9 @@ def doctor(
 ) -> None:
     """Check a coordinator from here: reach, TLS, authorisation, version, replicas, storage and clock.
 
-    A line for each check. With --state etcd://… every member of etcd is looked at, too. If MUSTER_RUN_ID is set, the token must be for that run. Ends with 3 if the
-    coordinator cannot be reached, and with 1 if something else failed. A warning is no failure.
+    A line for each check. With --state etcd://… every member of etcd is looked at, too. If MUSTER_RUN_ID is
+    set, the token must be for that run. Ends with 3 if the coordinator cannot be reached, and with 1 if
+    something else failed. A warning is no failure.
     """
     checks = []
     with connect(endpoint, timeout) as client:

@@ -1,7 +1,5 @@
 """Whether a cluster of etcd is one that a coordinator can use."""
 
-import structlog
-
 from muster.service.etcd.client import Etcd
 from muster.service.etcd.errors import TLS_FAULTS, EtcdError, PassingError
 
@@ -9,14 +7,15 @@ OLDEST = (3, 4)
 """The first version that tells of the errors of a member, and splits large revisions for a watch."""
 
 
-def check_versions(etcd: Etcd, timeout: float) -> None:
+def check_versions(etcd: Etcd, timeout: float) -> str:
     """See that no member is too old, and that it is not TLS that keeps all of them out of reach.
-
-    A cluster that cannot be reached now may be later, so that is only said in the log.
 
     Args:
         etcd: the client.
         timeout: seconds for each member.
+
+    Returns:
+        Why nobody can be reached now, as may pass; empty if someone can.
 
     Raises:
         EtcdError: one is too old, or refuses; or TLS fails with all of them.
@@ -32,7 +31,8 @@ def check_versions(etcd: Etcd, timeout: float) -> None:
     if len(silent) == len(etcd.endpoints):
         if all(any(sentence in why for _, sentence in TLS_FAULTS) for why in silent):
             raise EtcdError("; ".join(silent))
-        structlog.get_logger().warning("etcd.unreachable", reason="; ".join(silent))
+        return "; ".join(silent)
+    return ""
 
 
 def parsed(text: str) -> tuple[int, ...]:

@@ -190,13 +190,37 @@ def test_a_file_that_is_not_there_is_a_failure(tmp_path: Path):
 class Answering(Client):
     """A client whose coordinator says what the test says."""
 
-    def __init__(self, answer: pb.StatusResponse | CallError) -> None:
+    def __init__(self, answer: pb.StatusResponse | CallError, *replicas: pb.Replica) -> None:
         self._answer = answer
+        self._replicas_there = replicas
+
+    def replicas(self) -> pb.ReplicasResponse:
+        return pb.ReplicasResponse(replicas=self._replicas_there)
 
     def status(self) -> pb.StatusResponse:
         if isinstance(self._answer, CallError):
             raise self._answer
         return self._answer
+
+
+def replica(address: str, version: str = VERSION, *, leads: bool = False) -> pb.Replica:
+    return pb.Replica(address=address, version=version, leads=leads)
+
+
+@pytest.mark.parametrize(
+    ("there", "result", "said"),
+    [
+        ([replica("a:1", leads=True), replica("b:1")], Result.OK, "2: a:1, b:1; a:1 leads"),
+        ([replica("a:1", leads=True)], Result.WARNING, "1: a:1; a:1 leads"),
+        ([replica("a:1", leads=True), replica("b:1", "0.0.1")], Result.WARNING, "some are 0.0.1"),
+        ([replica("a:1"), replica("b:1")], Result.OK, "nobody leads"),
+    ],
+)
+def test_replicas_are_counted_and_compared(there: list[pb.Replica], result: Result, said: str):
+    status = pb.StatusResponse(version=VERSION)
+    (check,) = (one for one in answers(Answering(status, *there), "") if one.name == "replicas")
+    assert check.result is result
+    assert said in check.message
 
 
 def test_a_coordinator_that_is_well_is_told_so():

@@ -8,7 +8,9 @@ import subprocess
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from muster.service.cli.serve import serve
@@ -21,6 +23,7 @@ from tests.support.patience import PATIENCE, until
 
 HOST = "muster.ml.svc"
 VIEWER, WORKER = "a-token-for-who-looks-on", "a-token-for-those-who-train"
+ETCD_PASSWORD = "of-the-user-muster"
 CREDENTIALS = ("MUSTER_TLS_CERT", "MUSTER_TLS_KEY", "MUSTER_TOKEN_FILE")
 MADE_BY_THE_CHART = {
     "config",
@@ -152,6 +155,57 @@ def test_a_rolling_update_of_replicas_on_etcd_hands_the_lead_over(helm: Helm, tm
         assert pods[1].run("backup", "/tmp/backup.db").returncode == 0
 
 
+def admit(endpoint: str, credentials: grpc.ChannelCredentials) -> None:
+    """Make users of etcd, and ask everyone for a password."""
+
+    def text(number: int, value: str) -> bytes:
+        return bytes([number << 3 | 2, len(value)]) + value.encode()
+
+    with grpc.secure_channel(endpoint, credentials) as channel:
+        # AuthUserAddRequest: name = 1, password = 2. AuthUserGrantRoleRequest: user = 1, role = 2.
+        for path, request in (
+            ("RoleAdd", text(1, "root")),
+            *(("UserAdd", text(1, user) + text(2, ETCD_PASSWORD)) for user in ("root", "muster")),
+            *(("UserGrantRole", text(1, user) + text(2, "root")) for user in ("root", "muster")),
+            ("AuthEnable", b""),
+        ):
+            call: Any = channel.unary_unary(f"/etcdserverpb.Auth/{path}")
+            call(request, timeout=PATIENCE, wait_for_ready=True)
+
+
+def test_a_replica_shows_etcd_its_certificate_and_its_password(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files]
+):
+    authority = Authority(tmp_path, "etcds")
+    member, client = authority.issue("member"), authority.issue("client")
+    shown = authority.ca.read_bytes(), client.key.read_bytes(), client.cert.read_bytes()
+    given = {
+        "muster-etcd-client": dict(zip(("ca.crt", "tls.key", "tls.crt"), shown, strict=True)),
+        "muster-etcd-password": {"password": ETCD_PASSWORD.encode()},
+    }
+    asked = (
+        f"--cert-file={member.cert}",
+        f"--key-file={member.key}",
+        f"--trusted-ca-file={authority.ca}",
+        "--client-cert-auth",
+    )
+    release = helm.release(values_of("etcd-secured"))
+    with etcd.Cluster(tmp_path, extra=asked, scheme="https") as cluster:
+        admit(cluster.endpoints[0], grpc.ssl_channel_credentials(*shown))
+        addresses = {"etcd.example.org:2379": cluster.endpoints[0]}
+        node = Node(release, tmp_path, secrets | given, addresses=addresses)
+        addresses["muster-0.muster.example.org:7550"] = f"127.0.0.1:{node.ports['grpc'][1]}"
+        node.addresses |= addresses
+        with coordinator_of(release, node) as coordinator:
+            coordinator.started()
+            until(lambda: coordinator.probe("readinessProbe"), "it does not become ready")
+            until(lambda: coordinator.run("get", "runs").returncode == 0, coordinator.log.read_text)
+            kept = coordinator.run("backup", "/tmp/backup.db")
+            assert kept.returncode == 0, kept.stderr
+            assert coordinator.stopped() == 0
+            assert ETCD_PASSWORD not in coordinator.log.read_text()
+
+
 KUBECTL = """#!/bin/sh
 # kubectl -n ml get secret NAME -o jsonpath={.data.KEY}; the port is forwarded already.
 case "$3" in
@@ -240,8 +294,6 @@ def test_the_documented_backup_is_made_in_the_pod_and_leaves_nothing_on_the_volu
 def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(
     helm: Helm, tmp_path: Path, secrets: dict[str, Files]
 ):
-    import grpc
-
     release = helm.release()
     node = node_of(release, tmp_path, secrets)
     endpoint = f"127.0.0.1:{node.ports['grpc'][1]}"

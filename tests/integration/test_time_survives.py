@@ -1,23 +1,27 @@
 """A coordinator that is killed more often than a timeout lets nobody wait on and on."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 
+from muster.v1 import barrier_pb2, barrier_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, StoreTimeoutError
 from muster.worker.attendance import Attendance, NodeConfig
 from muster.worker.errors import RefusedError
 from tests.support.coordinator import Coordinator
 from tests.support.meeting import in_thread
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.ranks import everyone, ranks
 
 TIMEOUT = 8
-LIFE = 5.0
-"""Seconds between two kills: less than the timeout, and enough to come back."""
+LIFE = 4.0
+"""Seconds from when all who wait are back to the next kill: less than the timeout."""
 MOST_LIVES = 8
 
 pytestmark = pytest.mark.back_in_time
@@ -49,6 +53,20 @@ def node(patient: Coordinator) -> Iterator[Attendance]:
     node.leave("the test is over")
 
 
+def is_back(coordinator: Coordinator, who: str) -> bool:
+    """Whether the coordinator knows of one who waits; a store asks again until its own time is over."""
+    with grpc.insecure_channel(coordinator.endpoint) as channel, suppress(grpc.RpcError):
+        if who == "rank":
+            asked = barrier_pb2.BarrierServiceGetRequest(run_id="job", prefix="checkpoint")
+            barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+            return barriers.Get(asked, timeout=PATIENCE).barrier.arrived == 1
+        if who == "node":
+            shown = rendezvous_pb2.RendezvousServiceGetRequest(run_id="alone")
+            rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+            return any(one.connected for one in rendezvous.Get(shown, timeout=PATIENCE).rendezvous.nodes)
+    return who == "store"
+
+
 def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: Attendance):
     store = CoordinatorStore(patient.endpoint, "alone")
     with ranks(patient.endpoint, 2) as (zero, one):
@@ -56,15 +74,21 @@ def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: 
         zero.tell("barrier", timeout=float(TIMEOUT))
         join: Future[object] = in_thread(node.join)
         wait: Future[None] = in_thread(lambda: store.wait(["never"], timedelta(seconds=TIMEOUT)))
+
+        def waiting() -> list[str]:
+            ended = {"rank": zero.has_answered(), "node": join.done(), "store": wait.done()}
+            return [who for who, has_ended in ended.items() if not has_ended]
+
         for _ in range(MOST_LIVES):
+            until(lambda: all(is_back(patient, who) for who in waiting()), "they do not come back")
             # An idle wait is wanted here: that is how long the coordinator lives.
-            zero.wait_for_answer(LIFE)
-            if zero.has_answered() and join.done() and wait.done():
+            time.sleep(LIFE)
+            if not waiting():
                 break
             patient.kill()
             patient.start()
         else:
-            pytest.fail("they wait on and on")
+            pytest.fail(f"they wait on and on: {waiting()}")
         heard = zero.answer()
         assert (heard.outcome, heard.missing_ranks) == ("TIMED_OUT", [1])
         assert f"timed out after {TIMEOUT} s" in heard.message

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from muster.service.core.effects import Effects, Refused, RunRecord
-from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInfo, StoreRequest, Tick
+from muster.service.core.effects import Effects, Refused, RunForgotten, RunRecord
+from muster.service.core.events import CloseRun, Disconnected, Forget, Hello, ProcessInfo, StoreRequest, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Outcome
 from muster.service.core.operations import Check, OperationId, Set, Wait
@@ -401,6 +401,22 @@ class Use(RuleBasedStateMachine):
         close(self.world, run, create=True)
         self.closed.add(run)
         self.touch(run)
+
+    @rule(run=runs, force=st.booleans())
+    def an_operator_forgets(self, run: str, force: bool) -> None:
+        used = {session for session, its in (self.sessions | self.waits).items() if its == run}
+        effects = self.world.do(event := Forget(self.world.new_session(), run, force))
+        told = {session: one.message for one in effects.deliveries for session in one.sessions}
+        if not isinstance(told.pop(event.session), RunForgotten):
+            assert run not in self.last or not force
+            assert not told
+            return
+        assert force or not used
+        assert used <= told.keys()
+        self.sessions = {session: its for session, its in self.sessions.items() if its != run}
+        self.waits = {session: its for session, its in self.waits.items() if its != run}
+        del self.last[run]
+        self.closed.discard(run)
 
     @rule(seconds=st.sampled_from([1.0, TTL, 300.0, 899.0, 1_800.0, 4_000.0]))
     def time_passes(self, seconds: float) -> None:

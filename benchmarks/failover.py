@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -54,7 +54,7 @@ class Failover:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """How long a state of so many runs takes to take over, in seconds: from the lease's end to the first answer."""
+    """How long it takes to take over the state of so many runs, from the lease's end on, in seconds."""
 
     runs: int
     rows: int
@@ -103,14 +103,14 @@ def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
 class Crowd:
     """The ranks, in several processes."""
 
-    def __init__(self, endpoint: str, ranks: int, processes: int, stack: ExitStack) -> None:
+    def __init__(self, endpoint: str, ranks: int, world_size: int, processes: int, stack: ExitStack) -> None:
         self.ranks = ranks
         share = ranks // processes
         self._pipes: list[Connection] = []
         for number in range(processes):
             ours, theirs = CONTEXT.Pipe()
             some = range(number * share, ranks if number == processes - 1 else (number + 1) * share)
-            process = CONTEXT.Process(target=play, args=(endpoint, some, ranks, theirs), daemon=True)
+            process = CONTEXT.Process(target=play, args=(endpoint, some, world_size, theirs), daemon=True)
             process.start()
             stack.callback(process.kill)
             self._pipes.append(ours)
@@ -173,7 +173,7 @@ def failovers(etcd: Cluster, ranks: int, processes: int, repeats: int, lease_ttl
         installation = stack.enter_context(
             replicas(folder, etcd, prefix="failover", lease_ttl=lease_ttl, extra=("--session-ttl=60",))
         )
-        crowd = Crowd(installation.endpoint, ranks - 1, processes, stack)
+        crowd = Crowd(installation.endpoint, ranks - 1, ranks, processes, stack)
         last = LastRank(installation.endpoint, ranks - 1, ranks)
         return [
             _failover(name, fault, installation, crowd, last, repeats, lease_ttl)
@@ -281,13 +281,14 @@ def _logged(replica: Replica, event: str) -> float:
 # ---------------------------------------------------------------------- the report
 
 
-def page(found: list[Failover], taken: list[Takeover], ranks: int) -> str:
+def page(found: list[Failover], taken: list[Takeover], ranks: int, machine: Mapping[str, str]) -> str:
     """The page of docs/benchmarks."""
     lines = [
         "# Failover",
         "",
         f"Measured on {datetime.now(UTC).date().isoformat()} by `python -m benchmarks.failover`: "
-        f"{describe_machine(Path('/tmp'))}. etcd, coordinators, ranks and the proxies between them share that machine; etcd "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}. etcd, coordinators, ranks "
+        "and the proxies between them share that machine; etcd "
         "keeps its data in memory.",
         "",
         f"{ranks} ranks wait at a barrier; the leader is lost, and the last rank arrives. The time is that "
@@ -331,6 +332,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/failover.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
     given = parser.parse_args()
+    machine = describe_machine(given.output.resolve().parent)
     with cluster(3) as etcd:
         taken = [takeover(etcd, runs, given.repeats) for runs in given.runs]
         for one in taken:
@@ -338,9 +340,13 @@ def main() -> int:
         found = failovers(etcd, given.ranks, given.processes, given.repeats, given.lease_ttl)
         for each in found:
             print(each, flush=True)
-    results = {"failover": [asdict(one) for one in found], "takeover": [asdict(one) for one in taken]}
+    results = {
+        "machine": machine,
+        "failover": [asdict(one) for one in found],
+        "takeover": [asdict(one) for one in taken],
+    }
     given.output.write_text(json.dumps(results, indent=2) + "\n")
-    (given.docs / "failover.md").write_text(page(found, taken, given.ranks))
+    (given.docs / "failover.md").write_text(page(found, taken, given.ranks, machine))
     return 0
 
 

@@ -2,8 +2,8 @@
 
 Three members of etcd, three coordinators of which one leads, and two nodes of torchrun that train and save.
 
-1. The leader is killed (SIGKILL) while a rank waits at a barrier: another one leads, and the barrier is released.
-2. The next leader is stopped (SIGSTOP) for longer than its lease, and woken: it finds itself deposed, and ends.
+1. The leader is killed (SIGKILL) while a rank waits at a barrier: another one leads and releases it.
+2. The next one is stopped (SIGSTOP) for longer than its lease, and woken: it finds itself deposed, and ends.
 3. The next one is cut off from etcd, but not from the ranks: it ends before another one leads.
 4. The leader among the members of etcd is killed.
 5. The last leader is told to stop (SIGTERM), as in a rolling update: it hands the lead over.
@@ -156,9 +156,10 @@ class Demonstration:
     def begin(self) -> None:
         """All is well."""
         headline(f"three members of etcd, three coordinators, {NODES} nodes of torchrun that train and save")
-        say(
-            f"   {self.name(self._replicas.leader())} leads; its lease lasts for {LEASE_TTL} s without news of it"
-        )
+        for endpoint, name in self._names.items():
+            say(f"   {name} is at {endpoint}")
+        leader = self.name(self._replicas.leader())
+        say(f"   {leader} leads; its lease lasts for {LEASE_TTL} s without news of it")
         show("get", "replicas", f"--endpoint={self._replicas.endpoint}")
         slowest = self._job.checkpoints(2)
         say(f"   2 checkpoints committed, on every rank; the slower one took {slowest:.1f} s")

@@ -145,12 +145,11 @@ def test_one_address_is_enough_to_begin_with(three: Replicas):
 def test_a_job_of_torchrun_survives_its_leaders(three: Replicas, tmp_path: Path):
     (tmp_path / "job").mkdir()
     with Job(tmp_path / "job", three.endpoint) as job:
-        patient = {"keep_alive_max_attempt": 60, "read_timeout": 60}
-        agents = [job.agent("2", **patient)]
+        agents = [job.agent("2", keep_alive_max_attempt=60, read_timeout=60)]
         leader = three.leader()
         until(lambda: nodes_at(leader) == 1)
         leader.kill()
-        agents.append(job.agent("2", **patient))
+        agents.append(job.agent("2", keep_alive_max_attempt=60, read_timeout=60))
         first = job.round(2)
         leader.start()
         three.leader().kill()

@@ -23,6 +23,7 @@ from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, replicas
 from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker.sessions import session_for
 from tests.support.authority import Authority
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.meeting import in_thread
@@ -216,7 +217,7 @@ def test_a_place_is_held_and_given_up_through_a_change_of_the_leader(succession:
 
 def test_a_goodbye_reaches_the_next_leader(succession: Succession):
     stays, leaves = (
-        muster.worker.barriers.session_for(
+        session_for(
             muster.worker.session.SessionConfig(
                 endpoint=succession.endpoint, run_id="run", generation=0, rank=rank, host="here"
             )
@@ -496,7 +497,7 @@ def test_a_watch_goes_on_at_the_next_leader(succession: Succession):
 class Breaking(grpc.GenericRpcHandler):
     """Takes every call, and loses it."""
 
-    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: Any) -> Any:
         def lose(_: bytes, context: grpc.ServicerContext) -> bytes:
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 

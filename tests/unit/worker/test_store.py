@@ -405,10 +405,10 @@ def test_a_closed_store_waits_for_a_token_file_that_is_away_for_a_moment(
     away = [EnvironmentValueError("MUSTER_TOKEN_FILE = token: it cannot be read.")] * 5
     opened = channel.shared_channel
 
-    def open_when_it_is_there(endpoint: str, **renew: bool) -> channel.SharedChannel:
+    def open_when_it_is_there(target: Target, **renew: bool) -> channel.SharedChannel:
         if away:
             raise away.pop()
-        return opened(endpoint, **renew)
+        return opened(target, **renew)
 
     monkeypatch.setattr(store_module, "shared_channel", open_when_it_is_there)
     assert store.add("n", 1) == 3

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -53,10 +53,10 @@ class Wire:
         return unary.ask_leader(
             self.search,
             self.channel,
-            lambda call: call,
+            lambda call: cast(Any, call),
             pb.LeaveRequest(),
             timeout,
-            wait=wait,  # type: ignore[arg-type]
+            wait=wait,
         )
 
 

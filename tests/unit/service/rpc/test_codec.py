@@ -186,8 +186,8 @@ class TestEncode:
     def test_a_welcome_of_one_of_several_replicas(self):
         data = codec.encode_welcome(Welcome(3, 2.5, 1, (7,)), ["a:1", "b:1"], 900)
         welcome = session_pb2.ConnectResponse.FromString(data).welcome
-        assert (welcome.epoch, welcome.ordinals) == (3, [7])
-        assert (welcome.replicas, welcome.keepalive_ms) == (["a:1", "b:1"], 900)
+        assert (welcome.epoch, list(welcome.ordinals)) == (3, [7])
+        assert (list(welcome.replicas), welcome.keepalive_ms) == (["a:1", "b:1"], 900)
 
     def test_a_joined_group(self):
         positions = [session_pb2.Position(rank=0, sequence=0), session_pb2.Position(rank=3, sequence=7)]

@@ -349,7 +349,7 @@ async def test_who_is_welcomed_hears_of_the_replicas_as_they_are_then():
     for session in servicer.sessions:
         session.deliver(Outgoing(Welcome(3, 10.0, 1, (7,)), codec.encode_session_message))
     welcome = session_pb2.ConnectResponse.FromString(await context.heard.get()).welcome
-    assert (welcome.epoch, welcome.replicas, welcome.keepalive_ms) == (3, ["a:1", "b:1"], 900)
+    assert (welcome.epoch, list(welcome.replicas), welcome.keepalive_ms) == (3, ["a:1", "b:1"], 900)
     call.cancel()
     await asyncio.wait({call})
 

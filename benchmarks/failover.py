@@ -7,6 +7,7 @@ for states of several sizes, beside it.
 
 import argparse
 import json
+import logging
 import multiprocessing
 import resource
 import signal
@@ -69,6 +70,7 @@ def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None
     """Be several ranks: arrive when told to, and tell when each one was released."""
     from muster.worker import GrpcBarrier
 
+    logging.getLogger("muster").setLevel(logging.ERROR)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     barriers: dict[int, GrpcBarrier] = {}

@@ -409,6 +409,7 @@ def test_a_user_and_a_password(tmp_path):
         with pytest.raises(EtcdError, match="--etcd-password-file is another one") as caught:
             campaign(stranger, location.prefix, lease, state_pb2.ReplicaRecord())
         assert "wrong" not in str(caught.value)
+        lease.give_up()
 
 
 def admit(members: Cluster) -> None:

@@ -146,7 +146,11 @@ def runs_of(connection: grpc.Channel, metadata=ALL) -> list[str]:
 
 
 REFUSALS = ("TOKEN_MISSING", "TOKEN_UNKNOWN", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED", "DEADLINE_EXCEEDED")
-ABOUT_NO_RUN = ("/muster.v1.RunService/List", "/muster.v1.CoordinatorService/Status")
+ABOUT_NO_RUN = (
+    "/muster.v1.RunService/List",
+    "/muster.v1.CoordinatorService/Status",
+    "/muster.v1.CoordinatorService/Replicas",
+)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,8 +1,8 @@
 """A job under torchrun that shows whatever a dashboard can show, while Prometheus looks on.
 
 Two workers pass barriers and save, one of them usually later than the other; a barrier is aborted; another
-run is closed; the coordinator, which serves with TLS, has been restarted. At the end one rank stays away from
-an open barrier.
+run is closed; the coordinator, which serves with TLS and has its state in etcd, has been restarted. At the
+end one rank stays away from an open barrier.
 """
 
 import json
@@ -20,6 +20,7 @@ from tests.support.agents import Job
 from tests.support.authority import Authority
 from tests.support.command import output
 from tests.support.coordinator import Coordinator
+from tests.support.etcd import cluster
 from tests.support.patience import PATIENCE, until
 from tests.support.prometheus import Prometheus
 
@@ -102,7 +103,9 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
     tls = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
     with (
         mock.patch.dict(os.environ, MUSTER_TLS_CA=str(authority.ca)),
-        Coordinator(folder, session_ttl=3.0, extra=tls) as coordinator,
+        # A coordinator that is one of several has some metrics more.
+        cluster() as etcd,
+        Coordinator(folder, state=etcd.state("watched"), session_ttl=3.0, extra=tls) as coordinator,
         Prometheus(folder, f"127.0.0.1:{coordinator.http_port}", interval=interval) as prometheus,
         Job(jobs, coordinator.endpoint, RUN, PROGRAM) as job,
     ):

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import subprocess
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from tests.support import rules
+from tests.support.coordinator import free_port
+from tests.support.etcd import program as etcd_program
 from tests.support.helm import Helm, Manifest, Strict
 from tests.support.patience import PATIENCE, until
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
-RESTORE, SNAPSHOT = "restore-pod.yaml", "snapshot-claim.yaml"
-NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT})
+RESTORE, SNAPSHOT, ETCD = "restore-pod.yaml", "snapshot-claim.yaml", "etcd.yaml"
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD})
 """The training jobs."""
 
 
@@ -138,3 +142,50 @@ def test_the_pod_that_restores_ends_when_it_is_told():
 def test_the_readme_names_each():
     readme = (EXAMPLES / "README.md").read_text()
     assert all(f"[{name}]({name})" in readme for name in [*NAMES, RESTORE, SNAPSHOT])
+
+
+# ---------------------------------------------------------------------- etcd
+
+
+def etcd_objects() -> dict[str, Manifest]:
+    documents = yaml.load_all((EXAMPLES / ETCD).read_text(), Strict)
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.mark.parametrize("version", ["1.27", "1.37"])
+def test_the_etcd_is_valid_and_admitted_where_restricted_is_enforced(version: str):
+    found = etcd_objects()
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, version, strict=True)
+    assert rules.restricted(found["StatefulSet"]["spec"]["template"]["spec"]) == []
+    selector = found["StatefulSet"]["spec"]["selector"]["matchLabels"]
+    assert found["Service"]["spec"]["selector"] == selector
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == selector
+    assert found["StatefulSet"]["spec"]["serviceName"] == found["Service"]["metadata"]["name"]
+
+
+def test_etcd_takes_the_arguments_of_the_manifest(tmp_path: Path):
+    """One member of one, on this machine's ports."""
+    (container,) = etcd_objects()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    arguments = [argument.replace("$(POD_NAME)", "etcd-0") for argument in container["args"]]
+    ours = {"--data-dir": str(tmp_path / "data")}
+    client, peer, metrics = (f"http://127.0.0.1:{free_port()}" for _ in range(3))
+    ours |= {"--listen-client-urls": client, "--advertise-client-urls": client}
+    ours |= {"--listen-peer-urls": peer, "--initial-advertise-peer-urls": peer}
+    ours |= {"--initial-cluster": f"etcd-0={peer}", "--listen-metrics-urls": metrics}
+    flags = dict(argument.split("=", 1) for argument in arguments) | ours
+    process = subprocess.Popen(
+        [etcd_program(), *(f"{name}={value}" for name, value in flags.items())], stderr=subprocess.DEVNULL
+    )
+
+    def healthy() -> bool:
+        assert process.poll() is None, "it ended at once"
+        with suppress(OSError), urllib.request.urlopen(f"{metrics}/health", timeout=PATIENCE) as answer:
+            return b'"health":"true"' in answer.read()
+        return False
+
+    try:
+        until(healthy, "it is not healthy")
+    finally:
+        process.kill()
+        process.wait()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import ssl
@@ -10,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,11 +21,17 @@ from tests.support.patience import PATIENCE, until
 MUSTER = Path(sys.executable).with_name("muster")
 
 
+PORTS = range(10_000, 32_768)
+"""Below those that Linux gives to outgoing connections: one of them may take such a port at any moment."""
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that no connection takes by itself."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Coordinator:

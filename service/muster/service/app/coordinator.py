@@ -1,7 +1,7 @@
 """The coordinator that decides: its state, its ports, its drain."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from muster.service.app.surroundings import Surroundings
 from muster.service.core.effects import Kept
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
+from muster.service.rpc.coordinator import Replicas, no_replicas
 from muster.service.rpc.server import build_server
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
@@ -28,22 +29,17 @@ from muster.service.telemetry.metrics import Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
-from muster.v1 import coordinator_pb2
 
 
 async def _nothing() -> None:
     pass
 
 
-def _no_replicas() -> Sequence[coordinator_pb2.Replica]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What a coordinator is among others; by itself, it is the only one."""
 
-    replicas: Callable[[], Sequence[coordinator_pb2.Replica]] = _no_replicas
+    replicas: Replicas = no_replicas
     """All that there are."""
     keepalive_ms: int = 0
     """How soon its clients are to notice that it does not answer; 0: by the session TTL."""
@@ -94,7 +90,10 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             keepalive_ms=part.keepalive_ms,
         )
         application = build_site(
-            lambda: Scrape(state, metrics.registry), lambda: _why_not_ready(driver, stop), driver
+            lambda: Scrape(state, metrics.registry),
+            lambda: _why_not_ready(driver, stop),
+            driver,
+            part.replicas,
         )
         site = site_runner(application, config, gate)
         freshness = asyncio.create_task(gate.keep_fresh())

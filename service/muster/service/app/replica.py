@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import structlog
 
@@ -10,6 +10,7 @@ from muster.service.address import Address
 from muster.service.app import coordinator
 from muster.service.app.coordinator import Part
 from muster.service.app.ports import StartError
+from muster.service.app.replicas import replicas
 from muster.service.app.standby import Standby
 from muster.service.app.surroundings import Surroundings
 from muster.service.etcd.client import Etcd
@@ -24,7 +25,7 @@ from muster.service.storage.warm import Warm
 from muster.service.telemetry.cluster import ClusterMetrics, EtcdCalls
 from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
-from muster.v1 import coordinator_pb2, state_pb2
+from muster.v1 import state_pb2
 
 ATTEMPTS = 3
 """Of one renewal, in the time of a lease: a member that does not answer costs one of them."""
@@ -115,20 +116,6 @@ async def _until_elected(around: Surroundings, replica: Replica) -> Lead | None:
     finally:
         for task in (elected, stopped, freshness):
             task.cancel()
-
-
-def replicas(replica: Replica) -> Sequence[coordinator_pb2.Replica]:
-    """All replicas, as this one knows them."""
-    leader = replica.members.leader
-    return [
-        coordinator_pb2.Replica(
-            address=record.address,
-            version=record.version,
-            started_at=record.started_at,
-            leads=leader is not None and record.address == leader.address,
-        )
-        for record in replica.members.replicas
-    ]
 
 
 def _advertised(given: Address | None, listen: Address) -> Address:

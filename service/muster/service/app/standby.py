@@ -11,6 +11,7 @@ from muster.service.app.ports import (
     start_site,
     warn_if_open,
 )
+from muster.service.app.replicas import replicas
 from muster.service.app.surroundings import Surroundings
 from muster.service.leadership.replica import Replica
 from muster.service.rpc.standby import StandbyServer
@@ -38,7 +39,9 @@ class Standby:
             guard=rpc_guard(config.security, around.gate),
             max_connections=most_connections(),
         )
-        site = build_standby_site(replica, lambda: around.metrics.registry, self._why_not_ready)
+        site = build_standby_site(
+            replica, lambda: replicas(replica), lambda: around.metrics.registry, self._why_not_ready
+        )
         self._site = site_runner(site, config, around.gate)
         self._closed = False
 

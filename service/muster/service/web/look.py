@@ -8,6 +8,7 @@ from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.security.tokens import Grant
+from muster.v1 import coordinator_pb2
 
 MOST_WAITING = 100
 """Open barriers on one page, those first that have been open longest."""
@@ -29,6 +30,8 @@ class Overview:
     runs: tuple[views.RunView, ...]
     waiting: tuple[views.BarrierView, ...]
     decided: tuple[views.BarrierView, ...]
+    replicas: tuple[coordinator_pb2.Replica, ...] = ()
+    """All coordinators of this state; empty if there can be only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

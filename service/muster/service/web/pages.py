@@ -22,7 +22,7 @@ from muster.service.web import links
 from muster.service.web.look import Overview, RunLook, named
 from muster.service.web.rankmap import RankMap, rank_map
 from muster.service.wire import milliseconds, rendezvous_to_pb, timestamp_to_pb
-from muster.v1 import state_pb2
+from muster.v1 import coordinator_pb2
 
 FOLDED_ABOVE = 16
 """Hosts in a list that is longer are shown when someone asks for them."""
@@ -184,7 +184,7 @@ def overview_page(overview: Overview, root: str) -> str:
     )
 
 
-def standby_page(address: str, leader: str, replicas: Sequence[state_pb2.ReplicaRecord], trouble: str) -> str:
+def standby_page(address: str, leader: str, replicas: Sequence[coordinator_pb2.Replica], trouble: str) -> str:
     """The page of a replica that does not lead.
 
     Args:

@@ -7,13 +7,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from muster.service.web.answers import Answer, Answers, rendered, response
-from muster.service.web.status import State, add_status
+from muster.service.web.status import Replicas, State, add_status
 
 OPENMETRICS = "application/openmetrics-text"
 
 
 def build_site(
-    scrape: Callable[[], Collector], ready: Callable[[], str | None], state: State
+    scrape: Callable[[], Collector],
+    ready: Callable[[], str | None],
+    state: State,
+    replicas: Replicas = lambda: (),
 ) -> web.Application:
     """Assemble the HTTP application.
 
@@ -21,6 +24,7 @@ def build_site(
         scrape: takes what /metrics shows, on the loop; it is collected and encoded in a thread.
         ready: why the coordinator does not serve now, or None if it does.
         state: what the status page shows.
+        replicas: all coordinators of the state, if there can be several.
     """
     answers = Answers()
 
@@ -48,5 +52,5 @@ def build_site(
     site.router.add_get("/metrics", metrics)
     site.router.add_get("/healthz", healthz)
     site.router.add_get("/readyz", readyz)
-    add_status(site, state)
+    add_status(site, state, replicas)
     return site

@@ -9,16 +9,20 @@ from prometheus_client.exposition import choose_encoder
 
 from muster.service.leadership.replica import Replica
 from muster.service.web import pages
-from muster.service.web.status import OVERVIEW, OVERVIEW_TWIN, add_assets, add_headers
+from muster.service.web.status import OVERVIEW, OVERVIEW_TWIN, Replicas, add_assets, add_headers
 
 
 def build_standby_site(
-    replica: Replica, registry: Callable[[], CollectorRegistry], ready: Callable[[], str | None]
+    replica: Replica,
+    replicas: Replicas,
+    registry: Callable[[], CollectorRegistry],
+    ready: Callable[[], str | None],
 ) -> web.Application:
     """Assemble the HTTP application.
 
     Args:
-        replica: who leads, as it knows it.
+        replica: this one.
+        replicas: all, as this one knows them.
         registry: what /metrics shows.
         ready: why the replica could not take over now, or None if it could.
     """
@@ -38,7 +42,7 @@ def build_standby_site(
 
     async def page(_: web.Request) -> web.Response:
         body = pages.standby_page(
-            replica.record.address, replica.leader_elsewhere(), replica.members.replicas, ready() or ""
+            replica.record.address, replica.leader_elsewhere(), replicas(), ready() or ""
         )
         return web.Response(text=body, content_type="text/html", headers={"Cache-Control": "no-store"})
 

@@ -1,6 +1,7 @@
 """The status page and its JSON twins: for reading, and for nothing else."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -9,9 +10,11 @@ from aiohttp import web
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.core.refusal import Refusal
+from muster.service.security.tokens import Grant
 from muster.service.web import links, look, pages, twins
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.viewer import narrowed_to
+from muster.v1 import coordinator_pb2
 
 T = TypeVar("T")
 
@@ -52,15 +55,25 @@ class State(Protocol):
         ...
 
 
-def add_status(site: web.Application, state: State) -> None:
+Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
+"""Tells which coordinators there are of one state."""
+
+
+def add_status(site: web.Application, state: State, replicas: Replicas = lambda: ()) -> None:
     """Add the page, its twins, and what they are made of to a site."""
     answers = Answers()
+
+    async def taken_now(grant: Grant | None) -> look.Overview:
+        def taken(core: Coordinator, now: Instant) -> look.Overview:
+            return replace(look.overview(core, now, grant), replicas=tuple(replicas()))
+
+        return await state.query(taken)
 
     async def overview(request: web.Request) -> web.StreamResponse:
         grant = narrowed_to(request)
 
         async def make() -> Answer:
-            taken = await state.query(lambda core, now: look.overview(core, now, grant))
+            taken = await taken_now(grant)
             return await _rendered(lambda: pages.overview_page(taken, _root(request)), HTML)
 
         return response(request, await answers.get(("overview", grant), make))
@@ -69,7 +82,7 @@ def add_status(site: web.Application, state: State) -> None:
         grant = narrowed_to(request)
 
         async def make() -> Answer:
-            taken = await state.query(lambda core, now: look.overview(core, now, grant))
+            taken = await taken_now(grant)
             return await _rendered(lambda: twins.overview_twin(taken), JSON)
 
         return response(request, await answers.get(("overview twin", grant), make))

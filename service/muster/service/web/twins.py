@@ -25,6 +25,7 @@ def overview_twin(overview: Overview) -> str:
         epoch=str(overview.epoch),
         runs=[as_dict(run_to_pb(view)) for view in overview.runs],
         barriers=_barriers(overview),
+        **({"replicas": [as_dict(one) for one in overview.replicas]} if overview.replicas else {}),
     )
 
 

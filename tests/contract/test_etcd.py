@@ -1,6 +1,7 @@
 """What the engine of etcd does beyond the others: against a real one, with answers that get lost and leaders
 that fall."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,12 @@ from google.protobuf.message import Message
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service.etcd import client as etcd_client
 from muster.service.etcd.client import TXN, Etcd, Line, Method
-from muster.service.etcd.errors import EtcdError
+from muster.service.etcd.errors import EtcdError, UnreachableError
 from muster.service.etcd.location import Access, Location
 from muster.service.leadership.election import NameTakenError, campaign, enlist
 from muster.service.leadership.lease import Lease
 from muster.service.leadership.mirror import Mirror
+from muster.service.leadership.replica import LeadLost, Replica
 from muster.service.storage.engine import LeadLostError, StorageError
 from muster.service.storage.etcd import STATE, EtcdEngine
 from muster.v1 import state_pb2
@@ -429,3 +431,44 @@ def admit(members: Cluster) -> None:
 def text(number: int, value: str) -> bytes:
     """A field of text, as protobuf puts it."""
     return bytes([number << 3 | 2, len(value)]) + value.encode()
+
+
+# ---------------------------------------------------------------------- taking part
+
+
+async def test_who_does_not_hear_that_it_leads_does_not_keep_the_lead_from_everyone(location: Location):
+    """The key is there with its lease; had it gone on to renew that, nobody would ever lead."""
+
+    class Silent(Etcd):
+        transactions = 0
+
+        def txn(self, request: pb.TxnRequest, *, timeout: float) -> pb.TxnResponse:
+            answer = super().txn(request, timeout=timeout)
+            self.transactions += 1
+            if self.transactions == 2:
+                raise UnreachableError("no member of etcd answered")
+            return answer
+
+    etcd = Silent(location.endpoints, Access(), attempt_timeout=PATIENCE / 10)
+    replica = Replica(etcd, location.prefix, state_pb2.ReplicaRecord(address="a:1"), 2)
+    async with asyncio.timeout(PATIENCE):
+        lead = await replica.elected()
+    assert lead.certain
+    assert etcd.transactions > 3
+    assert not replica.lost.done()
+    await replica.resign()
+    assert not lead.certain
+    etcd.close()
+
+
+async def test_a_leader_whose_lease_ends_hears_of_it(location: Location):
+    etcd = client(location)
+    replica = Replica(etcd, location.prefix, state_pb2.ReplicaRecord(address="a:1"), 2)
+    async with asyncio.timeout(PATIENCE):
+        lead = await replica.elected()
+        other = client(location)
+        await asyncio.to_thread(other.revoke, lead.lease.id, timeout=PATIENCE)
+        with pytest.raises(LeadLost, match="etcd says that it is over"):
+            await replica.lost
+    await replica.resign()
+    etcd.close()

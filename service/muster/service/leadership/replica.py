@@ -97,21 +97,51 @@ class Replica:
         Raises:
             EtcdError: etcd refuses this replica.
         """
-        while True:
+        while self.lead is None:
             try:
-                lead = await self._take_part()
+                await self._take_part()
             except UnreachableError as error:
                 self._doubt(str(error))
                 await asyncio.sleep(PAUSE)
-                continue
-            if lead is not None:
-                self.lead = lead
-                return lead
+        return self.lead
 
-    async def _take_part(self) -> Lead | None:
+    async def _take_part(self) -> None:
         """With one lease, until it is lost, or this replica leads."""
-        lease = await self._enlisted()
-        self._doubt("")
+        self._lease_lost.clear()
+        lease = self._lease = await self._in_thread(lambda: Lease(self._etcd, self.ttl))
+
+        def lost(why: str) -> None:
+            self._loop.call_soon_threadsafe(self._on_lease_lost, lease, why)
+
+        lease.keep(lost)
+        try:
+            await self._enlist(lease)
+            self._doubt("")
+            self.lead = await self._campaign(lease)
+        finally:
+            if self.lead is None:
+                # A key may hang on it, if the answer that told so got lost: it must not be kept alive.
+                await self._in_thread(lease.give_up)
+        if self._lease_lost.is_set():
+            self._end_lead("its lease was lost at once")
+
+    async def _enlist(self, lease: Lease) -> None:
+        """Enter this replica among those that are there."""
+        deadline = self._loop.time() + 2 * self.ttl
+        while True:
+            try:
+                await self._in_thread(lambda: enlist(self._etcd, self._prefix, lease, self.record))
+            except NameTakenError as error:
+                # It may be this replica's own entry, of its life before.
+                if self._loop.time() > deadline:
+                    raise
+                self._doubt(str(error))
+                await asyncio.sleep(PAUSE)
+            else:
+                return
+
+    async def _campaign(self, lease: Lease) -> Lead | None:
+        """Wait for the lead; None if the lease was lost before."""
         while not self._lease_lost.is_set():
             news = self._news
             if self.members.vacant:
@@ -125,32 +155,12 @@ class Replica:
         self._doubt("its lease was lost")
         return None
 
-    async def _enlisted(self) -> Lease:
-        """A lease, and the entry among the replicas that hangs on it."""
-        self._lease_lost.clear()
-        deadline = self._loop.time() + 2 * self.ttl
-        lease = self._lease = await self._in_thread(lambda: Lease(self._etcd, self.ttl))
-
-        def lost(why: str) -> None:
-            self._loop.call_soon_threadsafe(self._on_lease_lost, lease, why)
-
-        lease.keep(lost)
-        while True:
-            try:
-                await self._in_thread(lambda: enlist(self._etcd, self._prefix, lease, self.record))
-                return lease
-            except NameTakenError as error:
-                # It may be this replica's own entry, of its life before.
-                if self._loop.time() > deadline:
-                    await self._in_thread(lease.give_up)
-                    raise
-                self._doubt(str(error))
-            await asyncio.sleep(PAUSE)
-
     def _on_lease_lost(self, lease: Lease, why: str) -> None:
-        if lease is not self._lease:
-            return
-        self._lease_lost.set()
+        if lease is self._lease:
+            self._lease_lost.set()
+            self._end_lead(why)
+
+    def _end_lead(self, why: str) -> None:
         if self.lead is not None and not self.lost.done():
             self.lost.set_exception(LeadLost(why))
 

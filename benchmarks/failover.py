@@ -297,7 +297,7 @@ def page(found: list[Failover], taken: list[Takeover], ranks: int, machine: Mapp
         "from the fault until a rank heard of the release, over all ranks and repeats. The lease's TTL is "
         f"{found[0].lease_ttl:g} s.",
         "",
-        "| The leader gets | repeats | median | p99 | longest | wanted at p99 |",
+        "| The leader gets | repeats | median | p99 | longest | aimed at, p99 |",
         "|-|-|-|-|-|-|",
     ]
     for one in found:

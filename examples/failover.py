@@ -240,12 +240,13 @@ class Demonstration:
         show("get", "replicas", f"--endpoint={self._replicas.endpoint}")
 
     def _succeeded(self, before: Replica, began: float) -> None:
-        while True:
+        while time.monotonic() < began + PATIENCE:
             leader = next((one for one in self._replicas.members if one is not before and one.leads), None)
             if leader is not None:
                 say(f"   {self.name(leader)} leads, {time.monotonic() - began:.1f} s later")
                 return
             time.sleep(0.02)
+        sys.exit(f"nobody leads within {PATIENCE:.0f} s")
 
     def _goes_on(self) -> None:
         slowest = self._job.checkpoints(2)

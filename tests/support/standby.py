@@ -1,4 +1,4 @@
-"""A replica that stands by: a real server that answers every call with NOT_LEADER, as design §4 has it."""
+"""A replica that stands by: a real server that answers each call as docs/protocol.md has it."""
 
 import socket
 import threading

@@ -243,8 +243,10 @@ def replicas(client: Client) -> Iterator[Check]:
     """Whether there are others that could take over, of the same version."""
     try:
         found = client.replicas().replicas
-    except CallError:
-        return  # An older coordinator has none.
+    except CallError as error:
+        if error.status is not grpc.StatusCode.UNIMPLEMENTED:  # As an older coordinator answers.
+            yield from _refused(error)
+        return
     if not found:
         return
     leader = next((one for one in found if one.leads), None)

@@ -14,7 +14,6 @@ from muster.service.cli.etcd_checks import members
 from muster.service.cli.options import Output
 from muster.service.cli.table import colorful, document, emit
 from muster.service.core import report
-from muster.service.etcd.location import SCHEME
 
 COLORS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
 NAME_CELLS = len("authorisation")
@@ -58,7 +57,7 @@ def doctor(
             checks.append(check)
             if output is not Output.JSON:
                 emit(line(check, color=colorful()))
-    if state.startswith(SCHEME):
+    if state:
         access = (etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
         with etcd.client(state, *access) as (client_of_etcd, _):
             for check in members(client_of_etcd, timeout):

@@ -308,11 +308,16 @@ class Etcd:
         Returns:
             Its answer, or why there is none.
         """
-        line = Line(endpoint, self._access)
+        try:
+            line = Line(endpoint, self._access)
+        except EtcdError as error:
+            return error
         try:
             metadata = self._metadata(line, timeout)
             answer = self._called(line, STATUS, pb.StatusRequest(), metadata, timeout)
             return cast(pb.StatusResponse, answer)
+        except EtcdError as error:
+            return error
         except grpc.RpcError as error:
             return judged(error, endpoint)
         finally:
@@ -329,7 +334,7 @@ class Etcd:
         with self._lock:
             if self._line is None:
                 if self._closed.is_set():
-                    raise EtcdError("the client is closed.")
+                    raise EtcdError("the client is closed")
                 self._line = Line(self.endpoints[self._turn % len(self.endpoints)], self._access)
             return self._line
 

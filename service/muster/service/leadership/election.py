@@ -15,8 +15,8 @@ LEAD = CLUSTER + b"lead"
 LEADER = CLUSTER + b"leader"
 """Who has the lead and answers calls: later than the lead, by the time that it takes to read the state."""
 REPLICAS = CLUSTER + b"replicas/"
-VERSION, CREATE = 0, 1
-"""Targets of etcd's comparisons."""
+CREATE = 1
+"""Etcd's number for comparing the revision that made a key."""
 
 
 class NameTakenError(EtcdError):

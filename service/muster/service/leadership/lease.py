@@ -18,14 +18,14 @@ class Lease:
     Args:
         etcd: the client.
         ttl: seconds that it lasts when it is not renewed; etcd may give more.
-        tenure: counts for how long it certainly lasts.
 
     Raises:
         EtcdError: etcd refused, or did not answer.
     """
 
-    def __init__(self, etcd: Etcd, ttl: int, tenure: Tenure | None = None) -> None:
-        self.tenure = tenure or Tenure()
+    def __init__(self, etcd: Etcd, ttl: int) -> None:
+        self.tenure = Tenure()
+        """For how long it certainly lasts."""
         self._etcd = etcd
         sent = self.tenure.now()
         granted = etcd.grant(ttl, timeout=ttl)

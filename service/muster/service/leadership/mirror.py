@@ -44,7 +44,7 @@ class Mirror:
         self._revision = 0
         self.fault = "etcd has not answered yet"
         """Why the copy may be old; empty if it is followed."""
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="muster-mirror", daemon=True)
         self._thread.start()
 
@@ -55,11 +55,6 @@ class Mirror:
         """All keys, without the prefix, as far as is known."""
         with self._moved:
             return dict(self._rows)
-
-    @property
-    def followed(self) -> bool:
-        """Whether the copy is kept up with what happens."""
-        return not self.fault
 
     def rows(self, revision: int, timeout: float) -> dict[bytes, bytes]:
         """All keys, without the prefix, as they are at a revision or later.
@@ -78,7 +73,7 @@ class Mirror:
 
     def close(self) -> None:
         """Follow no longer, from the next change on."""
-        self._closed = True
+        self._closed.set()
         with self._moved:
             self._rows = {}
 
@@ -86,7 +81,7 @@ class Mirror:
 
     def _follow(self) -> None:
         known = False
-        while not self._over():
+        while not self._closed.is_set():
             try:
                 if not known:
                     kvs, revision = self._etcd.snapshot(self._prefix, self._end, timeout=TIMEOUT)
@@ -94,7 +89,7 @@ class Mirror:
                     known = True
                 for response in self._etcd.watch(self._prefix, self._end, self._revision + 1):
                     self._take(response)
-                    if self._over():
+                    if self._closed.is_set():
                         return
             except CompactedError:
                 known = False
@@ -102,10 +97,7 @@ class Mirror:
                 self._doubt(str(error))
             except EtcdError as error:
                 self._doubt(str(error))
-                threading.Event().wait(PAUSE)
-
-    def _over(self) -> bool:
-        return self._closed
+                self._closed.wait(PAUSE)
 
     def _begin(self, kvs: Iterable[pb.KeyValue], revision: int) -> None:
         with self._moved:

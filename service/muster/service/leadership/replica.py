@@ -1,9 +1,9 @@
 """One replica: it says that it is there, follows who leads, and leads when nobody else does."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -52,10 +52,9 @@ class Replica:
 
     # ------------------------------------------------------------------ following
 
-    async def changed(self) -> None:
-        """Wait until something may have changed: who leads, who is there, whether etcd answers."""
-        news = self._news
-        await news.wait()
+    def changed(self) -> Coroutine[Any, Any, bool]:
+        """Waits until something may change from now on: who leads, who is there, whether etcd answers."""
+        return self._news.wait()
 
     def _told(self) -> None:
         with suppress(RuntimeError):  # The loop has ended: nobody waits for news any more.

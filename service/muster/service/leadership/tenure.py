@@ -15,7 +15,7 @@ def seconds_awake_or_not() -> float:
 class Tenure:
     """A lease as its holder knows it: it lasts from when a renewal was *sent*, which etcd got later.
 
-    It is renewed by one thread and read by others; what is read is one number.
+    Threads may share it. Once it is over it stays so, whatever a renewal that was under way brings.
 
     Args:
         clock: seconds, on a clock that never jumps.
@@ -24,6 +24,7 @@ class Tenure:
     def __init__(self, clock: Callable[[], float] = seconds_awake_or_not) -> None:
         self._clock = clock
         self._until = float("-inf")
+        self._over = False
         self._sent = clock()
 
     def now(self) -> float:
@@ -42,7 +43,7 @@ class Tenure:
 
     def over(self) -> None:
         """Etcd says that the lease is over, or we have given it up."""
-        self._until = float("-inf")
+        self._over = True
 
     @property
     def age(self) -> float:
@@ -52,9 +53,9 @@ class Tenure:
     @property
     def left(self) -> float:
         """Seconds for which it certainly lasts; 0 or less: it may be over."""
-        return self._until - self._clock()
+        return float("-inf") if self._over else self._until - self._clock()
 
     @property
     def certain(self) -> bool:
         """Whether the lease certainly lasts at this moment."""
-        return self._clock() < self._until
+        return not self._over and self._clock() < self._until

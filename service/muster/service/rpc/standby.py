@@ -1,6 +1,7 @@
 """The server of a replica that does not lead: it lets callers in, and tells them who does."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import grpc
@@ -22,6 +23,8 @@ again."""
 CONNECTION_AGE_MS = 5_000
 """Then a connection ends: a client of an older version, which finds one of several replicas behind a name,
 would ask the same one for ever."""
+GRACE = 0.1
+"""Seconds for the last answers, when it closes."""
 PYTHON = "grpc-python"
 """How the user agent of Python's clients begins."""
 
@@ -37,8 +40,8 @@ class Cluster(Protocol):
         """Those of all replicas that are there."""
         ...
 
-    async def changed(self) -> None:
-        """Wait until something of this may have changed."""
+    def changed(self) -> Coroutine[Any, Any, bool]:
+        """Waits until something of this may change, from now on."""
         ...
 
 
@@ -74,18 +77,18 @@ class StandbyHandler(grpc.GenericRpcHandler):
         """Wait for another leader than the one that the caller could not reach."""
         try:
             async with asyncio.timeout(HOLD_SECONDS):
-                while self._cluster.leader_elsewhere() in ("", unreached):
+                while not self._closing.is_set():
                     waits = [
                         asyncio.ensure_future(self._cluster.changed()),
                         asyncio.ensure_future(self._closing.wait()),
                     ]
                     try:
+                        if self._cluster.leader_elsewhere() not in ("", unreached):
+                            return
                         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         for wait in waits:
                             wait.cancel()
-                    if self._closing.is_set():
-                        return
         except TimeoutError:
             return
 
@@ -143,7 +146,3 @@ class StandbyServer:
         self._handler.close()
         self._health.drain()
         await self.server.stop(GRACE)
-
-
-GRACE = 0.1
-"""Seconds for the last answers."""

@@ -1,7 +1,7 @@
 """Metrics of a replica: whether it leads, how often the lead changed hands, its lease, and how etcd does."""
 
-import asyncio
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -32,8 +32,8 @@ class Replica(Protocol):
         """Of all replicas that are there."""
         ...
 
-    async def changed(self) -> None:
-        """Wait until something of this may have changed."""
+    def changed(self) -> Coroutine[Any, Any, bool]:
+        """Waits until something of this may change, from now on."""
         ...
 
 
@@ -93,7 +93,7 @@ class ClusterMetrics:
         """Count the changes of the leader, without an end."""
         last: bytes | None = None
         while True:
-            news = asyncio.ensure_future(self._replica.changed())
+            news = self._replica.changed()
             leader = self._replica.leader
             now = None if leader is None else leader.SerializeToString()
             if now is not None and now != last:

@@ -44,8 +44,9 @@ def test_once_it_is_over_it_is_not_certain():
     tenure = Tenure(clock)
     tenure.renewed(tenure.now(), 5.0)
     tenure.over()
-    assert not tenure.certain
     assert tenure.left < 0
+    tenure.renewed(tenure.now(), 5.0)  # It was under way.
+    assert not tenure.certain
 
 
 def test_its_age_is_that_of_the_last_renewal():

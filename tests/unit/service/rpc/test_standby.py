@@ -1,7 +1,7 @@
 """A replica that does not lead answers every call, and says who does."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,16 @@ class News:
 
     def __init__(self, leader: str = "") -> None:
         self.leader = leader
+        self.waiting = 0
+        """How often someone has begun to wait."""
+        self._counted = asyncio.Event()
         self._news = asyncio.Event()
+
+    async def waits(self, count: int) -> None:
+        """Until someone has begun to wait so often."""
+        while self.waiting < count:
+            self._counted.clear()
+            await self._counted.wait()
 
     def leader_elsewhere(self) -> str:
         return self.leader
@@ -28,8 +37,10 @@ class News:
     def addresses(self) -> list[str]:
         return [OWN, FIRST]
 
-    async def changed(self) -> None:
-        await self._news.wait()
+    def changed(self) -> Coroutine[Any, Any, bool]:
+        self.waiting += 1
+        self._counted.set()
+        return self._news.wait()
 
     def say(self, leader: str) -> None:
         self.leader = leader
@@ -100,9 +111,9 @@ async def test_who_could_not_reach_the_leader_hears_of_the_next_one(
     news = News(known)
     handler = StandbyHandler(news)
     waiting = asyncio.create_task(refused(handler, muster_not_leader=FIRST))
-    await asyncio.sleep(0)
+    await news.waits(1)
     news.say(known)  # Something else has changed.
-    await asyncio.sleep(0)
+    await news.waits(2)
     assert not waiting.done()
     news.say(SECOND)
     assert (await waiting).metadata["leader"] == SECOND
@@ -116,9 +127,10 @@ async def test_nobody_is_held_for_long(monkeypatch: pytest.MonkeyPatch):
 
 async def test_nobody_is_held_by_a_server_that_closes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(standby, "HOLD_SECONDS", PATIENCE)
-    handler = StandbyHandler(News())
+    news = News()
+    handler = StandbyHandler(news)
     waiting = asyncio.create_task(refused(handler, muster_not_leader=""))
-    await asyncio.sleep(0)
+    await news.waits(1)
     handler.close()
     assert (await waiting).reason is Reason.NOT_LEADER
 

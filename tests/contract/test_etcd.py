@@ -403,6 +403,15 @@ def test_a_user_and_a_password(tmp_path):
         engine.commit({b"a": b"1"})
         mirror = Mirror(etcd, location.prefix + STATE)
         assert mirror.rows(engine._revision, PATIENCE)
+        # The token is over when the watch must be begun again: etcd says so on a stream that is well.
+        etcd._token = "over.2"
+        line = etcd._line
+        assert line is not None
+        etcd._line = None
+        line.channel.close()
+        until(lambda: etcd._token not in (None, "over.2"), "no other token is asked for")
+        engine.commit({b"a": b"2"})
+        assert mirror.rows(engine._revision, PATIENCE)
         mirror.close()
         with pytest.raises(EtcdError, match="etcd asks for a user"):
             campaign(client(location), location.prefix, lease, state_pb2.ReplicaRecord())
@@ -470,5 +479,32 @@ async def test_a_leader_whose_lease_ends_hears_of_it(location: Location):
         await asyncio.to_thread(other.revoke, lead.lease.id, timeout=PATIENCE)
         with pytest.raises(LeadLost, match="etcd says that it is over"):
             await replica.lost
+    await replica.resign()
+    etcd.close()
+
+
+async def test_a_standby_whose_lease_ended_while_it_was_stopped_takes_another(location: Location):
+    class Stopped(Etcd):
+        """Hears that the lead is vacant before it hears that its lease is over."""
+
+        grants = 0
+
+        def grant(self, ttl: int, *, timeout: float) -> pb.LeaseGrantResponse:
+            granted = super().grant(ttl, timeout=timeout)
+            self.grants += 1
+            if self.grants == 1:
+                self.first = granted.id
+            return granted
+
+        def txn(self, request: pb.TxnRequest, *, timeout: float) -> pb.TxnResponse:
+            if request.success[0].put.key.endswith(b"cluster/lead") and self.grants == 1:
+                self.revoke(self.first, timeout=timeout)
+            return super().txn(request, timeout=timeout)
+
+    etcd = Stopped(location.endpoints, Access(), attempt_timeout=PATIENCE / 10)
+    replica = Replica(etcd, location.prefix, state_pb2.ReplicaRecord(address="a:1"), TTL)
+    async with asyncio.timeout(PATIENCE):
+        await replica.elected()
+    assert etcd.grants == 2
     await replica.resign()
     etcd.close()

@@ -203,7 +203,9 @@ class Etcd:
         except grpc.RpcError as error:
             self._observer.etcd_called(method.path, error.code().name, time.monotonic() - began)
             fault = judged(error, line.endpoint)
-            if isinstance(fault, PassingError):
+            # Who had less time than others get is not at fault.
+            hurried = timeout < self._attempt_timeout and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if isinstance(fault, PassingError) and not hurried:
                 self._give_up(line, fault)
             raise fault from None
         except ValueError as error:  # Another thread has found the line dead, and closed it.
@@ -276,9 +278,9 @@ class Etcd:
                         f"revision {revision} is gone; the oldest is {response.compact_revision}"
                     )
                 if response.canceled:
-                    raise PassingError(f"{line.endpoint} ended a watch: {response.cancel_reason}")
+                    raise self._watch_ended(line, f": {response.cancel_reason}")
                 yield response
-            raise PassingError(f"{line.endpoint} ended a watch")
+            raise self._watch_ended(line)
         except grpc.RpcError as error:
             fault = judged(error, line.endpoint)
             if isinstance(fault, PassingError):
@@ -291,6 +293,13 @@ class Etcd:
             if begun is not None:
                 begun.cancel()
                 call.cancel()
+
+    def _watch_ended(self, line: Line, why: str = "") -> PassingError:
+        """Etcd ends a watch by a word of its own, and also so if it does not take our token any more."""
+        known = bool(self._access.user)
+        fault = PassingError(f"{line.endpoint} ended a watch{why}", elsewhere=not known, token_refused=known)
+        self._give_up(line, fault)
+        return fault
 
     # ------------------------------------------------------------------ members
 

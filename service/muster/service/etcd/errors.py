@@ -15,6 +15,10 @@ class CompactedError(EtcdError):
     """The revision asked for is gone: read everything again."""
 
 
+class LeaseGoneError(EtcdError):
+    """The lease that a key was to hang on is over."""
+
+
 class PassingError(Exception):
     """One attempt failed; the next one may not.
 
@@ -110,6 +114,8 @@ def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
         return PassingError(said, elsewhere=False)
     if "required revision has been compacted" in details:
         return CompactedError(said)
+    if "requested lease not found" in details:
+        return LeaseGoneError(said)
     for sign, sentence in _SENTENCES:
         if sign in details:
             return EtcdError(f"{sentence}; {said}")

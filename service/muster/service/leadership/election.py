@@ -72,16 +72,18 @@ def campaign(etcd: Etcd, prefix: bytes, lease: Lease, record: state_pb2.ReplicaR
     return Lead(key, revision, lease) if holder.lease == lease.id else None
 
 
-def announce(etcd: Etcd, prefix: bytes, lead: Lead, record: state_pb2.ReplicaRecord) -> None:
+def announce(etcd: Etcd, prefix: bytes, lead: Lead, record: state_pb2.ReplicaRecord) -> bool:
     """Say that the leader answers calls from now on.
 
+    Returns:
+        Whether it still leads.
+
     Raises:
-        EtcdError: the lead is lost; or etcd refused, or did not answer.
+        EtcdError: etcd refused, or did not answer.
     """
     put = pb.PutRequest(key=prefix + LEADER, value=record.SerializeToString(), lease=lead.lease.id)
     request = pb.TxnRequest(compare=[lead.fence()], success=[pb.Operation(put=put)])
-    if not etcd.txn(request, timeout=lead.lease.ttl).succeeded:
-        raise EtcdError("another replica leads now")
+    return etcd.txn(request, timeout=lead.lease.ttl).succeeded
 
 
 def _create(etcd: Etcd, key: bytes, lease: Lease, record: state_pb2.ReplicaRecord) -> tuple[int, pb.KeyValue]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import structlog
 
 from muster.service.etcd.client import Etcd
-from muster.service.etcd.errors import UnreachableError
+from muster.service.etcd.errors import LeaseGoneError, UnreachableError
 from muster.service.leadership.election import Lead, NameTakenError, announce, campaign, enlist
 from muster.service.leadership.lease import Lease
 from muster.service.leadership.members import Members
@@ -99,7 +99,7 @@ class Replica:
         while self.lead is None:
             try:
                 await self._take_part()
-            except UnreachableError as error:
+            except (UnreachableError, LeaseGoneError) as error:
                 self._doubt(str(error))
                 await asyncio.sleep(PAUSE)
         return self.lead
@@ -127,7 +127,7 @@ class Replica:
     async def _enlist(self, lease: Lease) -> None:
         """Enter this replica among those that are there."""
         deadline = self._loop.time() + 2 * self.ttl
-        while True:
+        while not self._lease_lost.is_set():
             try:
                 await self._in_thread(lambda: enlist(self._etcd, self._prefix, lease, self.record))
             except NameTakenError as error:
@@ -167,11 +167,13 @@ class Replica:
         """Say that this replica leads, and answers.
 
         Raises:
-            EtcdError: it leads no longer, or etcd did not answer.
+            LeadLost: it leads no longer.
+            EtcdError: etcd refused, or did not answer.
         """
         lead = self.lead
         assert lead is not None
-        await self._in_thread(lambda: announce(self._etcd, self._prefix, lead, self.record))
+        if not await self._in_thread(lambda: announce(self._etcd, self._prefix, lead, self.record)):
+            raise LeadLost("its key in etcd is another one's")
 
     async def resign(self) -> None:
         """Give the lease up, so that another one leads at once, and end."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from prometheus_client.registry import Collector
 
 from muster.service.address import Address
 from muster.service.app.ports import (
@@ -23,9 +24,9 @@ from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.coordinator import Replicas, no_replicas
 from muster.service.rpc.server import build_server
 from muster.service.storage import codec
-from muster.service.storage.engine import Engine, StorageError
+from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.telemetry.logs import EventLog
-from muster.service.telemetry.metrics import Scrape, StateCollector
+from muster.service.telemetry.metrics import Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
@@ -90,7 +91,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             keepalive_ms=part.keepalive_ms,
         )
         application = build_site(
-            lambda: Scrape(state, metrics.registry),
+            lambda: _scrape(engine, state, metrics),
             lambda: _why_not_ready(driver, stop),
             driver,
             part.replicas,
@@ -124,6 +125,15 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
     finally:
         await driver.close()
     log.info("stopped")
+
+
+def _scrape(engine: Engine, state: StateCollector, metrics: Metrics) -> Collector:
+    """What /metrics shows: nothing of the state if another coordinator may lead."""
+    try:
+        engine.check_lead()
+    except LeadLostError:
+        return metrics.registry
+    return Scrape(state, metrics.registry)
 
 
 async def _until_stopped(

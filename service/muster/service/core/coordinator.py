@@ -47,7 +47,7 @@ from muster.service.core.events import (
     StoreRequest,
     Tick,
 )
-from muster.service.core.forgetting import Forgetting, check_unused, over
+from muster.service.core.forgetting import Forgetting, over
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
@@ -107,7 +107,7 @@ class Coordinator:
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
         self.stored = Total()
         """In the stores of all runs."""
-        self.forgetting = Forgetting(self.runs, retention)
+        self.forgetting = Forgetting(self.runs, retention, session_ttl)
         self._last_ordinal = epoch << EPOCH_SHIFT
 
     # ------------------------------------------------------------------ driving
@@ -145,7 +145,7 @@ class Coordinator:
             case Evict():
                 self._evict(event, now, effects)
             case Forget():
-                self._forget(event, effects)
+                self._forget(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)
             case Tick():
@@ -505,11 +505,11 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 
-    def _forget(self, event: Forget, effects: Effects) -> None:
+    def _forget(self, event: Forget, now: Instant, effects: Effects) -> None:
         try:
             run = self.run(event.run_id)
             if not event.force:
-                check_unused(run)
+                self.forgetting.check_unused(run, now)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return

@@ -17,10 +17,12 @@ class Forgetting:
     Args:
         runs: all of the coordinator's, by id.
         retention: how long runs are kept that nobody uses.
+        coming_back: seconds that whoever used a run may take to come back after a start.
     """
 
-    def __init__(self, runs: dict[str, Run], retention: Retention) -> None:
+    def __init__(self, runs: dict[str, Run], retention: Retention, coming_back: float) -> None:
         self._runs = runs
+        self._coming_back = coming_back
         self._retention = retention
         self._reviews: Timers[Run] = Timers()
         """When to see whether a run is to be forgotten."""
@@ -28,10 +30,13 @@ class Forgetting:
         """They pause until then."""
         self._began = -math.inf
         """When the state was taken back."""
+        self._taken_back: set[Run] = set()
+        """The runs of that state."""
 
     def restore(self, now: Instant) -> None:
         """The runs were taken back: look at each in its time."""
         self._began = now.monotonic
+        self._taken_back = set(self._runs.values())
         for run in self._runs.values():
             # What an older version kept is looked at soon, so that its time is written down.
             self._reviews.arm(run, self._retention.due(run) if run.noted is not None else now.monotonic)
@@ -87,6 +92,28 @@ class Forgetting:
         spare = run.closed is not None and self._retention.closed > 0 and unused >= NOTE_INTERVAL
         return spare and not run.in_use
 
+    def check_unused(self, run: Run, now: Instant) -> None:
+        """Refuse to remove a run that someone uses, or may use: after a start nobody is connected yet.
+
+        Raises:
+            Refusal: RUN_IN_USE.
+        """
+        if run.in_use:
+            processes = sum(process.state.living for process in run.roster)
+            users = report.users(processes, len(run.rendezvous), len(run.store.waiters))
+            raise Refusal(
+                Reason.RUN_IN_USE,
+                f"run {run.run_id} is in use: {users}. End the job first; or forget the run all the same, "
+                "which ends all that waits for it: --force.",
+            )
+        left = self._began + self._coming_back - now.monotonic
+        if left > 0 and run in self._taken_back:
+            raise Refusal(
+                Reason.RUN_IN_USE,
+                f"whether run {run.run_id} is in use is not known yet: the coordinator has just begun. Ask "
+                f"again in {report.seconds(left)}; or forget the run all the same: --force.",
+            )
+
     def forget(self, run: Run, effects: Effects, message: str) -> None:
         """Remove a run with all that is kept of it, so that its id is free.
 
@@ -98,25 +125,10 @@ class Forgetting:
         run.end()
         self._reviews.disarm(run)
         del self._runs[run.run_id]
+        self._taken_back.discard(run)
         effects.records.append(ForgetRun(run.run_id))
         effects.forgotten.append(run.run_id)
         effects.notices.append(Notice("run.forgotten", run.run_id, message))
-
-
-def check_unused(run: Run) -> None:
-    """Refuse to remove a run that someone uses.
-
-    Raises:
-        Refusal: RUN_IN_USE.
-    """
-    if run.in_use:
-        processes = sum(process.state.living for process in run.roster)
-        users = report.users(processes, len(run.rendezvous), len(run.store.waiters))
-        raise Refusal(
-            Reason.RUN_IN_USE,
-            f"run {run.run_id} is in use: {users}. End the job first; or forget the run all the same, which "
-            "ends all that waits for it: --force.",
-        )
 
 
 def over(run: Run) -> Refusal:

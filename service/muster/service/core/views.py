@@ -8,7 +8,6 @@ from itertools import islice
 from muster.service.core import report
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import RoundRecord
-from muster.service.core.forgetting import check_unused
 from muster.service.core.group import Group
 from muster.service.core.model import (
     Closed,
@@ -307,14 +306,15 @@ def _open_barriers(run: Run) -> tuple[tuple[str, int], ...]:
     return tuple((prefix, group.open.sequence) for prefix, group in groups if group.open is not None)
 
 
-def forgetting(run: Run, *, force: bool) -> ForgettingView:
+def forgetting(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool) -> ForgettingView:
     """Whom the removal of a run affects.
 
     Raises:
-        Refusal: RUN_IN_USE, unless it is to be forced.
+        Refusal: RUN_NOT_FOUND; or RUN_IN_USE, unless it is to be forced.
     """
+    run = coordinator.run(run_id)
     if not force:
-        check_unused(run)
+        coordinator.forgetting.check_unused(run, now)
     return ForgettingView(
         processes=sum(process.state.living for process in run.roster),
         nodes=len(run.rendezvous),

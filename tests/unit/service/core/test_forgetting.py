@@ -201,6 +201,17 @@ def test_who_would_be_affected():
     zero, _ = world.ranks()
     zero.arrive()
     world.do(StoreRequest(world.new_session(), RUN, Wait(("key",), 60)))
-    view = forgetting(world.coordinator.run(RUN), force=True)
+    view = forgetting(world.coordinator, RUN, world.instant, force=True)
     assert (view.processes, view.nodes, view.waiting_calls) == (2, 1, 1)
     assert view.open_barriers == ((CKPT, 0),)
+
+
+def test_it_is_refused_while_those_who_used_it_may_not_be_back_yet():
+    """Who waits for a key leaves no trace over a restart."""
+    world = World(1)
+    world.do(StoreRequest(world.new_session(), RUN, Set((("k", b"v"),))))
+    world.crash()
+    assert "the coordinator has just begun. Ask again in 10 s" in refused(world)
+    world.wait(TTL)
+    assert isinstance(forget(world), RunForgotten)
+    assert_nothing_left(world)

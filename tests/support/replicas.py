@@ -1,15 +1,16 @@
 """Several real coordinators on one etcd, each behind proxies that can cut it off."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.coordinator import Coordinator
+from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.etcd import Cluster
 from tests.support.patience import until
 from tests.support.proxy import Proxy
 
+MUSTER_PROGRAM = (str(MUSTER),)
 ANSWERS_WITHIN = 2.0
 """Seconds; who takes longer is stopped, and does not lead."""
 LEASE_TTL = 2
@@ -26,7 +27,7 @@ class Replica:
         stack: ends what it needs.
         extra: further arguments of ``muster serve``.
         lease_ttl: seconds.
-        environment: of the process, if it is another than this one's.
+        program: the ``muster`` command.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Replica:
         stack: ExitStack,
         extra: Sequence[str] = (),
         lease_ttl: float = LEASE_TTL,
-        environment: Mapping[str, str] | None = None,
+        program: tuple[str, ...] = MUSTER_PROGRAM,
     ) -> None:
         folder.mkdir()
         ports = [int(endpoint.rpartition(":")[2]) for endpoint in etcd.endpoints]
@@ -47,7 +48,7 @@ class Replica:
             folder,
             state=f"etcd://{members}/{prefix}",
             extra=(f"--lease-ttl={lease_ttl:g}", *extra),
-            environment=environment,
+            program=program,
         )
         self.to_workers = stack.enter_context(Proxy(self.coordinator.port))
         self.endpoint = self.to_workers.endpoint
@@ -132,13 +133,13 @@ def replicas(
     prefix: str = "muster",
     extra: Sequence[str] = (),
     lease_ttl: float = LEASE_TTL,
-    environment: Mapping[str, str] | None = None,
+    program: tuple[str, ...] = MUSTER_PROGRAM,
 ) -> Iterator[Replicas]:
     """Several replicas that run, one of which leads."""
     with ExitStack() as stack:
         found = Replicas(
             [
-                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl, environment)
+                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl, program)
                 for number in range(count)
             ]
         )

@@ -14,15 +14,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
+from muster.v1 import store_pb2, store_pb2_grpc
 from tests.support import history
 from tests.support.etcd import Cluster, cluster, compact
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.ranks import Identity, Rank
-from tests.support.replicas import LEASE_TTL, Replicas, replicas
+from tests.support.replicas import LEASE_TTL, MUSTER_PROGRAM, Replica, Replicas, replicas
 
 RUNS = ("alpha", "beta", "gamma")
 RANKS = 3
@@ -40,8 +43,10 @@ class Plan:
     faults: int
     quorum_loss: float = 20.0
     """Seconds without a majority of etcd."""
-    environment: dict[str, str] | None = None
-    """Of the coordinators, if it is another than this process's."""
+    only: tuple[str, ...] = ()
+    """The kinds of fault; empty: all."""
+    program: tuple[str, ...] = MUSTER_PROGRAM
+    """The coordinators'."""
 
 
 @dataclass(slots=True)
@@ -102,6 +107,11 @@ class Faults:
             self.compaction,
         )
 
+        if plan.only:
+            self.kinds = tuple(kind for kind in self.kinds if kind.__name__ in plan.only)
+        self.wrong: list[str] = []
+        """What was seen on the way that must not be."""
+
     def draw(self, number: int) -> str:
         """Let one happen; each kind comes once before any comes again.
 
@@ -134,11 +144,26 @@ class Faults:
         leader.coordinator.ended()
 
     def leader_cut_from_etcd(self) -> None:
-        """It still reaches its workers."""
+        """It still reaches its workers, and must tell them nothing once another one leads."""
         leader = self._replicas.leader()
-        leader.cut_from_etcd()
-        leader.coordinator.ended()
+        with grpc.insecure_channel(leader.coordinator.endpoint) as old:
+            _write(old, "before")
+            leader.cut_from_etcd()
+            self._look_at(leader, old)
+        leader.coordinator.kill()
         leader.heal()
+
+    def _look_at(self, deposed: Replica, old: grpc.Channel) -> None:
+        """Change a key at the next leader, and read it at the last one."""
+        until(lambda: any(one.leads for one in self._replicas.members if one is not deposed), "nobody leads")
+        leader = next(one for one in self._replicas.members if one is not deposed and one.leads)
+        with grpc.insecure_channel(leader.coordinator.endpoint) as new:
+            _write(new, "after")
+        with suppress(grpc.RpcError):
+            request = store_pb2.StoreServiceGetRequest(run_id="probe", keys=["key"], timeout_ms=1)
+            told = store_pb2_grpc.StoreServiceStub(old).Get(request, timeout=2 * LEASE_TTL)
+            if list(told.values) != [b"after"]:
+                self.wrong.append(f"a deposed leader told {told.values} of a key that was changed since")
 
     def leader_cut_from_workers(self) -> None:
         """It still renews its lease."""
@@ -218,7 +243,7 @@ def run(plan: Plan, folder: Path) -> Account:
     with ExitStack() as stack:
         etcd = stack.enter_context(cluster(3))
         installation = stack.enter_context(
-            replicas(folder, etcd, extra=(f"--session-ttl={PATIENCE}",), environment=plan.environment)
+            replicas(folder, etcd, extra=(f"--session-ttl={PATIENCE}",), program=plan.program)
         )
         everyone = {
             "mixed": [
@@ -242,12 +267,22 @@ def run(plan: Plan, folder: Path) -> Account:
             # They are to get on in between.
             time.sleep(0.5)
         end.touch()
+        account.wrong += faults.wrong
         _judge_barriers(account, everyone["mixed"], when)
         _judge_store(account, everyone["change_store"], installation)
         _judge_rounds(account, everyone["meet"])
         account.epochs = sum(len(one.coordinator.log("serving")) for one in installation.members)
     account.seconds = time.monotonic() - began
     return account
+
+
+def _write(channel: grpc.Channel, value: str) -> None:
+    request = store_pb2.SetRequest(
+        run_id="probe",
+        entries=[store_pb2.KeyValue(key="key", value=value.encode())],
+        operation=store_pb2.OperationId(client=f"{value}-{time.monotonic_ns()}", number=1),
+    )
+    store_pb2_grpc.StoreServiceStub(channel).Set(request, timeout=PATIENCE)
 
 
 def _process(stack: ExitStack, installation: Replicas, run_id: str, rank: int, size: int) -> Rank:

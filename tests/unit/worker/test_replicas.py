@@ -1,7 +1,6 @@
 """Whom the SDK calls next, on a clock and with a resolver of the test's own."""
 
 import os
-import random
 import socket
 from collections.abc import Callable, Iterable
 
@@ -70,7 +69,7 @@ def world() -> World:
 
 
 def test_one_address_is_called_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(random, "uniform", lambda least, most: most)
+    monkeypatch.setattr(module, "jittered", lambda seconds, least, most: seconds * most)
     search = World("a:1").search().search
     pauses = [search.failed("refused") for _ in range(7)]
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
@@ -262,7 +261,7 @@ def test_who_says_that_it_does_not_lead_is_no_leader_any_more(world: World):
 
 
 def test_a_turn_that_standbys_have_held_needs_no_long_pause(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(random, "uniform", lambda least, most: most)
+    monkeypatch.setattr(module, "jittered", lambda seconds, least, most: seconds * most)
     caller = world.search()
 
     def turn(took: float) -> float:

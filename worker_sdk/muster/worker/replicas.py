@@ -6,12 +6,13 @@ what one of them learns all use. A :class:`Search` is one caller's way to the le
 
 import ipaddress
 import os
-import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from muster.worker.jitter import jittered
 
 HEADER = "muster-not-leader"
 """The header of each call that names the leader that its caller could not reach."""
@@ -378,7 +379,7 @@ class Search:
         return next((address for address in self.replicas.known() if address not in self._tried), "")
 
     def _pause(self) -> float:
-        pause = self._backoff * random.uniform(0.5, 1.0)
+        pause = jittered(self._backoff, 0.5, 1.0)
         self._backoff = min(self._backoff * 2, MOST_BACKOFF)
         return pause
 

@@ -8,7 +8,6 @@ child must not touch a session: it belongs to the process that opened it.
 import logging
 import os
 import queue
-import random
 import threading
 import time
 import uuid
@@ -28,6 +27,7 @@ from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.fork_guard import start_thread
+from muster.worker.jitter import jittered
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
 from muster.worker.replicas import KEEPALIVE_MS, Search, replicas_of
@@ -325,7 +325,7 @@ class Session:
         """Take one message; True ends the stream, to open another."""
         if kind == "drain":
             # Not under the lock: callers may want to close meanwhile.
-            self._stop.wait(response.drain.retry_after_ms / 1000 * random.uniform(0.5, 1.5))
+            self._stop.wait(jittered(response.drain.retry_after_ms / 1000, 0.5, 1.5))
             return True
         if kind == "welcome" and self._must_ping_faster(response.welcome):
             return True

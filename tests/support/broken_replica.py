@@ -1,0 +1,53 @@
+"""Coordinators with a fault built in, to see that the robustness harness finds it: ``KIND serve …``."""
+
+import sys
+from collections.abc import Iterable
+
+from muster.etcd.v3 import etcd_pb2 as pb
+from muster.service import driver
+from muster.service.cli.main import app
+from muster.service.leadership.replica import Replica
+from muster.service.leadership.tenure import Tenure
+from muster.service.storage.etcd import EtcdEngine
+
+
+def without_fence() -> None:
+    """Whoever thinks that it leads writes."""
+
+    def change(self: EtcdEngine, operations: Iterable[pb.Operation]) -> None:
+        request = pb.TxnRequest(success=list(operations))
+        self._etcd.txn(request, timeout=60)
+
+    EtcdEngine._change = change  # type: ignore[method-assign]
+
+
+def telling_first() -> None:
+    """What is decided is told, and then committed."""
+
+    def flush(self: driver.Driver) -> None:
+        if self._committing_since is None and not self._batch.empty:
+            batch = self._batch
+            self._deliver(batch)
+            records = batch.effects.records
+            self._batch = driver._Batch()
+            self._batch.effects.records = records
+            original(self)
+
+    original = driver.Driver._flush
+    driver.Driver._flush = flush  # type: ignore[method-assign]
+
+
+def trusting() -> None:
+    """A lease is taken to last for ever, and nobody is told that it does not."""
+    Tenure.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    Tenure.left = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
+    Replica._end_lead = lambda self, why: None  # type: ignore[method-assign]
+
+
+KINDS = {"without-fence": without_fence, "telling-first": telling_first, "trusting": trusting}
+
+if __name__ == "__main__":
+    kind, *arguments = sys.argv[1:]
+    KINDS[kind]()
+    sys.argv = ["muster", *arguments]
+    app()

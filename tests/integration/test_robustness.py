@@ -24,20 +24,9 @@ def test_whatever_fails_nothing_is_decided_twice_lost_or_given_twice(tmp_path: P
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("kind", "faults"),
-    [
-        pytest.param("without-fence", ("slow_etcd", "leader_killed"), id="without the fence"),
-        pytest.param("telling-first", ("leader_killed",), id="telling before it is durable"),
-        pytest.param("trusting", ("leader_cut_from_etcd",), id="trusting a lease too long"),
-    ],
-)
-def test_a_coordinator_with_a_fault_built_in_is_caught(tmp_path: Path, kind: str, faults: tuple[str, ...]):
-    program = (sys.executable, "-m", "tests.support.broken_replica", kind)
-    try:
-        account = run(Plan(seed=3, faults=12, only=faults, program=program), tmp_path)
-    except AssertionError as error:
-        print(error)  # A rank was told what nobody may be told, or hangs.
-    else:
-        print(account)
-        assert account.wrong
+def test_a_coordinator_that_trusts_its_lease_too_long_is_caught(tmp_path: Path):
+    """The harness can fail; ``python -m tests.support.broken_replica`` has more faults to build in."""
+    program = (sys.executable, "-m", "tests.support.broken_replica", "trusting")
+    account = run(Plan(seed=3, faults=2, only=("leader_cut_from_etcd",), program=program), tmp_path)
+    print(account)
+    assert any("a deposed leader told [b'before']" in one for one in account.wrong)

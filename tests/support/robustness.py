@@ -353,8 +353,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--quorum-loss", type=float, default=20.0, metavar="SECONDS")
+    parser.add_argument("--only", nargs="*", default=(), metavar="FAULT", help="the kinds of fault")
+    parser.add_argument(
+        "--broken", metavar="KIND", help="with a fault of tests.support.broken_replica built in"
+    )
     given = parser.parse_args()
-    plan = Plan(seed=given.seed, faults=given.faults, quorum_loss=given.quorum_loss)
+    broken = (sys.executable, "-m", "tests.support.broken_replica", given.broken)
+    plan = Plan(
+        seed=given.seed,
+        faults=given.faults,
+        quorum_loss=given.quorum_loss,
+        only=tuple(given.only),
+        program=broken if given.broken else MUSTER_PROGRAM,
+    )
     print(plan, flush=True)
     with tempfile.TemporaryDirectory(prefix="muster-robustness-") as folder:
         account = run(plan, Path(folder))

@@ -1,5 +1,6 @@
 """A real coordinator process for tests: started, killed, stopped and started again on one port."""
 
+import itertools
 import json
 import os
 import random
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,17 +22,29 @@ from tests.support.patience import PATIENCE, until
 MUSTER = Path(sys.executable).with_name("muster")
 
 
-PORTS = range(10_000, 32_768)
-"""Below those that Linux gives to outgoing connections: one of them may take such a port at any moment."""
+SHARE = 1_400
+"""Ports of each of pytest's workers, of which there are 16 at most; no other takes one of them."""
+FIRST_PORT = 10_000
+"""All are below those that Linux gives to outgoing connections."""
+
+
+def _own_ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw15").removeprefix("gw")) % 16
+    own = range(FIRST_PORT + worker * SHARE, FIRST_PORT + (worker + 1) * SHARE)
+    begin = random.SystemRandom().randrange(SHARE)
+    return itertools.cycle([*own[begin:], *own[:begin]])
+
+
+_ports = _own_ports()
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, and that no connection takes by itself."""
-    while True:
-        port = random.SystemRandom().choice(PORTS)
+    """A port that nobody listens on now, and that no connection or other test takes by itself."""
+    for port in _ports:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("there is no port left")
 
 
 class Coordinator:

@@ -283,7 +283,9 @@ def _logged(replica: Replica, event: str) -> float:
 # ---------------------------------------------------------------------- the report
 
 
-def page(found: list[Failover], taken: list[Takeover], ranks: int, machine: Mapping[str, str]) -> str:
+def page(
+    found: list[Failover], taken: list[Takeover], ranks: int, processes: int, machine: Mapping[str, str]
+) -> str:
     """The page of docs/benchmarks."""
     lines = [
         "# Failover",
@@ -307,6 +309,9 @@ def page(found: list[Failover], taken: list[Takeover], ranks: int, machine: Mapp
             f"{wanted:g} s |"
         )
     lines += [
+        "",
+        f"The ranks are sessions of the SDK in {processes} processes, which all reconnect at once on the cores "
+        "that they share with everything else. How much of the time is theirs was not measured.",
         "",
         "## Taking over",
         "",
@@ -348,7 +353,7 @@ def main() -> int:
         "takeover": [asdict(one) for one in taken],
     }
     given.output.write_text(json.dumps(results, indent=2) + "\n")
-    (given.docs / "failover.md").write_text(page(found, taken, given.ranks, machine))
+    (given.docs / "failover.md").write_text(page(found, taken, given.ranks, given.processes, machine))
     return 0
 
 

@@ -22,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo import headline, say
 from failover_rank import GATE_EVERY
 
 from tests.support.coordinator import MUSTER
@@ -117,16 +118,6 @@ class Job:
             if node.poll() is None:
                 node.terminate()
                 node.wait()
-
-
-def say(text: str = "") -> None:
-    """Tell the audience."""
-    print(text, flush=True)
-
-
-def headline(text: str) -> None:
-    """Begin a chapter."""
-    say(f"\n── {text}")
 
 
 def show(*arguments: str) -> None:

@@ -20,8 +20,8 @@ from muster.service.app.ports import (
 from muster.service.app.surroundings import Surroundings
 from muster.service.core.effects import Kept
 from muster.service.driver import Driver
+from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
-from muster.service.rpc.coordinator import Replicas, no_replicas
 from muster.service.rpc.server import build_server
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError

@@ -116,6 +116,8 @@ async def _until_elected(around: Surroundings, replica: Replica) -> Lead | None:
     finally:
         for task in (elected, stopped, freshness):
             task.cancel()
+        # Whoever takes part gives its lease up at the end.
+        await asyncio.wait([elected])
 
 
 def _advertised(given: Address | None, listen: Address) -> Address:

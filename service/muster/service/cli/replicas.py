@@ -4,10 +4,8 @@ import socket
 from collections.abc import Iterable
 
 from muster.service.address import Address
+from muster.service.replicas import NOT_LEADER_HEADER
 
-HEADER = "muster-not-leader"
-"""The header that names the leader that its caller could not reach; empty: there is none. A standby that
-knows of no other one holds the call for up to 2 s."""
 MOST_FOLLOWED = 8
 """Standbys whose word is followed in one turn."""
 MOST_REPLICAS = 64
@@ -112,7 +110,7 @@ class Search:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The headers of the call."""
-        return ((HEADER, self.replicas.shunned),)
+        return ((NOT_LEADER_HEADER, self.replicas.shunned),)
 
     @property
     def followed(self) -> bool:

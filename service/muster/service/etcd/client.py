@@ -35,6 +35,10 @@ CHANNEL_OPTIONS = [
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+VERSION, CREATE = 0, 1
+"""Etcd's numbers for comparing how often a key was written, and the revision that made it."""
+DELETED = 1
+"""Etcd's number for the event that a key was deleted."""
 PAGE = 1_000
 """Keys of one answer, when many are read."""
 

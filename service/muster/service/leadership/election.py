@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from muster.etcd.v3 import etcd_pb2 as pb
-from muster.service.etcd.client import Etcd
+from muster.service.etcd.client import CREATE, Etcd
 from muster.service.etcd.errors import EtcdError
 from muster.service.leadership.lease import Lease
 from muster.v1 import state_pb2
@@ -15,8 +15,6 @@ LEAD = CLUSTER + b"lead"
 LEADER = CLUSTER + b"leader"
 """Who has the lead and answers calls: later than the lead, by the time that it takes to read the state."""
 REPLICAS = CLUSTER + b"replicas/"
-CREATE = 1
-"""Etcd's number for comparing the revision that made a key."""
 
 
 class NameTakenError(EtcdError):

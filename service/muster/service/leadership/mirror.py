@@ -4,15 +4,13 @@ import threading
 from collections.abc import Callable, Iterable
 
 from muster.etcd.v3 import etcd_pb2 as pb
-from muster.service.etcd.client import Etcd
+from muster.service.etcd.client import DELETED, Etcd
 from muster.service.etcd.errors import CompactedError, EtcdError, PassingError
 
 TIMEOUT = 10.0
 """Seconds for a page, when all is read."""
 PAUSE = 1.0
 """Seconds until the next attempt, when etcd refuses."""
-DELETED = 1
-"""The type of an event."""
 
 
 class Mirror:

@@ -1,9 +1,9 @@
 """One replica: it says that it is there, follows who leads, and leads when nobody else does."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -12,6 +12,7 @@ from muster.service.etcd.errors import LeaseGoneError, UnreachableError
 from muster.service.leadership.election import Lead, NameTakenError, announce, campaign, enlist
 from muster.service.leadership.lease import Lease
 from muster.service.leadership.members import Members
+from muster.service.waiting import first
 from muster.v1 import state_pb2
 
 T = TypeVar("T")
@@ -52,9 +53,10 @@ class Replica:
 
     # ------------------------------------------------------------------ following
 
-    def changed(self) -> Coroutine[Any, Any, bool]:
-        """Waits until something may change from now on: who leads, who is there, whether etcd answers."""
-        return self._news.wait()
+    @property
+    def news(self) -> asyncio.Event:
+        """Is set when who leads, who is there or whether etcd answers may have changed since it was taken."""
+        return self._news
 
     def _told(self) -> None:
         with suppress(RuntimeError):  # The loop has ended: nobody waits for news any more.
@@ -106,6 +108,7 @@ class Replica:
 
     async def _take_part(self) -> None:
         """With one lease, until it is lost, or this replica leads."""
+        self._lease = None  # The end of the one before is no news of the next one.
         self._lease_lost.clear()
         lease = self._lease = await self._in_thread(lambda: Lease(self._etcd, self.ttl))
 
@@ -147,10 +150,7 @@ class Replica:
                 lead = await self._in_thread(lambda: campaign(self._etcd, self._prefix, lease, self.record))
                 if lead is not None:
                     return lead
-            waits = [asyncio.ensure_future(event.wait()) for event in (news, self._lease_lost)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+            await first(news.wait(), self._lease_lost.wait())
         self._doubt("its lease was lost")
         return None
 

@@ -1,23 +1,15 @@
 """CoordinatorService: how the coordinator is, for those who look after it."""
 
 import statistics
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.service.driver import Driver
+from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.guard import ADMISSION
 from muster.service.security.tokens import Grant
 from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc
-
-Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
-"""Tells which coordinators there are of one state."""
-
-
-def no_replicas() -> Sequence[coordinator_pb2.Replica]:
-    """This one is the only one."""
-    return ()
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):

@@ -9,8 +9,9 @@ from grpc_reflection.v1alpha import reflection
 
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
+from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.barrier import BarrierServicer
-from muster.service.rpc.coordinator import CoordinatorServicer, Replicas, no_replicas
+from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.health import HealthServicer
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver

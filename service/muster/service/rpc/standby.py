@@ -1,7 +1,6 @@
 """The server of a replica that does not lead: it lets callers in, and tells them who does."""
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any, Protocol
 
 import grpc
@@ -10,16 +9,15 @@ from grpc_reflection.v1alpha import reflection
 
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.replicas import NOT_LEADER_HEADER
 from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.health import HealthServicer
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
 from muster.service.rpc.server import HEALTH, METHODS, SERVICES, methods_of, options
+from muster.service.waiting import first
 
-UNREACHED = "muster-not-leader"
-"""The header in which a client names the leader that it could not reach; empty: it has tried none."""
 HOLD_SECONDS = 2.0
-"""For so long a call that says so is held while no other leader is known, so that it need not ask again and
-again."""
+"""For so long a call with the header is held while no other leader is known, and need not ask again."""
 CONNECTION_AGE_MS = 5_000
 """Then a connection ends: a client of an older version, which finds one of several replicas behind a name,
 would ask the same one for ever."""
@@ -40,8 +38,9 @@ class Cluster(Protocol):
         """Those of all replicas that are there."""
         ...
 
-    def changed(self) -> Coroutine[Any, Any, bool]:
-        """Waits until something of this may change, from now on."""
+    @property
+    def news(self) -> asyncio.Event:
+        """Is set when something of this may have changed since it was taken."""
         ...
 
 
@@ -68,7 +67,7 @@ class StandbyHandler(grpc.GenericRpcHandler):
 
     async def _refuse(self, _: object, context: Any) -> None:
         metadata = dict(context.invocation_metadata() or ())
-        unreached = metadata.get(UNREACHED)
+        unreached = metadata.get(NOT_LEADER_HEADER)
         if unreached is not None:
             await self._hold(unreached)
         raise self._refusal(unreached is None and str(metadata.get("user-agent", "")).startswith(PYTHON))
@@ -78,17 +77,10 @@ class StandbyHandler(grpc.GenericRpcHandler):
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 while not self._closing.is_set():
-                    waits = [
-                        asyncio.ensure_future(self._cluster.changed()),
-                        asyncio.ensure_future(self._closing.wait()),
-                    ]
-                    try:
-                        if self._cluster.leader_elsewhere() not in ("", unreached):
-                            return
-                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        for wait in waits:
-                            wait.cancel()
+                    news = self._cluster.news
+                    if self._cluster.leader_elsewhere() not in ("", unreached):
+                        return
+                    await first(news.wait(), self._closing.wait())
         except TimeoutError:
             return
 

@@ -195,7 +195,12 @@ def _epoch_there(state: Path) -> int:
 
 def _raise_epoch(copy: Path, other: int) -> None:
     with closing(sqlite3.connect(copy)) as db:
-        _set_epoch(db, max(max(epoch_of(db), other) + EPOCH_LEAP, int(time.time())))
+        _set_epoch(db, raised_epoch(epoch_of(db), other))
+
+
+def raised_epoch(backup: int, there: int) -> int:
+    """The epoch of a state that was put back: above that of the backup and of the state that it replaces."""
+    return max(max(backup, there) + EPOCH_LEAP, int(time.time()))
 
 
 def _set_epoch(db: sqlite3.Connection, epoch: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from muster.etcd.v3 import etcd_pb2 as pb
-from muster.service.etcd.client import Etcd
+from muster.service.etcd.client import VERSION, Etcd
 from muster.service.etcd.errors import EtcdError
 from muster.service.etcd.location import Location
 from muster.service.leadership.election import CLUSTER, Lead
@@ -36,8 +36,6 @@ MOST_BYTES = 1 << 20
 """Of one transaction; etcd's default bound for a request is 1.5 MiB."""
 PART_BYTES = 512 * 1024
 """A value that is larger is kept in several keys."""
-VERSION_TARGET = 0
-"""Etcd's number for comparing the version of a key."""
 
 Row = tuple[bytes, bytes]
 
@@ -230,7 +228,7 @@ class EtcdEngine:
 
     def _change(self, operations: Iterable[pb.Operation]) -> None:
         """Carry operations out, once, if we still lead."""
-        at = pb.Compare(target=VERSION_TARGET, key=self._base + COMMITS, version=self._commits)
+        at = pb.Compare(target=VERSION, key=self._base + COMMITS, version=self._commits)
         request = pb.TxnRequest(
             compare=[self._lead.fence(), at],
             success=[*operations, self._put(COMMITS, b"")],

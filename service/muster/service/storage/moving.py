@@ -1,6 +1,5 @@
 """Copies of a state in etcd, in the same files as those of SQLite: so a state moves from one to the other."""
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +77,7 @@ def restore_into(etcd: Etcd, location: Location, file: Path, *, force: bool) -> 
             raise StorageError(
                 f"there is a state at {location}. Give --force to replace it, or another prefix."
             )
-        raised = max(max(epoch, there) + backup.EPOCH_LEAP, int(time.time()))
+        raised = backup.raised_epoch(epoch, there)
         # First, for by itself it does no harm.
         engine.raise_epoch(raised)
         engine.commit({**dict.fromkeys(present), **rows})

@@ -42,7 +42,7 @@ class Warm:
             StorageError: a row is not one that this version writes.
         """
         for key, value in rows:
-            before = self._decoded.get(key)
+            before = self._decoded.pop(key, None)  # Who leads needs it no longer.
             # A value of several parts is put together anew, so it is never the same object.
             yield before[1] if before is not None and before[0] is value else codec.decode(key, value)
 

@@ -1,7 +1,7 @@
 """Metrics of a replica: whether it leads, how often the lead changed hands, its lease, and how etcd does."""
 
-from collections.abc import Coroutine
-from typing import Any, Protocol
+import asyncio
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -32,8 +32,9 @@ class Replica(Protocol):
         """Of all replicas that are there."""
         ...
 
-    def changed(self) -> Coroutine[Any, Any, bool]:
-        """Waits until something of this may change, from now on."""
+    @property
+    def news(self) -> asyncio.Event:
+        """Is set when something of this may have changed since it was taken."""
         ...
 
 
@@ -93,11 +94,11 @@ class ClusterMetrics:
         """Count the changes of the leader, without an end."""
         last: bytes | None = None
         while True:
-            news = self._replica.changed()
+            news = self._replica.news
             leader = self._replica.leader
             now = None if leader is None else leader.SerializeToString()
             if now is not None and now != last:
                 if last is not None:
                     self._changes.inc()
                 last = now
-            await news
+            await news.wait()

@@ -6,8 +6,9 @@ from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from muster.service.replicas import Replicas, no_replicas
 from muster.service.web.answers import Answer, Answers, rendered, response
-from muster.service.web.status import Replicas, State, add_status
+from muster.service.web.status import State, add_status
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -16,15 +17,32 @@ def build_site(
     scrape: Callable[[], Collector],
     ready: Callable[[], str | None],
     state: State,
-    replicas: Replicas = lambda: (),
+    replicas: Replicas = no_replicas,
 ) -> web.Application:
-    """Assemble the HTTP application.
+    """Assemble the HTTP application of a coordinator.
 
     Args:
         scrape: takes what /metrics shows, on the loop; it is collected and encoded in a thread.
         ready: why the coordinator does not serve now, or None if it does.
         state: what the status page shows.
         replicas: all coordinators of the state, if there can be several.
+    """
+    site = web.Application()
+    add_probes(site, scrape, ready)
+    add_status(site, state, replicas)
+    return site
+
+
+def add_probes(
+    site: web.Application, scrape: Callable[[], Collector], ready: Callable[[], str | None], well: str = "ok"
+) -> None:
+    """Add metrics and health to a site.
+
+    Args:
+        site: to which.
+        scrape: as of :func:`build_site`.
+        ready: as of :func:`build_site`.
+        well: what /readyz says where there is no reason against it.
     """
     answers = Answers()
 
@@ -45,12 +63,9 @@ def build_site(
     async def readyz(_: web.Request) -> web.Response:
         why_not = ready()
         if why_not is None:
-            return web.Response(text="ok\n")
+            return web.Response(text=f"{well}\n")
         return web.Response(status=503, text=f"not ready: {why_not}\n")
 
-    site = web.Application()
     site.router.add_get("/metrics", metrics)
     site.router.add_get("/healthz", healthz)
     site.router.add_get("/readyz", readyz)
-    add_status(site, state, replicas)
-    return site

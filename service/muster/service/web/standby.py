@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from muster.service.leadership.replica import Replica
+from muster.service.replicas import Replicas
 from muster.service.web import pages
-from muster.service.web.status import OVERVIEW, OVERVIEW_TWIN, Replicas, add_assets, add_headers
+from muster.service.web.site import add_probes
+from muster.service.web.status import OVERVIEW, OVERVIEW_TWIN, add_assets, add_headers
 
 
 def build_standby_site(
@@ -26,19 +27,6 @@ def build_standby_site(
         registry: what /metrics shows.
         ready: why the replica could not take over now, or None if it could.
     """
-
-    async def metrics(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry()), headers={"Content-Type": content_type})
-
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def readyz(_: web.Request) -> web.Response:
-        why_not = ready()
-        if why_not is None:
-            return web.Response(text="ok: standing by\n")
-        return web.Response(status=503, text=f"not ready: {why_not}\n")
 
     async def page(_: web.Request) -> web.Response:
         body = pages.standby_page(
@@ -60,12 +48,9 @@ def build_standby_site(
         )
 
     site = web.Application()
-    site.router.add_get("/metrics", metrics)
-    site.router.add_get("/healthz", healthz)
-    site.router.add_get("/readyz", readyz)
+    add_probes(site, registry, ready, "ok: standing by")
     site.router.add_get(OVERVIEW, page)
     site.router.add_get(OVERVIEW_TWIN, twin)
     add_assets(site)
-
     site.on_response_prepare.append(add_headers)
     return site

@@ -1,6 +1,6 @@
 """The status page and its JSON twins: for reading, and for nothing else."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -10,11 +10,11 @@ from aiohttp import web
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.core.refusal import Refusal
+from muster.service.replicas import Replicas, no_replicas
 from muster.service.security.tokens import Grant
 from muster.service.web import links, look, pages, twins
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.viewer import narrowed_to
-from muster.v1 import coordinator_pb2
 
 T = TypeVar("T")
 
@@ -55,11 +55,7 @@ class State(Protocol):
         ...
 
 
-Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
-"""Tells which coordinators there are of one state."""
-
-
-def add_status(site: web.Application, state: State, replicas: Replicas = lambda: ()) -> None:
+def add_status(site: web.Application, state: State, replicas: Replicas = no_replicas) -> None:
     """Add the page, its twins, and what they are made of to a site."""
     answers = Answers()
 

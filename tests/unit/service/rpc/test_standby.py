@@ -1,7 +1,7 @@
 """A replica that does not lead answers every call, and says who does."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import standby
 from muster.service.rpc.server import METHODS
-from muster.service.rpc.standby import UNREACHED, StandbyHandler
+from muster.service.rpc.standby import StandbyHandler
 from tests.support.patience import PATIENCE
 
 OWN, FIRST, SECOND = "a:7550", "b:7550", "c:7550"
@@ -37,10 +37,11 @@ class News:
     def addresses(self) -> list[str]:
         return [OWN, FIRST]
 
-    def changed(self) -> Coroutine[Any, Any, bool]:
+    @property
+    def news(self) -> asyncio.Event:
         self.waiting += 1
         self._counted.set()
-        return self._news.wait()
+        return self._news
 
     def say(self, leader: str) -> None:
         self.leader = leader
@@ -139,6 +140,8 @@ async def test_an_sdk_that_does_not_know_the_reason_connects_again():
     old = await refused(StandbyHandler(News(FIRST)), user_agent="grpc-python/1.66.2 grpc-c/43.0.0")
     assert old.reason is Reason.COORDINATOR_DRAINING
     ours = await refused(
-        StandbyHandler(News(FIRST)), user_agent="grpc-python/1.66.2", **{UNREACHED.replace("-", "_"): ""}
+        StandbyHandler(News(FIRST)),
+        user_agent="grpc-python/1.66.2",
+        muster_not_leader="",
     )
     assert ours.reason is Reason.NOT_LEADER

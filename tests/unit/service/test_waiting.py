@@ -1,0 +1,33 @@
+"""The first of several things ends the wait, and the others."""
+
+import asyncio
+
+from muster.service.waiting import first
+from tests.support.patience import PATIENCE
+
+
+async def test_the_first_ends_the_wait_and_the_others():
+    one, other = asyncio.Event(), asyncio.Event()
+    ended = asyncio.Event()
+
+    async def waits() -> None:
+        try:
+            await other.wait()
+        finally:
+            ended.set()
+
+    one.set()
+    async with asyncio.timeout(PATIENCE):
+        await first(one.wait(), waits())
+        await ended.wait()
+    assert not other.is_set()
+
+
+async def test_who_gives_the_wait_up_ends_all():
+    waiting = asyncio.create_task(first(asyncio.Event().wait(), asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    before = len(asyncio.all_tasks())
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) < before

@@ -310,8 +310,8 @@ def page(
         )
     lines += [
         "",
-        f"The ranks are sessions of the SDK in {processes} processes, which all reconnect at once on the cores "
-        "that they share with everything else. How much of the time is theirs was not measured.",
+        f"The ranks are sessions of the SDK in {processes} processes, which all reconnect at once on the "
+        "cores that they share with everything else. How much of the time is theirs was not measured.",
         "",
         "## Taking over",
         "",

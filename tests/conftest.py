@@ -1,6 +1,11 @@
 """What all tests share."""
 
+import threading
+from collections.abc import Iterator
+
 import pytest
+
+from tests.support.patience import PATIENCE
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,3 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether there is time."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.fixture(autouse=True)
+def _no_node_is_left_behind() -> Iterator[None]:
+    """One that was not told to leave joins again for ever, also where a later test plays the coordinator."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("muster-node-"):
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), f"{thread.name} goes on after its test"

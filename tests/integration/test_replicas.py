@@ -245,7 +245,11 @@ def store_within(endpoint: str, seconds: float) -> None:
 
 
 def round_within(endpoint: str, seconds: float) -> None:
-    node(endpoint, connect_timeout=seconds).join()
+    one = node(endpoint, connect_timeout=seconds)
+    try:
+        one.join()
+    finally:
+        one.leave("over")
 
 
 def asking_within(endpoint: str, seconds: float) -> None:

@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> Results:
 def _measure(cell: Cell, options: Options, position: str) -> None:
     name = f"{position}  {cell.system:<14} {cell.ranks:>5} ranks"
     try:
-        sample = measure(cell.system, cell.ranks, options)
+        sample = measure(SYSTEMS[cell.system], cell.ranks, options)
     except (MeasurementError, psutil.Error) as error:
         cell.failures.append(str(error))
         print(f"{name}  failed: {error}", file=sys.stderr, flush=True)

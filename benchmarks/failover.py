@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
+import psutil
 
 from benchmarks.machine import describe_machine
 from muster.service.core.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
@@ -51,6 +52,8 @@ class Failover:
     median: float
     p99: float
     longest: float
+    cpu: dict[str, float]
+    """Seconds of processor time from the fault until the last rank heard, by whose they are; medians."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class Crowd:
         self.ranks = ranks
         share = ranks // processes
         self._pipes: list[Connection] = []
+        self.processes: list[psutil.Process] = []
         for number in range(processes):
             ours, theirs = CONTEXT.Pipe()
             some = range(number * share, ranks if number == processes - 1 else (number + 1) * share)
@@ -116,6 +120,7 @@ class Crowd:
             process.start()
             stack.callback(process.kill)
             self._pipes.append(ours)
+            self.processes.append(psutil.Process(process.pid))
         for pipe in self._pipes:
             assert pipe.poll(STEP_TIMEOUT), "the ranks do not join"
             pipe.recv()
@@ -132,6 +137,41 @@ class Crowd:
             assert pipe.poll(STEP_TIMEOUT), "the ranks are not released"
             times += pipe.recv()
         return times
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Its processor time; 0 if it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+class Usage:
+    """Whose processor time it is, from now on.
+
+    Args:
+        crowd: the ranks.
+        installation: the coordinators, which all run.
+        etcd: the members, which all run.
+    """
+
+    def __init__(self, crowd: Crowd, installation: Replicas, etcd: Cluster) -> None:
+        everyone = {
+            "ranks": crowd.processes,
+            "coordinators": [psutil.Process(one.coordinator.pid) for one in installation.members],
+            "etcd": [psutil.Process(member.pid) for member in etcd.members],
+            "proxies, last rank": [psutil.Process()],
+        }
+        self._began = {who: [(process, _cpu(process)) for process in some] for who, some in everyone.items()}
+
+    def seconds(self) -> dict[str, float]:
+        """What each has used. A process that has ended counts for nothing."""
+        return {
+            who: sum(max(0.0, _cpu(process) - began) for process, began in some)
+            for who, some in self._began.items()
+        }
 
 
 class LastRank:
@@ -178,7 +218,7 @@ def failovers(etcd: Cluster, ranks: int, processes: int, repeats: int, lease_ttl
         crowd = Crowd(installation.endpoint, ranks - 1, ranks, processes, stack)
         last = LastRank(installation.endpoint, ranks - 1, ranks)
         return [
-            _failover(name, fault, installation, crowd, last, repeats, lease_ttl)
+            _failover(name, fault, installation, etcd, crowd, last, repeats, lease_ttl)
             for name, fault in FAULTS.items()
         ]
 
@@ -187,20 +227,24 @@ def _failover(
     name: str,
     fault: Callable[[Replica], None],
     installation: Replicas,
+    etcd: Cluster,
     crowd: Crowd,
     last: LastRank,
     repeats: int,
     lease_ttl: float,
 ) -> Failover:
     seconds: list[float] = []
+    used: list[dict[str, float]] = []
     for _ in range(repeats):
         leader = installation.leader()
         crowd.arrive(range(crowd.ranks))
         _until_waiting(leader, crowd.ranks)
+        usage = Usage(crowd, installation, etcd)
         began = time.monotonic()
         fault(leader)
         own = last.arrive()
         seconds += [at - began for at in [own, *crowd.released()]]
+        used.append(usage.seconds())
         if name == "SIGSTOP":
             leader.coordinator.signal(signal.SIGCONT)
         if name != "SIGKILL":
@@ -209,7 +253,8 @@ def _failover(
         leader.coordinator.start()
         time.sleep(lease_ttl)
     p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
-    return Failover(name, lease_ttl, repeats, statistics.median(seconds), p99, max(seconds))
+    cpu = {who: statistics.median(one[who] for one in used) for who in used[0]}
+    return Failover(name, lease_ttl, repeats, statistics.median(seconds), p99, max(seconds), cpu)
 
 
 def _until_waiting(leader: Replica, ranks: int) -> None:
@@ -299,19 +344,22 @@ def page(
         "from the fault until a rank heard of the release, over all ranks and repeats. The lease's TTL is "
         f"{found[0].lease_ttl:g} s.",
         "",
-        "| The leader gets | repeats | median | p99 | longest | aimed at, p99 |",
-        "|-|-|-|-|-|-|",
+        "| The leader gets | repeats | median | p99 | longest | aimed at, p99 | "
+        + " | ".join(f"CPU of {who}" for who in found[0].cpu)
+        + " |",
+        "|-|-|-|-|-|-|" + "-|" * len(found[0].cpu),
     ]
     for one in found:
         wanted = 1.0 if one.fault == "SIGTERM" else one.lease_ttl + 1
         lines.append(
             f"| {one.fault} | {one.repeats} | {one.median:.2f} s | {one.p99:.2f} s | {one.longest:.2f} s | "
-            f"{wanted:g} s |"
+            f"{wanted:g} s | " + " | ".join(f"{seconds:.1f} s" for seconds in one.cpu.values()) + " |"
         )
     lines += [
         "",
-        f"The ranks are sessions of the SDK in {processes} processes, which all reconnect at once on the "
-        "cores that they share with everything else. How much of the time is theirs was not measured.",
+        f"The ranks are sessions of the SDK in {processes} processes, which all reconnect at once, on the "
+        f"{machine['cores']} cores that they share with everything else. What a failover costs them in "
+        "processor time is therefore time here; in a job, each node's ranks have cores of their own.",
         "",
         "## Taking over",
         "",

@@ -10,17 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import psutil
 
-from benchmarks.peers import SYSTEMS, System
-from benchmarks.peers.base import LoadSpec, RoundTimes
+from benchmarks.peers import System
+from benchmarks.peers.base import Load, LoadSpec, RoundTimes
 
 STEP_TIMEOUT_S = 120.0
 SETTLE_S = 0.3
@@ -57,13 +58,15 @@ class Sample:
     memory_per_rank_kib: float
 
 
-def measure(system_name: str, ranks: int, options: Options) -> Sample:
+def measure(system: System, ranks: int, options: Options) -> Sample:
     """Measure one system at one number of ranks; raises MeasurementError with the reason if it fails."""
     port = _free_port()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.state_directory)))
-        server = stack.enter_context(_server(SYSTEMS[system_name], port, ranks, directory))
-        processes = stack.enter_context(_load_processes(system_name, port, ranks, options, directory))
+        server = stack.enter_context(_server(system, port, ranks, directory))
+        processes = stack.enter_context(
+            _load_processes(system.client_module, port, ranks, options, directory)
+        )
         loads = _Loads(processes, server)
         try:
             return _measure(loads, server, ranks, options)
@@ -76,7 +79,7 @@ def measure(system_name: str, ranks: int, options: Options) -> Sample:
 
 def _measure(loads: "_Loads", server: "_Server", ranks: int, options: Options) -> Sample:
     loads.collect()
-    server.wait_until_listening()
+    server.wait_until_ready()
     time.sleep(SETTLE_S)
     memory_before = server.memory_bytes()
 
@@ -119,21 +122,23 @@ def _cycle_ms(times: RoundTimes) -> float:
 class _Server:
     """The process of the system that is measured."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", port: int, log: Path, ready: Callable[[int], bool]
+    ) -> None:
         self._process = process
         self._stats = psutil.Process(process.pid)
         self._port = port
+        self._ready = ready
         self._log = log
 
-    def wait_until_listening(self) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT_S
         while time.monotonic() < deadline:
             self.raise_if_ended()
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
+            if self._ready(self._port):
+                return
             time.sleep(0.05)
-        raise MeasurementError(f"the server did not listen within {STEP_TIMEOUT_S:.0f} s")
+        raise MeasurementError(f"the server was not ready within {STEP_TIMEOUT_S:.0f} s")
 
     def raise_if_ended(self) -> None:
         code = self._process.poll()
@@ -162,7 +167,7 @@ def _server(system: System, port: int, ranks: int, directory: Path) -> Iterator[
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
     try:
-        yield _Server(process, port, log)
+        yield _Server(process, port, log, system.ready)
     finally:
         process.kill()
         process.wait()
@@ -171,11 +176,11 @@ def _server(system: System, port: int, ranks: int, directory: Path) -> Iterator[
 class _LoadProcess:
     """A process that plays some of the ranks, at the other end of a pipe."""
 
-    def __init__(self, system_name: str, spec: LoadSpec, log: Path) -> None:
+    def __init__(self, client_module: str, spec: LoadSpec, log: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_play_ranks, args=(system_name, spec, theirs, log), daemon=True
+            target=_play_ranks, args=(client_module, spec, theirs, log), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -243,13 +248,13 @@ class _Loads:
 
 @contextmanager
 def _load_processes(
-    system_name: str, port: int, world_size: int, options: Options, directory: Path
+    client_module: str, port: int, world_size: int, options: Options, directory: Path
 ) -> Iterator[list[_LoadProcess]]:
     with ExitStack() as stack:
         loads = []
         for ranks in _shares(world_size, options.load_processes):
             spec = LoadSpec(port, ranks, world_size, options.ranks_per_connection)
-            load = _LoadProcess(system_name, spec, directory / f"load-{ranks.start}.log")
+            load = _LoadProcess(client_module, spec, directory / f"load-{ranks.start}.log")
             stack.callback(load.end)
             loads.append(load)
         yield loads
@@ -260,13 +265,13 @@ def _shares(world_size: int, processes: int) -> list[range]:
     return [range(low, high) for low, high in pairwise(bounds) if low < high]
 
 
-def _play_ranks(system_name: str, spec: LoadSpec, pipe: Connection, log: Path) -> None:
+def _play_ranks(client_module: str, spec: LoadSpec, pipe: Connection, log: Path) -> None:
     """Run in a load process: import the client, then do what the pipe says until killed."""
     with log.open("wb") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
     try:
-        load = SYSTEMS[system_name].open_load(spec)
+        load: Load = import_module(client_module).open_load(spec)
         pipe.send(None)
         while True:
             command = pipe.recv()

@@ -1,13 +1,16 @@
 """The systems that are measured: how each server is started, and which module plays its ranks."""
 
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import cast
 
-from benchmarks.peers.base import Load, LoadSpec
+
+def listens(port: int) -> bool:
+    """Whether anything listens on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @dataclass(frozen=True)
@@ -16,21 +19,24 @@ class System:
 
     title: str
     server_command: Callable[[int, int, Path], list[str]]
+    """Of a port, the number of ranks, and a directory of its own."""
     client_module: str
-
-    def open_load(self, spec: LoadSpec) -> Load:
-        """Return this system's ranks, not connected yet; imports the client, so only for load processes."""
-        return cast("Load", import_module(self.client_module).open_load(spec))
+    ready: Callable[[int], bool] = listens
+    """Whether the server on a port takes ranks."""
 
 
 def _muster(state: Callable[[Path], str]) -> Callable[[int, int, Path], list[str]]:
-    executable = Path(sys.executable).with_name("muster")
-
     def command(port: int, ranks: int, directory: Path) -> list[str]:
-        addresses = ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0"]
-        return [str(executable), "serve", *addresses, "--state", state(directory)]
+        return muster_command(port, state(directory))
 
     return command
+
+
+def muster_command(port: int, state: str) -> list[str]:
+    """A coordinator on a port, with its state somewhere."""
+    executable = Path(sys.executable).with_name("muster")
+    addresses = ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0"]
+    return [str(executable), "serve", *addresses, "--state", state]
 
 
 def _module(name: str) -> Callable[[int, int, Path], list[str]]:

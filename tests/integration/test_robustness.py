@@ -10,12 +10,12 @@ from tests.support.robustness import Plan, run
 
 @pytest.mark.timeout(900)
 def test_whatever_fails_nothing_is_decided_twice_lost_or_given_twice(tmp_path: Path, thorough: bool):
-    faults = 55 if thorough else 11
+    faults = 65 if thorough else 13
     account = run(Plan(seed=12, faults=faults, quorum_loss=20.0 if thorough else 3.0), tmp_path)
     print(account)
     assert account.wrong == []
     assert account.faults.total() == faults
-    assert len(account.faults) == 11
+    assert len(account.faults) == 13
     assert account.epochs >= 5
     assert account.barriers > 0
     assert account.outcomes["ABORTED"] > 0
@@ -23,10 +23,29 @@ def test_whatever_fails_nothing_is_decided_twice_lost_or_given_twice(tmp_path: P
     assert account.changes > 0
 
 
+# ---------------------------------------------------------------------- the harness can fail
+
+
+def broken(kind: str, fault: str, folder: Path) -> list[str]:
+    """What is found wrong with coordinators that have a fault built in."""
+    program = (sys.executable, "-m", "tests.support.broken_replica", kind)
+    account = run(Plan(seed=3, faults=3, only=(fault,), program=program), folder)
+    print(account)
+    return account.wrong
+
+
 @pytest.mark.timeout(900)
 def test_a_coordinator_that_trusts_its_lease_too_long_is_caught(tmp_path: Path):
-    """The harness can fail; ``python -m tests.support.broken_replica`` has more faults to build in."""
-    program = (sys.executable, "-m", "tests.support.broken_replica", "trusting")
-    account = run(Plan(seed=3, faults=2, only=("leader_cut_from_etcd",), program=program), tmp_path)
-    print(account)
-    assert any("a deposed leader told [b'before']" in one for one in account.wrong)
+    wrong = broken("trusting", "idle_leader_cut_from_etcd", tmp_path)
+    assert any("a deposed leader told" in one for one in wrong)
+
+
+@pytest.mark.timeout(900)
+def test_a_coordinator_without_a_fence_is_caught(tmp_path: Path):
+    wrong = broken("without-fence", "commit_comes_late", tmp_path)
+    assert any("acknowledged" in one or "appended" in one for one in wrong)
+
+
+@pytest.mark.timeout(900)
+def test_a_coordinator_that_tells_before_it_commits_is_caught(tmp_path: Path):
+    assert broken("telling-first", "commit_comes_late", tmp_path)

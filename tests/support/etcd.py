@@ -83,6 +83,12 @@ class Member:
             )
 
     @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def runs(self) -> bool:
         """Whether it was started and has not been killed."""
         return self._process is not None
@@ -96,13 +102,11 @@ class Member:
 
     def stop(self) -> None:
         """SIGSTOP."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         """SIGCONT."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
 
 class Cluster:

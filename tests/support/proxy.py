@@ -1,4 +1,4 @@
-"""A TCP proxy that can delay, cut, refuse and swallow: a bad network on one machine."""
+"""A TCP proxy that can delay, cut, refuse, swallow and hold: a bad network on one machine."""
 
 import asyncio
 import threading
@@ -23,6 +23,7 @@ class Proxy:
         self._delay = 0.0
         self._swallow = False
         self._refuse = False
+        self._held: dict[asyncio.StreamWriter, list[bytes]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -54,6 +55,20 @@ class Proxy:
     def black_hole(self, swallow: bool = True) -> None:
         """Take bytes and pass none on, without closing anything."""
         self._swallow = swallow
+
+    def hold(self) -> None:
+        """Keep what clients say from now on; what they say after a :meth:`black_hole` is lost as usual."""
+        self._held = {}
+
+    def deliver(self) -> None:
+        """Let go what was held, also of clients that are gone."""
+        self._do(self._deliver())
+
+    async def _deliver(self) -> None:
+        held, self._held = self._held or {}, None
+        for sink, chunks in held.items():
+            sink.writelines(chunks)
+            await sink.drain()
 
     def cut(self, *, refuse: bool = False) -> None:
         """Reset every connection; with ``refuse`` also every new one, until the next :meth:`heal`."""
@@ -89,19 +104,25 @@ class Proxy:
             return
         self._writers |= {writer, upstream[1]}
         for source, sink in ((reader, upstream[1]), (upstream[0], writer)):
-            task = asyncio.ensure_future(self._pump(source, sink))
+            task = asyncio.ensure_future(self._pump(source, sink, says=source is reader))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, says: bool) -> None:
         try:
             while data := await source.read(65536):
                 await asyncio.sleep(self._delay)
-                if not self._swallow:
-                    sink.write(data)
-                    await sink.drain()
+                if self._swallow:
+                    continue
+                if says and self._held is not None:
+                    self._held.setdefault(sink, []).append(data)
+                    continue
+                sink.write(data)
+                await sink.drain()
         except OSError:
             pass
         finally:
-            sink.close()
-            self._writers.discard(sink)
+            # The server is not to hear that a client has gone before it hears what the client said.
+            if self._held is None or sink not in self._held:
+                sink.close()
+                self._writers.discard(sink)

@@ -40,6 +40,10 @@ class Heard:
         return [one.rank for one in self.missing]
 
 
+class RankFailed(Exception):
+    """An operation of a rank raised what it should not, and its process has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who a rank process is."""
@@ -73,9 +77,16 @@ class Rank:
         return self
 
     def answer(self, timeout: float = PATIENCE) -> Any:
-        """What the last operation told has come to."""
+        """What the last operation told has come to.
+
+        Raises:
+            RankFailed: it raised an exception.
+        """
         assert self._pipe.poll(timeout), f"rank {self.rank} did not answer within {timeout} s"
-        return self._pipe.recv()
+        answer = self._pipe.recv()
+        if isinstance(answer, RankFailed):
+            raise answer
+        return answer
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Tell, and wait for the answer."""
@@ -281,11 +292,12 @@ class _Worker:
         return sums, len(sums)
 
     def meet(self, until: str) -> list[tuple[int, int, int]]:
-        """Join round after round until a file is there; each node closes none of them.
+        """Join round after round until a file is there: who sees it first closes the run for all.
 
         Returns:
             Round, rank and world size of each.
         """
+        from muster.worker import RefusedError
         from muster.worker.attendance import Attendance, NodeConfig
 
         who = self.identity
@@ -305,8 +317,14 @@ class _Worker:
         )
         places: list[tuple[int, int, int]] = []
         while not os.path.exists(until):  # noqa: PTH110
-            place = node.join()
+            try:
+                place = node.join()
+            except RefusedError as error:
+                if error.reason != "RUN_CLOSED":
+                    raise
+                return places
             places.append((place.round, place.rank, place.world_size))
+        node.close("the end", PATIENCE)
         node.leave("the end")
         return places
 
@@ -380,4 +398,11 @@ def _main(identity: Identity, pipe: Connection) -> None:
             operation, arguments = pipe.recv()
         except EOFError:
             os._exit(0)
-        pipe.send(getattr(worker, operation)(**arguments))
+        try:
+            answer = getattr(worker, operation)(**arguments)
+        except Exception as error:
+            pipe.send(
+                RankFailed(f"rank {identity.rank} of {identity.run_id}: {type(error).__name__}: {error}")
+            )
+            raise
+        pipe.send(answer)

@@ -1,6 +1,7 @@
 """Several real coordinators on one etcd, each behind proxies that can cut it off."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.support.proxy import Proxy
 MUSTER_PROGRAM = (str(MUSTER),)
 ANSWERS_WITHIN = 2.0
 """Seconds; who takes longer is stopped, and does not lead."""
+SAID_LATE = 0.3
+"""Seconds of what a leader says that comes late: less than an attempt lasts, so that none is taken back."""
 LEASE_TTL = 2
 """Seconds; the shortest that etcd gives."""
 
@@ -80,6 +83,18 @@ class Replica:
         """Each answer of etcd's comes late."""
         for proxy in self.to_etcd:
             proxy.delay(seconds)
+
+    def say_late(self) -> None:
+        """What it says to etcd now is under way until :meth:`heard_late`; then nothing gets through."""
+        for proxy in self.to_etcd:
+            proxy.hold()
+        time.sleep(SAID_LATE)
+        self.cut_from_etcd()
+
+    def heard_late(self) -> None:
+        """Etcd hears what was under way for so long."""
+        for proxy in self.to_etcd:
+            proxy.deliver()
 
     def cut_from_workers(self) -> None:
         """Nothing from or to workers comes through, without anyone hearing of it."""

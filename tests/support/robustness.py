@@ -17,14 +17,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
-from muster.v1 import store_pb2, store_pb2_grpc
+from muster.v1 import run_pb2, run_pb2_grpc, store_pb2, store_pb2_grpc
 from tests.support import history
 from tests.support.etcd import Cluster, cluster, compact
 from tests.support.patience import PATIENCE, until
-from tests.support.ranks import Identity, Rank
+from tests.support.ranks import Identity, Rank, RankFailed
 from tests.support.replicas import LEASE_TTL, MUSTER_PROGRAM, Replica, Replicas, replicas
 
 RUNS = ("alpha", "beta", "gamma")
@@ -97,8 +98,10 @@ class Faults:
             self.leader_killed,
             self.leader_stopped_and_woken,
             self.leader_cut_from_etcd,
+            self.idle_leader_cut_from_etcd,
             self.leader_cut_from_workers,
             self.slow_etcd,
+            self.commit_comes_late,
             self.member_killed,
             self.etcds_leader_killed,
             self.majority_lost,
@@ -144,25 +147,39 @@ class Faults:
         leader.coordinator.ended()
 
     def leader_cut_from_etcd(self) -> None:
-        """It still reaches its workers, and must tell them nothing once another one leads."""
+        """It still reaches its workers, whose arrivals wait for a commit that hangs."""
         leader = self._replicas.leader()
-        with grpc.insecure_channel(leader.coordinator.endpoint) as old:
-            _write(old, "before")
-            leader.cut_from_etcd()
-            self._look_at(leader, old)
+        leader.cut_from_etcd()
+        self._look_at(leader)
         leader.coordinator.kill()
         leader.heal()
 
-    def _look_at(self, deposed: Replica, old: grpc.Channel) -> None:
+    def idle_leader_cut_from_etcd(self) -> None:
+        """No commit hangs, and it could tell what it knows; it must not once another one leads."""
+        leader = self._replicas.leader()
+        leader.cut_from_workers()
+        self._pause(0.3, 0.6)
+        leader.cut_from_etcd()
+        self._look_at(leader)
+        leader.coordinator.kill()
+        leader.heal()
+
+    def _look_at(self, deposed: Replica) -> None:
         """Change a key at the next leader, and read it at the last one."""
         until(lambda: any(one.leads for one in self._replicas.members if one is not deposed), "nobody leads")
         leader = next(one for one in self._replicas.members if one is not deposed and one.leads)
+        value = str(time.monotonic_ns()).encode()
+        request = store_pb2.SetRequest(
+            run_id="probe",
+            entries=[store_pb2.KeyValue(key="key", value=value)],
+            operation=store_pb2.OperationId(client=value.decode(), number=1),
+        )
         with grpc.insecure_channel(leader.coordinator.endpoint) as new:
-            _write(new, "after")
-        with suppress(grpc.RpcError):
-            request = store_pb2.StoreServiceGetRequest(run_id="probe", keys=["key"], timeout_ms=1)
-            told = store_pb2_grpc.StoreServiceStub(old).Get(request, timeout=2 * LEASE_TTL)
-            if list(told.values) != [b"after"]:
+            store_pb2_grpc.StoreServiceStub(new).Set(request, timeout=PATIENCE)
+        with grpc.insecure_channel(deposed.coordinator.endpoint) as old, suppress(grpc.RpcError):
+            look = store_pb2.StoreServiceGetRequest(run_id="probe", keys=["key"], timeout_ms=1)
+            told = store_pb2_grpc.StoreServiceStub(old).Get(look, timeout=2 * LEASE_TTL)
+            if list(told.values) != [value]:
                 self.wrong.append(f"a deposed leader told {told.values} of a key that was changed since")
 
     def leader_cut_from_workers(self) -> None:
@@ -178,6 +195,22 @@ class Faults:
         leader.slow_etcd(self._chance.uniform(0.0, LEASE_TTL))
         self._pause(LEASE_TTL, 2 * LEASE_TTL)
         leader.heal()
+
+    def commit_comes_late(self) -> None:
+        """What a leader commits reaches etcd when the next leader has committed, too; and then comes a third.
+
+        The third begins with what etcd has, and nobody writes between the late commit and its look.
+        """
+        first = self._replicas.leader()
+        first.say_late()
+        until(lambda: any(one.leads for one in self._replicas.members if one is not first), "nobody leads")
+        second = next(one for one in self._replicas.members if one is not first and one.leads)
+        self._pause(0.5, LEASE_TTL)
+        second.coordinator.kill()
+        first.heard_late()
+        first.coordinator.kill()
+        self._pause(0.1, 0.5)
+        first.heal()
 
     def member_killed(self) -> None:
         """One that may or may not lead, and comes back."""
@@ -257,6 +290,7 @@ def run(plan: Plan, folder: Path) -> Account:
         for operation, processes in everyone.items():
             for process in processes:
                 process.tell(operation, until=str(end))
+        until(lambda: _all_at_work(installation), "there is no traffic")
         faults = Faults(etcd, installation, plan)
         when: list[tuple[float, str]] = []
         for number in range(plan.faults):
@@ -276,13 +310,16 @@ def run(plan: Plan, folder: Path) -> Account:
     return account
 
 
-def _write(channel: grpc.Channel, value: str) -> None:
-    request = store_pb2.SetRequest(
-        run_id="probe",
-        entries=[store_pb2.KeyValue(key="key", value=value.encode())],
-        operation=store_pb2.OperationId(client=f"{value}-{time.monotonic_ns()}", number=1),
-    )
-    store_pb2_grpc.StoreServiceStub(channel).Set(request, timeout=PATIENCE)
+def _all_at_work(installation: Replicas) -> bool:
+    """Whether every run has had a barrier and a round, and there is a store."""
+    leader = installation.leader().coordinator
+    deciding = {line["run"] for line in leader.log("barrier.decided")}
+    with grpc.insecure_channel(leader.endpoint) as channel:
+        runs = (
+            run_pb2_grpc.RunServiceStub(channel).List(run_pb2.RunServiceListRequest(), timeout=PATIENCE).runs
+        )
+    stored = any(run.store_keys for run in runs)
+    return deciding >= set(RUNS) and bool(leader.log("round.completed")) and stored
 
 
 def _process(stack: ExitStack, installation: Replicas, run_id: str, rank: int, size: int) -> Rank:
@@ -291,19 +328,30 @@ def _process(stack: ExitStack, installation: Replicas, run_id: str, rank: int, s
     return process
 
 
+def _answer(account: Account, process: Rank) -> Any:
+    """What it has to tell; None, and something is wrong, if it failed."""
+    try:
+        return process.answer(timeout=2 * PATIENCE)
+    except RankFailed as failure:
+        account.wrong.append(str(failure))
+        return None
+
+
 def _judge_barriers(account: Account, processes: list[Rank], when: list[tuple[float, str]]) -> None:
     """One decision, none released without all, nobody out of step, none hung: by what ranks wrote down."""
     failover = account.plan.quorum_loss + 10 * LEASE_TTL
     for process in processes:
-        took = process.answer(timeout=2 * PATIENCE)
+        took = _answer(account, process) or []
         for began, seconds in took:
             during = next((name for started, name in reversed(when) if started < began + seconds), "none")
             account.longest[during] = max(account.longest.get(during, 0.0), seconds)
         if process.identity.rank == 0:
             account.barriers += len(took)
-    longest = max(account.longest.values())
+    longest = max(account.longest.values(), default=0.0)
     if longest > TIMEOUT + failover:
         account.wrong.append(f"a barrier took {longest:.1f} s")
+    if account.wrong:
+        return  # Whoever failed has taken what it saw with it.
     events = [event for process in processes for event in process.ask("history")]
     told = [event for _, event in sorted(events, key=lambda pair: pair[0])]
     account.wrong += history.violations(told)
@@ -318,7 +366,7 @@ def _judge_store(account: Account, clients: list[Rank], installation: Replicas) 
 
     from muster.worker import CoordinatorStore
 
-    answers = [client.answer(timeout=2 * PATIENCE) for client in clients]
+    answers: list[tuple[list[int], int]] = [_answer(account, client) or ([], 0) for client in clients]
     sums = sorted(one for sums, _ in answers for one in sums)
     account.changes = 2 * len(sums)
     if sums != list(range(1, len(sums) + 1)):
@@ -335,7 +383,7 @@ def _judge_rounds(account: Account, nodes: list[Rank]) -> None:
     """Each rank of a round is given once, and rounds rise."""
     given: dict[tuple[int, int], int] = {}
     for number, node in enumerate(nodes):
-        places = node.answer(timeout=2 * PATIENCE)
+        places = _answer(account, node) or []
         rounds = [round for round, _, _ in places]
         if rounds != sorted(set(rounds)):
             account.wrong.append(f"node {number} was in the rounds {rounds}")

@@ -30,6 +30,7 @@ from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
 from muster.service.core.refusal import Refusal
 from muster.service.core.retention import FOR_EVER, Retention
+from muster.service.draining import DRAINING
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 
@@ -164,9 +165,10 @@ class Driver:
         self._watchers: set[asyncio.Event] = set()
         self.commit_seconds = deque([engine.opening_seconds], maxlen=COMMITS_REMEMBERED)
         """How long the last commits took; the first is that of the epoch."""
-        self.frozen = False
-        """Whether the coordinator is about to stop."""
+        self.retired = False
+        """Whether the coordinator is about to stop, and takes nothing more in."""
         self._idle = asyncio.Event()
+        """Whether no commit is under way."""
         self._idle.set()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         """Ends with the exception that stopped the driver; otherwise it stays pending."""
@@ -175,7 +177,12 @@ class Driver:
     # ------------------------------------------------------------------ in
 
     def connect(self, sink: Sink) -> SessionId:
-        """Name a new stream or call; its answers go to ``sink`` until :meth:`disconnect`."""
+        """Name a new stream or call; its answers go to ``sink`` until :meth:`disconnect`.
+
+        Raises:
+            Refusal: COORDINATOR_DRAINING, once the driver retires.
+        """
+        self._check_retired()
         self._last_session += 1
         self._sinks[self._last_session] = sink
         return self._last_session
@@ -192,8 +199,9 @@ class Driver:
         """Look at the state in order with the events; the answer waits until what it shows is durable.
 
         Raises:
-            Refusal: as ``ask`` raises it.
+            Refusal: as ``ask`` raises it; or COORDINATOR_DRAINING, once the driver retires.
         """
+        self._check_retired()
         answer: asyncio.Future[T] = self._loop.create_future()
         self._enter(_Query(ask, answer))
         return await answer
@@ -213,20 +221,29 @@ class Driver:
         """Set this event no more."""
         self._watchers.discard(event)
 
-    def freeze(self) -> None:
-        """Let no more time pass, since the coordinator is about to stop.
+    async def retire(self) -> None:
+        """Take nothing more in, let no more time pass, and finish what was taken in.
 
-        Whoever is asked to connect again must not be taken for dead meanwhile; the next coordinator
-        counts anew.
+        After this, another coordinator may decide. Whoever is asked to connect to it must not be taken for
+        dead meanwhile.
         """
-        self.frozen = True
+        self.retired = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for watcher in self._watchers:
             watcher.set()
+        while not self.failed.done() and (self._pump_scheduled or not self._idle.is_set()):
+            await asyncio.sleep(0)
+            await self._idle.wait()
+
+    def _check_retired(self) -> None:
+        if self.retired:
+            raise DRAINING
 
     def _enter(self, item: Event | _Query) -> None:
+        if self.retired:
+            return
         self._inbox.append(item)
         if not self._pump_scheduled:
             self._pump_scheduled = True
@@ -321,7 +338,7 @@ class Driver:
 
     def _arm_timer(self, now: Instant) -> None:
         deadline = self.coordinator.next_deadline()
-        if self.frozen or deadline is None or deadline >= self._timer_at:
+        if self.retired or deadline is None or deadline >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -719,19 +719,55 @@ async def test_sessions_have_different_ids():
 
 
 @in_virtual_time
-async def test_a_frozen_driver_takes_nobody_for_dead():
+async def test_a_retired_driver_takes_nobody_for_dead():
     """It stops soon, and has asked everyone to connect to its successor."""
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         lost, waiting = Rank(driver, 0).hello(), Rank(driver, 1).hello()
         await waiting.arrive(timeout=50.0).hears(GroupJoined)
         watcher = driver.watch()
         await settle()
-        watcher.clear()
-        driver.freeze()
-        assert watcher.is_set()
         driver.submit(Disconnected(lost.id))
+        await settle()
+        watcher.clear()
+        await driver.retire()
+        assert watcher.is_set()
         await asyncio.sleep(100)
         assert Decision not in waiting.heard
+
+
+async def test_a_driver_that_retires_finishes_what_it_has_taken_in_and_no_more():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0, world_size=1).hello()
+        (await engine.begun.get()).end()
+        await rank.hears(GroupJoined)
+        rank.arrive()
+        deciding = await engine.begun.get()
+        asked = asyncio.ensure_future(runs(driver))
+        await settle()
+        retiring = asyncio.ensure_future(driver.retire())
+        await settle()
+        rank.arrive()
+        with pytest.raises(Refusal) as caught:
+            await runs(driver)
+        assert caught.value.reason is Reason.COORDINATOR_DRAINING
+        with pytest.raises(Refusal):
+            Rank(driver, 1)
+        assert not retiring.done(), "a commit is under way"
+        deciding.end()
+        await asyncio.wait_for(retiring, PATIENCE)
+        await rank.hears(Decision)
+        assert await asked == ["job"]
+        assert engine.begun.empty(), "what came too late is not taken in"
+
+
+async def test_a_driver_that_has_failed_retires_at_once():
+    engine = HeldEngine()
+    async with driving(engine) as driver:
+        Rank(driver, 0, world_size=1).hello()
+        (await engine.begun.get()).end(StorageError("the disk is full"))
+        await asyncio.wait_for(driver.retire(), PATIENCE)
+        assert driver.failed.done()
 
 
 async def test_a_state_that_lacks_a_row_is_an_error_at_the_start():

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.draining import DRAINING
 from muster.service.rpc import errors as service_errors
 from muster.v1 import store_pb2 as pb
 from muster.worker import (
@@ -241,7 +242,7 @@ def test_its_error_can_be_pickled():
     [
         pytest.param(UNAVAILABLE, id="connection lost"),
         pytest.param(Failure(grpc.StatusCode.CANCELLED, "stopped"), id="coordinator stopped"),
-        pytest.param(refusal(service_errors.DRAINING), id="coordinator draining"),
+        pytest.param(refusal(DRAINING), id="coordinator draining"),
     ],
 )
 def test_a_change_is_sent_again_under_the_same_name(store: CoordinatorStore, stub: Stub, failure: Failure):

@@ -50,6 +50,8 @@ class Part:
     """Called when they are."""
     decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[Kept]] = codec.decode_all
     """Makes records of the rows of the state."""
+    retired: Callable[[], Awaitable[None]] = _nothing
+    """Called when it decides nothing more, and tells nothing that it has not decided already."""
     deposed: asyncio.Future[None] | None = None
     """Ends with an exception when it may lead no longer."""
 
@@ -116,8 +118,11 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
-            driver.freeze()
-            await rpc.drain(config.drain_grace if stop.is_set() else 0)
+            grace = config.drain_grace if stop.is_set() else 0
+            # A commit may hang, and whoever waits here must hear that somebody else goes on.
+            await asyncio.wait([asyncio.ensure_future(driver.retire())], timeout=grace)
+            # Who is asked to connect again finds the next one the sooner.
+            await asyncio.gather(part.retired(), rpc.drain(grace))
             await site.cleanup()
     except StorageError:
         metrics.storage_errors.inc()

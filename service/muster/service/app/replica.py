@@ -93,6 +93,7 @@ async def _serve(around: Surroundings, replica: Replica, etcd: Etcd, location: L
             about_to_serve=standby.close,
             serving=replica.announce,
             decode=warm.records,
+            retired=replica.step_down,
             deposed=replica.lost,
         )
         await coordinator.run(around, EtcdEngine(etcd, location, lead, copy), part)

@@ -175,11 +175,15 @@ class Replica:
         if not await self._in_thread(lambda: announce(self._etcd, self._prefix, lead, self.record)):
             raise LeadLost("its key in etcd is another one's")
 
-    async def resign(self) -> None:
-        """Give the lease up, so that another one leads at once, and end."""
-        self.members.close()
+    async def step_down(self) -> None:
+        """Give the lease up, so that another one leads at once."""
         if self._lease is not None:
             await self._in_thread(self._lease.give_up)
+
+    async def resign(self) -> None:
+        """Step down, and end."""
+        self.members.close()
+        await self.step_down()
         if not self.lost.done():
             self.lost.cancel()
 

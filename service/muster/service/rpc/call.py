@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from muster.service.core.effects import Message, Refused
 from muster.service.core.events import Disconnected
 from muster.service.core.refusal import Refusal
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
-from muster.service.rpc import errors
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class LongPolls:
             Refusal: COORDINATOR_DRAINING.
         """
         if self._draining:
-            raise errors.DRAINING
+            raise DRAINING
         with Call(self._driver, kind) as call:
             self._open.add(call)
             try:
@@ -97,4 +97,4 @@ class LongPolls:
         """End every call, and take no more; the callers ask again."""
         self._draining = True
         for call in list(self._open):
-            call.refuse(errors.DRAINING)
+            call.refuse(DRAINING)

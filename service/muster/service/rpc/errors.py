@@ -53,10 +53,6 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
-DRAINING = Refusal(
-    Reason.COORDINATOR_DRAINING,
-    "the coordinator is stopping; nothing has failed. Connect again: it, or its successor, goes on.",
-)
 MOST_MESSAGE = 3_000
 """Bytes of a status message. It travels twice in the headers, once with three bytes for each that is not
 ASCII, and gRPC's clients take 16 KiB of them at the most."""

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from muster.service.core import report
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.rpc import errors
+from muster.service.draining import DRAINING
 
 MAX_WATCHERS = 1_000
 """Watches open at once. They need no token, so that anyone could fill the memory with them."""
@@ -75,7 +75,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
                 await self._draining.wait()
         finally:
             self._watchers -= 1
-        raise errors.DRAINING
+        raise DRAINING
 
     def drain(self) -> None:
         """Tell every watcher that nothing is served any more."""

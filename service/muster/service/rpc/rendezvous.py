@@ -9,8 +9,9 @@ from muster.service.core import views
 from muster.service.core.effects import Message, NodeLeft, Refused, RunClosed
 from muster.service.core.events import CloseRun, Disconnected, LeaveRendezvous
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
-from muster.service.rpc import codec, errors
+from muster.service.rpc import codec
 from muster.service.rpc.call import Call
 from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, rendezvous_to_pb
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
@@ -86,7 +87,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
     ) -> AsyncIterator[rendezvous_pb2.JoinResponse]:
         """Ask for a place in a round, and hold it."""
         if self._draining:
-            raise errors.DRAINING
+            raise DRAINING
         attendance = Attendance(self._driver)
         self._attendances.add(attendance)
         try:
@@ -154,4 +155,4 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         """End every stream; its node comes back to its place."""
         self._draining = True
         for attendance in list(self._attendances):
-            attendance.end(errors.DRAINING)
+            attendance.end(DRAINING)

@@ -8,8 +8,8 @@ from typing import Any
 from muster.service.core import views
 from muster.service.core.effects import Evicted, RunForgotten
 from muster.service.core.events import Evict, Forget
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver
-from muster.service.rpc import errors
 from muster.service.rpc.call import Call
 from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb
 from muster.v1 import run_pb2, run_pb2_grpc
@@ -102,7 +102,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                         yield run_pb2.WatchResponse(run=run_to_pb(view))
                 await asyncio.sleep(WATCH_INTERVAL)
                 await changed.wait()
-                if self._driver.frozen:
-                    raise errors.DRAINING
+                if self._driver.retired:
+                    raise DRAINING
         finally:
             self._driver.unwatch(changed)

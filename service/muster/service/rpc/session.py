@@ -11,6 +11,7 @@ from muster.service.core.effects import Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
@@ -52,7 +53,7 @@ class Session:
     def drain(self) -> None:
         """Ask the worker to connect again, and end the stream."""
         self._send(codec.DRAIN)
-        self.end(errors.DRAINING)
+        self.end(DRAINING)
 
     def end(self, status: Refusal | None = None) -> None:
         """End the stream once all is sent."""
@@ -187,7 +188,7 @@ class SessionServicer:
     async def connect(self, _: object, context: Any) -> None:
         """Handle one ``Connect`` call."""
         if self._draining:
-            await context.abort_with_status(errors.grpc_status(errors.DRAINING))
+            await context.abort_with_status(errors.grpc_status(DRAINING))
         if (count := len(self.sessions)) >= self._max_open:
             raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
         session = Session(self._driver, self._max_unsent, self._welcome)

@@ -9,8 +9,8 @@ from muster.service.core.effects import Message, Refused
 from muster.service.core.events import Disconnected, Event, SessionId
 from muster.service.core.operations import Done, Number
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing, Sink
-from muster.service.rpc import errors
 from muster.service.rpc.call import Call, LongPolls
 
 REFUSAL = Refusal(Reason.RUN_NOT_FOUND, "no such run.")
@@ -83,7 +83,7 @@ async def test_a_drain_ends_every_long_poll_and_takes_no_more():
         assert await answered.answer() == Number(1)
         with pytest.raises(Refusal) as caught:
             await waiting.answer()
-        assert caught.value is errors.DRAINING
+        assert caught.value is DRAINING
     with pytest.raises(Refusal) as caught, polls.open(Number):
         pass
-    assert caught.value is errors.DRAINING
+    assert caught.value is DRAINING

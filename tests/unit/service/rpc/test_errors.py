@@ -7,6 +7,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.draining import DRAINING
 from muster.service.rpc import errors
 
 DOCS = Path(__file__).parents[4] / "docs" / "errors.md"
@@ -64,7 +65,7 @@ def test_only_what_may_pass_is_a_code_that_clients_retry():
 
 
 def test_a_draining_coordinator_says_when_to_come_back():
-    code, _, (info, retry) = details(errors.DRAINING)
+    code, _, (info, retry) = details(DRAINING)
     assert code is grpc.StatusCode.UNAVAILABLE
     assert info.reason == "COORDINATOR_DRAINING"
     assert retry.retry_delay.ToMilliseconds() == errors.RETRY_AFTER_MS

@@ -1,0 +1,8 @@
+"""What whoever comes too late is told by a coordinator that stops."""
+
+from muster.service.core.refusal import Reason, Refusal
+
+DRAINING = Refusal(
+    Reason.COORDINATOR_DRAINING,
+    "the coordinator is stopping; nothing has failed. Connect again: it, or its successor, goes on.",
+)

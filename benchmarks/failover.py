@@ -162,7 +162,7 @@ class Usage:
             "ranks": crowd.processes,
             "coordinators": [psutil.Process(one.coordinator.pid) for one in installation.members],
             "etcd": [psutil.Process(member.pid) for member in etcd.members],
-            "proxies, last rank": [psutil.Process()],
+            "the last rank": [psutil.Process()],
         }
         self._began = {who: [(process, _cpu(process)) for process in some] for who, some in everyone.items()}
 
@@ -213,7 +213,14 @@ def failovers(etcd: Cluster, ranks: int, processes: int, repeats: int, lease_ttl
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         installation = stack.enter_context(
-            replicas(folder, etcd, prefix="failover", lease_ttl=lease_ttl, extra=("--session-ttl=60",))
+            replicas(
+                folder,
+                etcd,
+                prefix="failover",
+                lease_ttl=lease_ttl,
+                extra=("--session-ttl=60",),
+                direct=True,
+            )
         )
         crowd = Crowd(installation.endpoint, ranks - 1, ranks, processes, stack)
         last = LastRank(installation.endpoint, ranks - 1, ranks)
@@ -307,7 +314,9 @@ def takeover(etcd: Cluster, runs: int, repeats: int) -> Takeover:
     seconds = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
-        two = stack.enter_context(replicas(folder, etcd, 2, prefix=prefix, extra=("--session-ttl=600",)))
+        two = stack.enter_context(
+            replicas(folder, etcd, 2, prefix=prefix, extra=("--session-ttl=600",), direct=True)
+        )
         for _ in range(repeats):
             leader = two.leader()
             other = next(one for one in two.members if one is not leader)
@@ -336,9 +345,8 @@ def page(
         "# Failover",
         "",
         f"Measured on {datetime.now(UTC).date().isoformat()} by `python -m benchmarks.failover`: "
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}. etcd, coordinators, ranks "
-        "and the proxies between them share that machine; etcd "
-        "keeps its data in memory.",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}. etcd, coordinators "
+        "and ranks share that machine; etcd keeps its data in memory.",
         "",
         f"{ranks} ranks wait at a barrier; the leader is lost, and the last rank arrives. The time is that "
         "from the fault until a rank heard of the release, over all ranks and repeats. The lease's TTL is "

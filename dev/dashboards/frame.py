@@ -7,6 +7,10 @@ from grafana_foundation_sdk.models import dashboard
 
 from dev.dashboards.panels import DATASOURCE
 
+C = 'job=~"$coordinator"'
+"""Picks the series of the installations that were chosen."""
+RATE = "[$__rate_interval]"
+"""Behind a counter, for its rate."""
 DOCS = "docs/operations.md"
 """Where the documentation is, seen from the repository's root. The chart may put an address before it."""
 

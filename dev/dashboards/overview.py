@@ -4,7 +4,7 @@ from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models import common
 
-from dev.dashboards.frame import DOCS, OVERVIEW, RUN, frame
+from dev.dashboards.frame import DOCS, OVERVIEW, RATE, RUN, C, frame
 from dev.dashboards.panels import (
     OUTCOME_COLORS,
     Column,
@@ -17,9 +17,8 @@ from dev.dashboards.panels import (
     steps,
     words,
 )
+from dev.dashboards.replicas import add_replicas
 
-C = 'job=~"$coordinator"'
-RATE = "[$__rate_interval]"
 PATIENT = 'grpc_type="unary", grpc_method!~"Arrive|Wait", grpc_service!="muster.v1.StoreService"'
 """Calls that are answered as soon as they can be: the others wait for ranks or keys, as they should."""
 
@@ -36,6 +35,7 @@ def build() -> Dashboard:
     _decisions(board)
     _calls(board)
     _storage(board)
+    add_replicas(board)
     _process(board)
     return board
 

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue, VariableOption
 
-from dev.dashboards.frame import DOCS, OVERVIEW, RUN, frame, variable
+from dev.dashboards.frame import DOCS, OVERVIEW, RATE, RUN, frame, variable
 from dev.dashboards.panels import (
     OUTCOME_COLORS,
     Query,
@@ -21,7 +21,6 @@ R = 'job=~"$coordinator", run="$run"'
 G = f'{R}, prefix=~"$prefix"'
 WRITES = f'{R}, prefix="save"'
 COMMITS = f'{R}, prefix="save/commit"'
-RATE = "[$__rate_interval]"
 QUANTILES = ((0.5, "median"), (0.9, "90 %"), (0.99, "99 %"))
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,56 +12,21 @@ import grpc
 import pytest
 
 import muster.worker
-from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
-from muster.worker import CoordinatorStore, GrpcBarrier, replicas
+from muster.v1 import barrier_pb2, barrier_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from muster.worker import CoordinatorStore, GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig
+from muster.worker.replicas import replicas_of
+from tests.support import store_users
 from tests.support.agents import Job
-from tests.support.coordinator import Coordinator
 from tests.support.etcd import Cluster, cluster
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
+from tests.support.ranks import CONTEXT
+from tests.support.replicas import Replica, Replicas, replicas
+from tests.support.savers import all_of, savers
 
 
-class Replicas:
-    """Three of them, that find each other in etcd.
-
-    Args:
-        folder: of their logs.
-        state: as of ``--state``.
-    """
-
-    def __init__(self, folder: Path, state: str) -> None:
-        self.all = []
-        for name in "abc":
-            (folder / name).mkdir()
-            # Whoever is lost may come back until the test is over.
-            self.all.append(Coordinator(folder / name, state=state, session_ttl=PATIENCE))
-        self.endpoint = ",".join(one.endpoint for one in self.all)
-
-    def __enter__(self) -> "Replicas":
-        for one in self.all:
-            one.start()
-        self.leader()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self.all:
-            one.kill()
-
-    def leader(self) -> Coordinator:
-        """Who leads, once somebody does."""
-        until(lambda: any(self._leads(one) for one in self.all), "nobody leads")
-        return next(one for one in self.all if self._leads(one))
-
-    @staticmethod
-    def _leads(one: Coordinator) -> bool:
-        try:
-            return one.get("/readyz") == (200, "ok\n")
-        except OSError:
-            return False
-
-
-def nodes_at(leader: Coordinator) -> int:
+def nodes_at(leader: Replica) -> int:
     """How many nodes of the job have come."""
     with grpc.insecure_channel(leader.endpoint) as channel:
         stub = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
@@ -78,7 +44,9 @@ def etcd() -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(etcd: Cluster, tmp_path: Path) -> Iterator[Replicas]:
-    with Replicas(tmp_path, etcd.state(uuid.uuid4().hex)) as running:
+    # Whoever is lost may come back until the test is over.
+    patient = f"--session-ttl={PATIENCE}"
+    with replicas(tmp_path, etcd, prefix=uuid.uuid4().hex, extra=(patient,)) as running:
         yield running
         muster.worker.close()
 
@@ -114,7 +82,7 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
     until(lambda: nodes[0]._connected)
 
     leader = three.leader()
-    os.kill(leader.pid, how)
+    leader.coordinator.signal(how)
     ranks[2].execute_barrier()
     for one in at_barrier:
         one.result(PATIENCE)
@@ -122,9 +90,9 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
     other.set("k", "v")
     assert at_key.result(PATIENCE) == b"v"
     assert {nodes[1].join().rank, at_round.result(PATIENCE).rank} == {0, 1}
-    assert sorted(replicas.replicas_of(three.endpoint).known()) == sorted(one.endpoint for one in three.all)
+    assert sorted(replicas_of(three.endpoint).known()) == sorted(one.endpoint for one in three.members)
     if how is signal.SIGSTOP:
-        os.kill(leader.pid, signal.SIGCONT)
+        leader.coordinator.signal(signal.SIGCONT)
     for node in nodes:
         node.close("over", PATIENCE)
         node.leave("over")
@@ -132,11 +100,11 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
 
 def test_one_address_is_enough_to_begin_with(three: Replicas):
     leader = three.leader()
-    standby = next(one for one in three.all if one is not leader)
+    standby = three.standbys()[0]
     rank = GrpcBarrier(0, 1, "p", standby.endpoint, PATIENCE, PATIENCE, run_id="job", generation=0)
     rank.execute_barrier()
-    standby.kill()
-    leader.kill()
+    standby.coordinator.kill()
+    leader.coordinator.kill()
     rank.execute_barrier()
     store = CoordinatorStore(standby.endpoint, "job", timedelta(seconds=PATIENCE))
     store.set("k", "v")
@@ -148,12 +116,51 @@ def test_a_job_of_torchrun_survives_its_leaders(three: Replicas, tmp_path: Path)
         agents = [job.agent("2", keep_alive_max_attempt=60, read_timeout=60)]
         leader = three.leader()
         until(lambda: nodes_at(leader) == 1)
-        leader.kill()
+        leader.coordinator.kill()
         agents.append(job.agent("2", keep_alive_max_attempt=60, read_timeout=60))
         first = job.round(2)
-        leader.start()
-        three.leader().kill()
+        leader.coordinator.start()
+        three.leader().coordinator.kill()
         os.kill(first[0].pid, signal.SIGKILL)
         job.round(2, after=first[0].round)
         job.finish()
         assert [agent.wait() for agent in agents] == [0, 0], job.said()
+
+
+def test_a_process_group_meets_through_a_change_of_the_leader(three: Replicas):
+    url = f"muster://{three.endpoint}/meet"
+    keys = CoordinatorStore(three.endpoint, "meet", timedelta(seconds=PATIENCE))
+    with ProcessPoolExecutor(2, mp_context=CONTEXT) as pool:
+        first = pool.submit(store_users.train, 0, 2, three.endpoint, url, 3)
+        until(lambda: keys.num_keys() > 0, "rank 0 does not come")
+        three.leader().coordinator.kill()
+        second = pool.submit(store_users.train, 1, 2, three.endpoint, url, 3)
+        assert first.result(PATIENCE) == second.result(PATIENCE)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_save_commits_through_a_change_of_the_leader(three: Replicas, tmp_path: Path, how: signal.Signals):
+    gate = tmp_path / "gate"
+    with savers(three.endpoint, 2, tmp_path / "checkpoints") as world:
+        all_of(world, "begin")
+        world[0].ask("save", step=1)
+        world[1].ask("save", step=1, gate=str(gate))
+        for one in world:
+            one.tell("finalize")
+        leader = three.leader()
+        until(lambda: arrived_at_save(leader) == 1, "rank 0 does not vote")
+        leader.coordinator.signal(how)
+        gate.touch()
+        assert [one.answer() for one in world] == [[1], [1]]
+        all_of(world, "save", step=2)
+        assert all_of(world, "finalize") == [[2], [2]]
+        assert all_of(world, "load") == [(2, True), (2, True)]
+        assert all_of(world, "close") == [[], []]
+
+
+def arrived_at_save(leader: Replica) -> int:
+    """How many ranks have arrived at the barrier of a save."""
+    with grpc.insecure_channel(leader.endpoint) as channel:
+        stub = barrier_pb2_grpc.BarrierServiceStub(channel)
+        shown = stub.List(barrier_pb2.BarrierServiceListRequest(run_id="saves"), timeout=PATIENCE)
+    return sum(one.arrived for one in shown.barriers if not one.HasField("decision"))

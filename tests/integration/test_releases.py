@@ -1,6 +1,7 @@
 """What docs/compatibility.md promises: the last release's SDK, coordinator, state and backup with today's."""
 
 import ast
+import itertools
 import json
 import sqlite3
 import subprocess
@@ -25,7 +26,11 @@ from muster.v1 import (
     store_pb2_grpc,
 )
 from tests.support.coordinator import Coordinator
+from tests.support.etcd import cluster
+from tests.support.patience import PATIENCE
+from tests.support.proxy import Proxy
 from tests.support.releases import LAST, TIMEOUT, WHEEL, Installed, unpack
+from tests.support.replicas import replicas
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = Installed()
@@ -61,16 +66,16 @@ def left(last: Installed, tmp_path_factory: pytest.TempPathFactory) -> Left:
     folder = tmp_path_factory.mktemp("left")
     state, backup = folder / "muster.db", folder / "backup.db"
     with last.coordinator(folder) as coordinator:
-        seen = meet(coordinator, HEAD, last)
+        seen = meet(coordinator.endpoint, HEAD, last)
         version = told_version(coordinator)
         last.muster("backup", str(backup), "--state", f"sqlite:///{state}")
         assert coordinator.stop() == 0
     return Left(seen, version, state, backup)
 
 
-def meet(coordinator: Coordinator, *versions: Installed) -> list[dict[str, Any]]:
+def meet(endpoint: str, *versions: Installed) -> list[dict[str, Any]]:
     """What a run's users saw, one of each of these versions, in this order."""
-    users = [version.user(coordinator.endpoint) for version in versions]
+    users = [version.user(endpoint) for version in versions]
     try:
         return [result(user) for user in users]
     finally:
@@ -150,7 +155,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_both_sdks_on_the_coordinator_of_today(last: Installed, tmp_path: Path):
     with HEAD.coordinator(tmp_path) as coordinator:
-        seen = meet(coordinator, HEAD, last)
+        seen = meet(coordinator.endpoint, HEAD, last)
         assert told_version(coordinator) == told_here()
         assert "job1" in last.muster("get", "runs", "--endpoint", coordinator.endpoint)
     assert_two_versions(seen, last)
@@ -161,6 +166,16 @@ def test_both_sdks_on_the_last_releases_coordinator(left: Left, last: Installed)
     assert left.version == LAST
     assert_two_versions(left.seen, last)
     assert_all_went_well(left.seen)
+
+
+def test_both_sdks_on_replicas_behind_one_address(last: Installed, tmp_path: Path):
+    """As a Service of Kubernetes does, it gives each connection to another one, whoever leads."""
+    with cluster() as etcd, replicas(tmp_path, etcd, extra=(f"--session-ttl={PATIENCE}",)) as three:
+        turns = itertools.cycle(one.coordinator.port for one in [*three.standbys(), three.leader()])
+        with Proxy(lambda: next(turns)) as service:
+            seen = meet(service.endpoint, HEAD, last)
+    assert_two_versions(seen, last)
+    assert_all_went_well(seen)
 
 
 # ---------------------------------------------------------------------- state and backup

@@ -1,10 +1,12 @@
 """A coordinator that is killed more often than a timeout lets nobody wait on and on."""
 
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,6 +17,7 @@ from muster.worker import ConnectError, CoordinatorStore, StoreTimeoutError
 from muster.worker.attendance import Attendance, NodeConfig
 from muster.worker.errors import RefusedError
 from tests.support.coordinator import Coordinator
+from tests.support.etcd import cluster
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import everyone, ranks
@@ -23,6 +26,7 @@ TIMEOUT = 8
 LIFE = 4.0
 """Seconds from when all who wait are back to the next kill: less than the timeout."""
 MOST_LIVES = 8
+HOURS = 5 * 3600.0
 
 pytestmark = pytest.mark.back_in_time
 
@@ -98,3 +102,40 @@ def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: 
     assert refused.reason == "RENDEZVOUS_TIMED_OUT"
     # The store asks again until its own time is over, and its end may find no coordinator.
     assert isinstance(wait.exception(0), StoreTimeoutError | ConnectError)
+
+
+def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Path):
+    with cluster() as etcd:
+        both = []
+        for name, ahead in (("behind", -HOURS), ("ahead", HOURS)):
+            (tmp_path / name).mkdir()
+            program = (sys.executable, "-m", "tests.support.wrong_clock", str(ahead))
+            replica = Coordinator(
+                tmp_path / name,
+                state=etcd.state("muster"),
+                session_ttl=PATIENCE,
+                extra=("--lease-ttl=2",),
+                program=program,
+            )
+            both.append(replica)
+        behind, ahead_of = both
+        with behind, ahead_of, ranks(f"{behind.endpoint},{ahead_of.endpoint}", 2) as (zero, one):
+            for leader, other in ((behind, ahead_of), (ahead_of, behind)):
+                assert {heard.outcome for heard in everyone([zero, one])} == {"RELEASED"}
+                zero.tell("barrier")
+                until(partial(has_arrived, leader), "rank 0 does not arrive")
+                leader.kill()
+                assert one.ask("barrier").outcome == zero.answer().outcome == "RELEASED"
+                assert other.log("serving")
+                leader.start()
+            heard = zero.ask("barrier", timeout=1.0)
+            assert (heard.outcome, heard.missing_ranks) == ("TIMED_OUT", [1])
+
+
+def has_arrived(leader: Coordinator) -> bool:
+    """Whether a rank waits at the barrier, as this one knows if it leads."""
+    with grpc.insecure_channel(leader.endpoint) as channel, suppress(grpc.RpcError):
+        asked = barrier_pb2.BarrierServiceGetRequest(run_id="job", prefix="checkpoint")
+        barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+        return barriers.Get(asked, timeout=PATIENCE).barrier.arrived == 1
+    return False

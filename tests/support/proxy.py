@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
@@ -13,12 +13,12 @@ class Proxy:
     """Carries bytes between clients and one port, as badly as it is told.
 
     Args:
-        port: the port of the real server on this machine.
+        port: the port of the real server on this machine; or who names one for each connection.
         source: the address of this machine that the server sees.
     """
 
-    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
-        self._target = port
+    def __init__(self, port: int | Callable[[], int], source: str = "127.0.0.1") -> None:
+        self._target = port if callable(port) else lambda: port
         self._source = source
         self._delay = 0.0
         self._swallow = False
@@ -98,7 +98,9 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            upstream = await asyncio.open_connection("127.0.0.1", self._target, local_addr=(self._source, 0))
+            upstream = await asyncio.open_connection(
+                "127.0.0.1", self._target(), local_addr=(self._source, 0)
+            )
         except OSError:
             writer.transport.abort()
             return

@@ -31,6 +31,7 @@ class Replica:
         extra: further arguments of ``muster serve``.
         lease_ttl: seconds.
         program: the ``muster`` command.
+        direct: without proxies, which cost time; then nothing can be cut.
     """
 
     def __init__(
@@ -42,19 +43,20 @@ class Replica:
         extra: Sequence[str] = (),
         lease_ttl: float = LEASE_TTL,
         program: tuple[str, ...] = MUSTER_PROGRAM,
+        direct: bool = False,
     ) -> None:
         folder.mkdir()
         ports = [int(endpoint.rpartition(":")[2]) for endpoint in etcd.endpoints]
-        self.to_etcd = [stack.enter_context(Proxy(port)) for port in ports]
-        members = ",".join(proxy.endpoint for proxy in self.to_etcd)
+        self.to_etcd = [] if direct else [stack.enter_context(Proxy(port)) for port in ports]
+        members = [proxy.endpoint for proxy in self.to_etcd] or etcd.endpoints
         self.coordinator = Coordinator(
             folder,
-            state=f"etcd://{members}/{prefix}",
+            state=f"etcd://{','.join(members)}/{prefix}",
             extra=(f"--lease-ttl={lease_ttl:g}", *extra),
             program=program,
         )
-        self.to_workers = stack.enter_context(Proxy(self.coordinator.port))
-        self.endpoint = self.to_workers.endpoint
+        self.to_workers = [] if direct else [stack.enter_context(Proxy(self.coordinator.port))]
+        self.endpoint = self.coordinator.endpoint if direct else self.to_workers[0].endpoint
         """What it says of itself."""
         self.coordinator.advertise(self.endpoint)
         stack.callback(self.coordinator.kill)
@@ -98,11 +100,12 @@ class Replica:
 
     def cut_from_workers(self) -> None:
         """Nothing from or to workers comes through, without anyone hearing of it."""
-        self.to_workers.black_hole()
+        for proxy in self.to_workers:
+            proxy.black_hole()
 
     def heal(self) -> None:
         """All its connections are good again; what a black hole swallowed is lost with its connection."""
-        for proxy in (*self.to_etcd, self.to_workers):
+        for proxy in (*self.to_etcd, *self.to_workers):
             proxy.heal()
             proxy.cut()
 
@@ -149,12 +152,13 @@ def replicas(
     extra: Sequence[str] = (),
     lease_ttl: float = LEASE_TTL,
     program: tuple[str, ...] = MUSTER_PROGRAM,
+    direct: bool = False,
 ) -> Iterator[Replicas]:
     """Several replicas that run, one of which leads."""
     with ExitStack() as stack:
         found = Replicas(
             [
-                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl, program)
+                Replica(folder / f"replica-{number}", etcd, prefix, stack, extra, lease_ttl, program, direct)
                 for number in range(count)
             ]
         )

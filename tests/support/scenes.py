@@ -18,6 +18,7 @@ from muster.service.core.events import (
     Tick,
 )
 from muster.service.core.model import Instant, NodeInfo, RendezvousSettings
+from muster.service.draining import DRAINING
 
 T = TypeVar("T")
 WALL = 1_790_000_000.0
@@ -31,9 +32,12 @@ class Scene:
     def __init__(self) -> None:
         self.coordinator = Coordinator(session_ttl=TTL, epoch=3)
         self.now = 1_000.0
+        self.retired = False
         self._sessions = 0
 
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
+        if self.retired:
+            raise DRAINING
         return ask(self.coordinator, self.instant)
 
     @property

@@ -221,11 +221,10 @@ class Driver:
         """Set this event no more."""
         self._watchers.discard(event)
 
-    async def retire(self) -> None:
-        """Take nothing more in, let no more time pass, and finish what was taken in.
+    def retire(self) -> None:
+        """Take nothing more in, and let no more time pass.
 
-        After this, another coordinator may decide. Whoever is asked to connect to it must not be taken for
-        dead meanwhile.
+        Whoever is asked to connect to the next coordinator must not be taken for dead meanwhile.
         """
         self.retired = True
         if self._timer is not None:
@@ -233,6 +232,9 @@ class Driver:
             self._timer = None
         for watcher in self._watchers:
             watcher.set()
+
+    async def settled(self) -> None:
+        """Wait until what was taken in is finished: once retired, another coordinator may decide after it."""
         while not self.failed.done() and (self._pump_scheduled or not self._idle.is_set()):
             await asyncio.sleep(0)
             await self._idle.wait()

@@ -1,10 +1,8 @@
 """Durable before told (design rule 2), and the driver's numbered rules, on an engine that is held at will."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pytest
@@ -43,6 +41,7 @@ from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.storage.memory import MemoryEngine
 from tests.support.expect import of_kind
+from tests.support.held_engine import Commit, HeldEngine
 from tests.support.patience import PATIENCE
 from tests.support.virtual_time import START, WALL, LoopClock, in_virtual_time
 
@@ -53,49 +52,6 @@ TTL = 10.0
 
 
 # ---------------------------------------------------------------------- the world around the driver
-
-
-@dataclass
-class Commit:
-    """One call of an engine's commit, which ends when the test says so."""
-
-    writes: dict[bytes, bytes | None]
-    cleared: list[bytes] = field(default_factory=list)
-    error: Exception | None = None
-    may_end: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def kinds(self) -> list[str]:
-        return sorted(key.split(b"\0")[0].decode() for key in self.writes)
-
-    def end(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.may_end.set()
-
-
-class HeldEngine(MemoryEngine):
-    """An engine whose commits each wait for the test."""
-
-    blocking = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun: asyncio.Queue[Commit] = asyncio.Queue()
-        self.free = False
-        """Let every commit through."""
-        self.closed = 0
-        self._loop = asyncio.get_running_loop()
-
-    def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
-        commit = Commit(dict(writes), list(cleared))
-        self._loop.call_soon_threadsafe(self.begun.put_nowait, commit)
-        assert self.free or commit.may_end.wait(PATIENCE)
-        if commit.error is not None:
-            raise commit.error
-        super().commit(writes, cleared)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 class CountingEngine(MemoryEngine):
@@ -729,7 +685,7 @@ async def test_a_retired_driver_takes_nobody_for_dead():
         driver.submit(Disconnected(lost.id))
         await settle()
         watcher.clear()
-        await driver.retire()
+        driver.retire()
         assert watcher.is_set()
         await asyncio.sleep(100)
         assert Decision not in waiting.heard
@@ -745,7 +701,8 @@ async def test_a_driver_that_retires_finishes_what_it_has_taken_in_and_no_more()
         deciding = await engine.begun.get()
         asked = asyncio.ensure_future(runs(driver))
         await settle()
-        retiring = asyncio.ensure_future(driver.retire())
+        driver.retire()
+        retiring = asyncio.ensure_future(driver.settled())
         await settle()
         rank.arrive()
         with pytest.raises(Refusal) as caught:
@@ -766,7 +723,8 @@ async def test_a_driver_that_has_failed_retires_at_once():
     async with driving(engine) as driver:
         Rank(driver, 0, world_size=1).hello()
         (await engine.begun.get()).end(StorageError("the disk is full"))
-        await asyncio.wait_for(driver.retire(), PATIENCE)
+        driver.retire()
+        await asyncio.wait_for(driver.settled(), PATIENCE)
         assert driver.failed.done()
 
 

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import grpc
 from google.protobuf.message import Message
@@ -39,6 +38,7 @@ from muster.worker.fork_guard import Claim, check, collect, forked, start_thread
 from muster.worker.outage import Outage
 from muster.worker.replicas import Search, Target, replicas_of
 from muster.worker.unary import Method, Response, ask_leader
+from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -410,7 +410,7 @@ class Attendance:
             join_timeout_ms=round(config.join_timeout * 1000),
             last_call_timeout_ms=round(config.last_call_timeout * 1000),
             keep_alive_timeout_ms=round(config.keep_alive_timeout * 1000),
-            sdk_version=version("muster-coordinator"),
+            sdk_version=VERSION,
             protocol_version=PROTOCOL_VERSION,
             waited_ms=round((time.monotonic() - waits_since) * 1000) if waits_since is not None else 0,
         )

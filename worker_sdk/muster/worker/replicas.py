@@ -170,7 +170,7 @@ class Replicas:
             self._answered = True
             self._silent.pop(address, None)
 
-    def is_silent(self, address: str, since: float) -> None:
+    def falls_silent(self, address: str, since: float) -> None:
         """This one did not answer.
 
         Args:
@@ -318,7 +318,7 @@ class Search:
         """
         self._words[self._address] = why
         self._in_touch = False
-        self.replicas.is_silent(self._address, self._called_at)
+        self.replicas.falls_silent(self._address, self._called_at)
         return self._on()
 
     def not_leader(self, leader: str, replicas: Iterable[str], why: str) -> float:

@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -31,6 +30,7 @@ from muster.worker.jitter import jittered
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
 from muster.worker.replicas import KEEPALIVE_MS, Search, replicas_of
+from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -453,7 +453,7 @@ class Session:
                 run_id=self.config.run_id,
                 generation=self.config.generation,
                 processes=[self._process],
-                sdk_version=version("muster-coordinator"),
+                sdk_version=VERSION,
                 protocol_version=PROTOCOL_VERSION,
             )
         )

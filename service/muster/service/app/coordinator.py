@@ -22,7 +22,7 @@ from muster.service.core.effects import Kept
 from muster.service.driver import Driver
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
-from muster.service.rpc.server import build_server
+from muster.service.rpc.server import RpcServer, build_server
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.telemetry.logs import EventLog
@@ -118,18 +118,40 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
-            grace = config.drain_grace if stop.is_set() else 0
-            # A commit may hang, and whoever waits here must hear that somebody else goes on.
-            await asyncio.wait([asyncio.ensure_future(driver.retire())], timeout=grace)
-            # Who is asked to connect again finds the next one the sooner.
-            await asyncio.gather(part.retired(), rpc.drain(grace))
+            await _end(driver, rpc, part, config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
+        if driver.failed.done():
+            driver.failed.result()
     except StorageError:
         metrics.storage_errors.inc()
         raise
     finally:
         await driver.close()
     log.info("stopped")
+
+
+async def _end(driver: Driver, rpc: RpcServer, part: Part, grace: float) -> None:
+    """Decide nothing more, let another one lead, and ask everyone to connect to it.
+
+    Args:
+        driver: takes nothing more in.
+        rpc: ends its calls.
+        part: steps down.
+        grace: seconds for what was taken in, and for calls in flight.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + grace
+    driver.retire()
+    settling = asyncio.ensure_future(driver.settled())
+    ends: list[asyncio.Future[None]] = [settling, driver.failed]
+    if part.deposed is not None:
+        ends.append(part.deposed)
+    # A commit may hang, and whoever waits here must hear that somebody else goes on.
+    await asyncio.wait(ends, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    settling.cancel()
+    left = 0.0 if driver.failed.done() else max(0.0, until - loop.time())
+    # Who is asked to connect again finds the next one the sooner.
+    await asyncio.gather(part.retired(), rpc.drain(left))
 
 
 def _scrape(engine: Engine, state: StateCollector, metrics: Metrics) -> Collector:

@@ -40,7 +40,7 @@ async def run(around: Surroundings) -> None:
         StartError: a port cannot be bound; or etcd refuses.
         StorageError: the state cannot be opened, read or written; or another replica leads, or may.
     """
-    config, stop = around.config, around.stop
+    config = around.config
     location = Location.parse(config.state)
     etcd = Etcd(
         location.endpoints,
@@ -70,8 +70,6 @@ async def run(around: Surroundings) -> None:
         raise StartError(f"cannot use {location}: {error}.") from error
     finally:
         etcd.close()
-    if stop.is_set():
-        structlog.get_logger().info("resigned")
 
 
 async def _serve(around: Surroundings, replica: Replica, etcd: Etcd, location: Location) -> None:

@@ -177,8 +177,13 @@ class Replica:
 
     async def step_down(self) -> None:
         """Give the lease up, so that another one leads at once."""
-        if self._lease is not None:
-            await self._in_thread(self._lease.give_up)
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        led = self.leads
+        await self._in_thread(lease.give_up)
+        if led:
+            structlog.get_logger().info("resigned")
 
     async def resign(self) -> None:
         """Step down, and end."""

@@ -113,7 +113,6 @@ class Session:
             await self._wake
 
     async def _read(self, context: Any, hello_timeout: float) -> None:
-        driver = self._driver
         admission = ADMISSION.get()
         read = admission.paced(context.read)
         try:
@@ -125,7 +124,7 @@ class Session:
                     "the session was closed before it said anything. Open another, and say Hello first.",
                 )
             event = self._admitted(data, admission)
-            driver.submit(event)
+            self._submit(event)
             # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
             # stream, is the end of its session.
             while type(event) is not Goodbye:
@@ -133,7 +132,7 @@ class Session:
                 if data is grpc.aio.EOF:
                     return
                 event = self._admitted(data, admission)
-                driver.submit(event)
+                self._submit(event)
             self.end()
         except TimeoutError:
             self.end(
@@ -145,6 +144,12 @@ class Session:
             )
         except Refusal as refusal:
             self.end(refusal)
+
+    def _submit(self, event: Event) -> None:
+        if self._driver.retired:
+            # Above all a goodbye must not be taken for heard.
+            raise DRAINING
+        self._driver.submit(event)
 
     def _admitted(self, data: bytes, admission: Admission) -> Event:
         """A message, whose run the peer may touch. A Hello may come after others that were refused."""

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
-from muster.service.core.refusal import Refusal
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.draining import DRAINING
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.security.tokens import Grant
 from muster.service.web import links, look, pages, twins
@@ -46,6 +47,11 @@ HEADERS = {
 class State(Protocol):
     """Where the page looks; the driver is one."""
 
+    @property
+    def retired(self) -> bool:
+        """Whether another coordinator may decide by now, so that what this one knows is not to be told."""
+        ...
+
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
         """Look at the state in order with the events.
 
@@ -59,11 +65,27 @@ def add_status(site: web.Application, state: State, replicas: Replicas = no_repl
     """Add the page, its twins, and what they are made of to a site."""
     answers = Answers()
 
+    async def given(
+        request: web.Request, key: object, make: Callable[[], Awaitable[Answer]]
+    ) -> web.StreamResponse:
+        """An answer that may have been made before."""
+        if state.retired:
+            raise _stopping()
+        return response(request, await answers.get(key, make))
+
+    async def asked(ask: Callable[[Coordinator, Instant], T]) -> T:
+        try:
+            return await state.query(ask)
+        except Refusal as refusal:
+            if refusal.reason is Reason.COORDINATOR_DRAINING:
+                raise _stopping() from None
+            raise
+
     async def taken_now(grant: Grant | None) -> look.Overview:
         def taken(core: Coordinator, now: Instant) -> look.Overview:
             return replace(look.overview(core, now, grant), replicas=tuple(replicas()))
 
-        return await state.query(taken)
+        return await asked(taken)
 
     async def overview(request: web.Request) -> web.StreamResponse:
         grant = narrowed_to(request)
@@ -72,7 +94,7 @@ def add_status(site: web.Application, state: State, replicas: Replicas = no_repl
             taken = await taken_now(grant)
             return await _rendered(lambda: pages.overview_page(taken, _root(request)), HTML)
 
-        return response(request, await answers.get(("overview", grant), make))
+        return await given(request, ("overview", grant), make)
 
     async def overview_twin(request: web.Request) -> web.StreamResponse:
         grant = narrowed_to(request)
@@ -81,33 +103,33 @@ def add_status(site: web.Application, state: State, replicas: Replicas = no_repl
             taken = await taken_now(grant)
             return await _rendered(lambda: twins.overview_twin(taken), JSON)
 
-        return response(request, await answers.get(("overview twin", grant), make))
+        return await given(request, ("overview twin", grant), make)
 
     async def run(request: web.Request) -> web.StreamResponse:
         run_id, root = request.match_info["run"], _root(request)
 
         async def make() -> Answer:
             try:
-                taken = await state.query(lambda core, now: look.run(core, run_id, now, singly=False))
+                taken = await asked(lambda core, now: look.run(core, run_id, now, singly=False))
             except Refusal as refusal:
                 unknown = refusal
                 return await _rendered(lambda: pages.refusal_page(unknown, root), HTML, 404)
             return await _rendered(lambda: pages.run_page(taken, root), HTML)
 
-        return response(request, await answers.get(("page", run_id, root), make))
+        return await given(request, ("page", run_id, root), make)
 
     async def run_twin(request: web.Request) -> web.StreamResponse:
         run_id = request.match_info["run"]
 
         async def make() -> Answer:
             try:
-                taken = await state.query(lambda core, now: look.run(core, run_id, now, singly=True))
+                taken = await asked(lambda core, now: look.run(core, run_id, now, singly=True))
             except Refusal as refusal:
                 unknown = refusal
                 return await _rendered(lambda: twins.refusal_twin(unknown), JSON, 404)
             return await _rendered(lambda: twins.run_twin(taken), JSON)
 
-        return response(request, await answers.get(("twin", run_id), make))
+        return await given(request, ("twin", run_id), make)
 
     site.router.add_get(OVERVIEW, overview)
     site.router.add_get(OVERVIEW_TWIN, overview_twin)
@@ -116,6 +138,10 @@ def add_status(site: web.Application, state: State, replicas: Replicas = no_repl
         site.router.add_get(route, run)
     add_assets(site)
     site.on_response_prepare.append(add_headers)
+
+
+def _stopping() -> web.HTTPException:
+    return web.HTTPServiceUnavailable(text=f"{DRAINING.message}\n")
 
 
 def add_assets(site: web.Application) -> None:

@@ -208,7 +208,7 @@ async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
     async with serving() as service:
         a = Node(service, "a").join()
         await soon()
-        await service.driver.retire()
+        service.driver.retire()
         service.rendezvous.drain()
         assert (await a.ends()).reason is Reason.COORDINATOR_DRAINING
         assert (await Node(service, "b").join().ends()).reason is Reason.COORDINATOR_DRAINING

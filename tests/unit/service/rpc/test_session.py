@@ -29,6 +29,7 @@ class FakeDriver:
     """Remembers what it was handed, in order."""
 
     def __init__(self) -> None:
+        self.retired = False
         self.events: list[Event | str] = []
         self._changed = asyncio.Event()
 
@@ -154,6 +155,15 @@ async def test_a_goodbye_ends_the_stream_with_ok_once_all_is_sent():
         one.context.reads.set()
         assert await one.ends() is None
         assert one.context.heard.get_nowait() == b"last"
+
+
+async def test_a_goodbye_that_comes_too_late_is_not_taken_for_heard():
+    """Its process says it again to the next coordinator, only if the stream does not end well."""
+    async with stream() as one:
+        one.driver.retired = True
+        one.context.says(GOODBYE)
+        assert_refused(await one.ends(), Reason.COORDINATOR_DRAINING)
+        assert not any(isinstance(event, Goodbye) for event in one.driver.events)
 
 
 async def test_nothing_is_said_behind_the_end():

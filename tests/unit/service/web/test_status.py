@@ -105,6 +105,29 @@ async def test_it_can_be_read_and_nothing_else(client: Client, path: str):
         assert (await client.request(method, path)).status == 405
 
 
+LOOKS = ["/", "/status.json", "/runs/job1", "/runs/job1.json"]
+
+
+@pytest.mark.parametrize("path", LOOKS)
+async def test_a_coordinator_that_has_retired_tells_nothing(client: Client, scene: CountedScene, path: str):
+    scenes.Job(scene, "job1", 2)
+    assert (await client.get(path)).status == 200
+    scene.retired = True
+    answer = await client.get(path)
+    assert answer.status == 503, "not what was told a moment ago, for another one may decide"
+    assert "the coordinator is stopping" in await answer.text()
+
+
+@pytest.mark.parametrize("path", LOOKS)
+async def test_who_looks_while_it_retires_is_told_so(client: Client, scene: CountedScene, path: str):
+    scene.may_look.clear()
+    looking = asyncio.ensure_future(client.get(path))
+    await scene.looked_at.wait()
+    scene.retired = True
+    scene.may_look.set()
+    assert (await looking).status == 503
+
+
 async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene):
     scenes.Job(scene, "a-1", 2)
     scenes.Job(scene, "b-1", 2)

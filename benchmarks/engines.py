@@ -21,7 +21,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.machine import describe_machine
-from benchmarks.measure import Options, Sample, measure
+from benchmarks.measure import MeasurementError, Options, Sample, measure
 from benchmarks.peers import System, muster_command
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine
@@ -134,7 +134,9 @@ def _median_of(engine: str, ranks: int, samples: list[Sample]) -> Cost:
     )
 
 
-def page(costs: list[Cost], commits: list[Commits], repeats: int, machine: Mapping[str, str]) -> str:
+def page(
+    costs: list[Cost], commits: list[Commits], failures: list[str], repeats: int, machine: Mapping[str, str]
+) -> str:
     """The page of docs/benchmarks."""
     lines = [
         "# What the engines cost",
@@ -162,6 +164,7 @@ def page(costs: list[Cost], commits: list[Commits], repeats: int, machine: Mappi
             f"{one.release_p99_ms:.1f} ms | {one.barrier_ms:.1f} ms |"
         )
     lines += [
+        *(f"\nNot measured: {failure}" for failure in failures),
         "",
         "## One commit",
         "",
@@ -169,7 +172,7 @@ def page(costs: list[Cost], commits: list[Commits], repeats: int, machine: Mappi
         "",
         "| engine | p50 | p99 |",
         "|-|-|-|",
-        *(f"| {TITLES[one.engine]} | {one.p50:.2f} ms | {one.p99:.2f} ms |" for one in commits),
+        *(f"| {TITLES[one.engine]} | {one.p50:.3f} ms | {one.p99:.3f} ms |" for one in commits),
         "",
     ]
     return "\n".join(lines)
@@ -193,6 +196,7 @@ def main() -> int:
     machine = describe_machine(directory)
     options = Options(given.seconds, given.load_processes, 1, directory)
     samples: dict[tuple[str, int], list[Sample]] = {}
+    failures: list[str] = []
     with tempfile.TemporaryDirectory(dir=directory) as folder, Cluster(Path(folder), 3) as etcd:
         engines = Engines(Path(folder), etcd)
         commits = [engines.commits(engine) for engine in TITLES]
@@ -201,9 +205,14 @@ def main() -> int:
         for _ in range(given.repeats):
             for ranks in given.ranks:
                 for engine in TITLES:
-                    sample = engines.cost(engine, ranks, options)
-                    samples.setdefault((engine, ranks), []).append(sample)
-                    print(engine, ranks, sample, flush=True)
+                    try:
+                        sample = engines.cost(engine, ranks, options)
+                    except MeasurementError as error:
+                        print(engine, ranks, f"failed: {error}", flush=True)
+                        failures.append(f"{TITLES[engine]}, {ranks:,} ranks: {error}")
+                    else:
+                        samples.setdefault((engine, ranks), []).append(sample)
+                        print(engine, ranks, sample, flush=True)
     costs = [_median_of(engine, ranks, found) for (engine, ranks), found in samples.items()]
     results = {
         "machine": machine,
@@ -211,8 +220,8 @@ def main() -> int:
         "commits": [asdict(one) for one in commits],
     }
     given.output.write_text(json.dumps(results, indent=2) + "\n")
-    (given.docs / "engines.md").write_text(page(costs, commits, given.repeats, machine))
-    return 0
+    (given.docs / "engines.md").write_text(page(costs, commits, failures, given.repeats, machine))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -196,8 +197,10 @@ def kill(leader: Replica) -> None:
 
 
 def terminate(leader: Replica) -> None:
-    """SIGTERM."""
+    """SIGTERM; until it is taken, the leader still decides."""
+    before = len(leader.coordinator.log("draining"))
     leader.coordinator.signal(signal.SIGTERM)
+    leader.coordinator.logged("draining", before + 1)
 
 
 def stop(leader: Replica) -> None:
@@ -246,16 +249,20 @@ def _failover(
         leader = installation.leader()
         crowd.arrive(range(crowd.ranks))
         _until_waiting(leader, crowd.ranks)
+        decided = len(leader.coordinator.log("barrier.decided"))
         usage = Usage(crowd, installation, etcd)
         began = time.monotonic()
         fault(leader)
         own = last.arrive()
-        seconds += [at - began for at in [own, *crowd.released()]]
+        times = [at - began for at in [own, *crowd.released()]]
         used.append(usage.seconds())
         if name == "SIGSTOP":
             leader.coordinator.signal(signal.SIGCONT)
         if name != "SIGKILL":
             leader.coordinator.ended()
+        if len(leader.coordinator.log("barrier.decided")) > decided:
+            raise SystemExit("the old leader has decided: this was no failover")
+        seconds += times
         leader.coordinator.reap()
         leader.coordinator.start()
         time.sleep(lease_ttl)
@@ -321,17 +328,16 @@ def takeover(etcd: Cluster, runs: int, repeats: int) -> Takeover:
             leader = two.leader()
             other = next(one for one in two.members if one is not leader)
             time.sleep(5)  # It is to have the state at hand.
+            served = len(other.coordinator.log("serving"))
             leader.coordinator.stop()
-            resigned = _logged(leader, "resigned")
-            two.leader()
-            seconds.append(_logged(other, "serving") - resigned)
+            resigned = _when(leader.coordinator.logged("resigned")[-1])
+            seconds.append(_when(other.coordinator.logged("serving", served + 1)[-1]) - resigned)
             leader.coordinator.start()
     return Takeover(runs, len(writes), statistics.median(seconds), max(seconds))
 
 
-def _logged(replica: Replica, event: str) -> float:
-    moment = replica.coordinator.logged(event)[-1]["timestamp"]
-    return datetime.fromisoformat(moment).timestamp()
+def _when(line: dict[str, Any]) -> float:
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
 # ---------------------------------------------------------------------- the report

@@ -26,6 +26,10 @@ def test_whatever_fails_nothing_is_decided_twice_lost_or_given_twice(tmp_path: P
 # ---------------------------------------------------------------------- the harness can fail
 
 
+TAKEN_BACK = ("their sums are not 1 to that", "that is not what is there", "whose next barrier is")
+"""How it shows that something was taken back: a key is as it was, or a group is where it was."""
+
+
 def broken(kind: str, fault: str, folder: Path) -> list[str]:
     """What is found wrong with coordinators that have a fault built in."""
     program = (sys.executable, "-m", "tests.support.broken_replica", kind)
@@ -43,9 +47,10 @@ def test_a_coordinator_that_trusts_its_lease_too_long_is_caught(tmp_path: Path):
 @pytest.mark.timeout(900)
 def test_a_coordinator_without_a_fence_is_caught(tmp_path: Path):
     wrong = broken("without-fence", "commit_comes_late", tmp_path)
-    assert any("acknowledged" in one or "appended" in one for one in wrong)
+    assert any(sign in one for sign in TAKEN_BACK for one in wrong)
 
 
 @pytest.mark.timeout(900)
 def test_a_coordinator_that_tells_before_it_commits_is_caught(tmp_path: Path):
-    assert broken("telling-first", "commit_comes_late", tmp_path)
+    wrong = broken("telling-first", "commit_comes_late", tmp_path)
+    assert any(sign in one for sign in TAKEN_BACK for one in wrong)

@@ -119,17 +119,20 @@ def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Pa
             )
             both.append(replica)
         behind, ahead_of = both
-        with behind, ahead_of, ranks(f"{behind.endpoint},{ahead_of.endpoint}", 2) as (zero, one):
-            for leader, other in ((behind, ahead_of), (ahead_of, behind)):
-                assert {heard.outcome for heard in everyone([zero, one])} == {"RELEASED"}
-                zero.tell("barrier")
-                until(partial(has_arrived, leader), "rank 0 does not arrive")
-                leader.kill()
-                assert one.ask("barrier").outcome == zero.answer().outcome == "RELEASED"
-                assert other.log("serving")
-                leader.start()
-            heard = zero.ask("barrier", timeout=1.0)
-            assert (heard.outcome, heard.missing_ranks) == ("TIMED_OUT", [1])
+        with behind:
+            behind.logged("serving")
+            with ahead_of, ranks(f"{behind.endpoint},{ahead_of.endpoint}", 2) as (zero, one):
+                for leader, other in ((behind, ahead_of), (ahead_of, behind)):
+                    assert {heard.outcome for heard in everyone([zero, one])} == {"RELEASED"}
+                    zero.tell("barrier")
+                    until(partial(has_arrived, leader), "rank 0 does not arrive")
+                    served = len(other.log("serving"))
+                    leader.kill()
+                    assert one.ask("barrier").outcome == zero.answer().outcome == "RELEASED"
+                    other.logged("serving", served + 1)
+                    leader.start()
+                heard = zero.ask("barrier", timeout=1.0)
+                assert (heard.outcome, heard.missing_ranks) == ("TIMED_OUT", [1])
 
 
 def has_arrived(leader: Coordinator) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -60,15 +61,20 @@ class Proxy:
         """Keep what clients say from now on; what they say after a :meth:`black_hole` is lost as usual."""
         self._held = {}
 
-    def deliver(self) -> None:
-        """Let go what was held, also of clients that are gone."""
-        self._do(self._deliver())
+    def deliver(self) -> int:
+        """Let go what was held, also of clients that are gone; how many bytes the server got."""
+        delivered: int = self._do(self._deliver())
+        return delivered
 
-    async def _deliver(self) -> None:
+    async def _deliver(self) -> int:
         held, self._held = self._held or {}, None
+        delivered = 0
         for sink, chunks in held.items():
-            sink.writelines(chunks)
-            await sink.drain()
+            with suppress(OSError):  # The server has closed this one meanwhile.
+                sink.writelines(chunks)
+                await sink.drain()
+                delivered += sum(map(len, chunks))
+        return delivered
 
     def cut(self, *, refuse: bool = False) -> None:
         """Reset every connection; with ``refuse`` also every new one, until the next :meth:`heal`."""

@@ -9,6 +9,7 @@ import multiprocessing as mp
 import os
 import signal
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Heard:
 
 
 class RankFailed(Exception):
-    """An operation of a rank raised what it should not, and its process has ended."""
+    """An operation of a rank raised what it should not; the rank can still be asked what it saw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,8 +402,6 @@ def _main(identity: Identity, pipe: Connection) -> None:
         try:
             answer = getattr(worker, operation)(**arguments)
         except Exception as error:
-            pipe.send(
-                RankFailed(f"rank {identity.rank} of {identity.run_id}: {type(error).__name__}: {error}")
-            )
-            raise
+            traceback.print_exc()
+            answer = RankFailed(f"rank {identity.rank} of {identity.run_id}: {type(error).__name__}: {error}")
         pipe.send(answer)

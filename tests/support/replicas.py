@@ -95,8 +95,7 @@ class Replica:
 
     def heard_late(self) -> None:
         """Etcd hears what was under way for so long."""
-        for proxy in self.to_etcd:
-            proxy.deliver()
+        assert sum(proxy.deliver() for proxy in self.to_etcd), "nothing was under way"
 
     def cut_from_workers(self) -> None:
         """Nothing from or to workers comes through, without anyone hearing of it."""
@@ -131,10 +130,16 @@ class Replicas:
             if not replica.coordinator.runs:
                 replica.coordinator.start()
 
-    def leader(self) -> Replica:
-        """The one that leads, as soon as there is one."""
-        until(lambda: any(replica.leads for replica in self.members), "nobody leads")
-        return next(replica for replica in self.members if replica.leads)
+    def leader(self, *others: Replica) -> Replica:
+        """The one that leads, as soon as there is one that is none of these."""
+        found: list[Replica] = []
+
+        def leads() -> bool:
+            found[:] = [one for one in self.members if one not in others and one.leads]
+            return bool(found)
+
+        until(leads, "nobody leads")
+        return found[0]
 
     def standbys(self) -> list[Replica]:
         """The others that run."""

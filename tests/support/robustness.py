@@ -166,16 +166,13 @@ class Faults:
 
     def _look_at(self, deposed: Replica) -> None:
         """Change a key at the next leader, and read it at the last one."""
-        until(lambda: any(one.leads for one in self._replicas.members if one is not deposed), "nobody leads")
-        leader = next(one for one in self._replicas.members if one is not deposed and one.leads)
         value = str(time.monotonic_ns()).encode()
         request = store_pb2.SetRequest(
             run_id="probe",
             entries=[store_pb2.KeyValue(key="key", value=value)],
             operation=store_pb2.OperationId(client=value.decode(), number=1),
         )
-        with grpc.insecure_channel(leader.coordinator.endpoint) as new:
-            store_pb2_grpc.StoreServiceStub(new).Set(request, timeout=PATIENCE)
+        until(lambda: _set(self._replicas.leader(deposed), request), "the key cannot be changed")
         with grpc.insecure_channel(deposed.coordinator.endpoint) as old, suppress(grpc.RpcError):
             look = store_pb2.StoreServiceGetRequest(run_id="probe", keys=["key"], timeout_ms=1)
             told = store_pb2_grpc.StoreServiceStub(old).Get(look, timeout=2 * LEASE_TTL)
@@ -203,8 +200,7 @@ class Faults:
         """
         first = self._replicas.leader()
         first.say_late()
-        until(lambda: any(one.leads for one in self._replicas.members if one is not first), "nobody leads")
-        second = next(one for one in self._replicas.members if one is not first and one.leads)
+        second = self._replicas.leader(first)
         self._pause(0.5, LEASE_TTL)
         second.coordinator.kill()
         first.heard_late()
@@ -310,6 +306,14 @@ def run(plan: Plan, folder: Path) -> Account:
     return account
 
 
+def _set(leader: Replica, request: store_pb2.SetRequest) -> bool:
+    """Whether a key was changed; it may be asked again."""
+    with grpc.insecure_channel(leader.coordinator.endpoint) as channel, suppress(grpc.RpcError):
+        store_pb2_grpc.StoreServiceStub(channel).Set(request, timeout=LEASE_TTL)
+        return True
+    return False
+
+
 def _all_at_work(installation: Replicas) -> bool:
     """Whether every run has had a barrier and a round, and there is a store."""
     leader = installation.leader().coordinator
@@ -350,8 +354,6 @@ def _judge_barriers(account: Account, processes: list[Rank], when: list[tuple[fl
     longest = max(account.longest.values(), default=0.0)
     if longest > TIMEOUT + failover:
         account.wrong.append(f"a barrier took {longest:.1f} s")
-    if account.wrong:
-        return  # Whoever failed has taken what it saw with it.
     events = [event for process in processes for event in process.ask("history")]
     told = [event for _, event in sorted(events, key=lambda pair: pair[0])]
     account.wrong += history.violations(told)
@@ -366,7 +368,9 @@ def _judge_store(account: Account, clients: list[Rank], installation: Replicas) 
 
     from muster.worker import CoordinatorStore
 
-    answers: list[tuple[list[int], int]] = [_answer(account, client) or ([], 0) for client in clients]
+    answers = [_answer(account, client) for client in clients]
+    if None in answers:
+        return  # Nobody knows what was acknowledged.
     sums = sorted(one for sums, _ in answers for one in sums)
     account.changes = 2 * len(sums)
     if sums != list(range(1, len(sums) + 1)):

@@ -14,7 +14,7 @@ from muster.worker import ConnectError, GrpcBarrier, Outcome, session
 from muster.worker.channel import open_channel
 from muster.worker.replicas import Target
 from tests.support.coordinator import Coordinator
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
 from tests.support.ranks import everyone, ranks
 
@@ -74,14 +74,15 @@ def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordi
 def test_a_session_that_is_closed_while_its_stream_is_broken_still_says_goodbye(coordinator: Coordinator):
     with Proxy(coordinator.port) as proxy, ranks(coordinator.endpoint, 2, 1, run_id="sdk") as (other,):
         other.tell("barrier", prefix="p")
-        barrier(proxy.endpoint, world_size=2).execute_barrier()
+        leaving = barrier(proxy.endpoint, world_size=2)
+        leaving.execute_barrier()
         assert other.answer().outcome == "RELEASED"
         other.tell("barrier", prefix="p")
         proxy.cut(refuse=True)
-        closed = threading.Thread(target=muster.worker.close, args=("done",))
-        closed.start()
+        until(lambda: not leaving._session._connected, "it does not notice")
+        # It pauses before it connects again; that is when it is closed.
         proxy.heal()
-        closed.join()
+        muster.worker.close("done")
         assert other.answer().outcome == "MEMBER_LOST"
     gone = [line["reason"] for line in coordinator.logged("member.gone")]
     assert any("rank 0" in line and "left: done" in line for line in gone), gone

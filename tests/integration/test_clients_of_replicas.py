@@ -5,6 +5,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -129,11 +130,11 @@ def test_a_job_of_torchrun_survives_its_leaders(three: Replicas, tmp_path: Path)
 
 def test_a_process_group_meets_through_a_change_of_the_leader(three: Replicas):
     url = f"muster://{three.endpoint}/meet"
-    keys = CoordinatorStore(three.endpoint, "meet", timedelta(seconds=PATIENCE))
     with ProcessPoolExecutor(2, mp_context=CONTEXT) as pool:
         first = pool.submit(store_users.train, 0, 2, three.endpoint, url, 3)
-        until(lambda: keys.num_keys() > 0, "rank 0 does not come")
-        three.leader().coordinator.kill()
+        leader = three.leader()
+        until(lambda: arrived(leader, "meet") == 1, "rank 0 does not come")
+        leader.coordinator.kill()
         second = pool.submit(store_users.train, 1, 2, three.endpoint, url, 3)
         assert first.result(PATIENCE) == second.result(PATIENCE)
 
@@ -143,12 +144,13 @@ def test_a_save_commits_through_a_change_of_the_leader(three: Replicas, tmp_path
     gate = tmp_path / "gate"
     with savers(three.endpoint, 2, tmp_path / "checkpoints") as world:
         all_of(world, "begin")
-        world[0].ask("save", step=1)
+        world[0].tell("save", step=1)
         world[1].ask("save", step=1, gate=str(gate))
+        world[0].answer()
         for one in world:
             one.tell("finalize")
         leader = three.leader()
-        until(lambda: arrived_at_save(leader) == 1, "rank 0 does not vote")
+        until(lambda: arrived(leader, "saves") == 1, "rank 0 does not vote")
         leader.coordinator.signal(how)
         gate.touch()
         assert [one.answer() for one in world] == [[1], [1]]
@@ -158,9 +160,10 @@ def test_a_save_commits_through_a_change_of_the_leader(three: Replicas, tmp_path
         assert all_of(world, "close") == [[], []]
 
 
-def arrived_at_save(leader: Replica) -> int:
-    """How many ranks have arrived at the barrier of a save."""
-    with grpc.insecure_channel(leader.endpoint) as channel:
-        stub = barrier_pb2_grpc.BarrierServiceStub(channel)
-        shown = stub.List(barrier_pb2.BarrierServiceListRequest(run_id="saves"), timeout=PATIENCE)
-    return sum(one.arrived for one in shown.barriers if not one.HasField("decision"))
+def arrived(leader: Replica, run_id: str) -> int:
+    """How many ranks wait at the barriers of a run."""
+    asked = barrier_pb2.BarrierServiceListRequest(run_id=run_id)
+    with grpc.insecure_channel(leader.endpoint) as channel, suppress(grpc.RpcError):
+        shown = barrier_pb2_grpc.BarrierServiceStub(channel).List(asked, timeout=PATIENCE)
+        return sum(one.arrived for one in shown.barriers if not one.HasField("decision"))
+    return 0

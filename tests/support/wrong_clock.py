@@ -1,14 +1,18 @@
-"""The ``muster`` command on a machine whose clock is wrong: ``SECONDS serve …``."""
+"""The ``muster`` command on a machine whose clock is wrong: ``SECONDS serve …``.
+
+Only what Muster itself reads is wrong: gRPC takes its deadlines from two clocks, which must agree.
+"""
 
 import sys
 import time
+from types import SimpleNamespace
 
-ahead, *arguments = sys.argv[1:]
-_right = time.time
-time.time = lambda: _right() + float(ahead)
+from muster.service import clock
+from muster.service.cli.main import app
 
 if __name__ == "__main__":
-    from muster.service.cli.main import app
-
+    ahead, *arguments = sys.argv[1:]
+    wrong = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + float(ahead))
+    clock.time = wrong  # type: ignore[assignment]
     sys.argv = ["muster", *arguments]
     app()

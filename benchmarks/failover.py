@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import psutil
 
+from benchmarks import lean_ranks
 from benchmarks.machine import describe_machine
 from muster.service.core.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
 from muster.service.core.model import MemberState, Shape
@@ -47,6 +48,8 @@ DECISIONS_PER_RUN = 16
 class Failover:
     """What one kind of fault cost, over all ranks and repeats, in seconds."""
 
+    clients: str
+    """Whose sessions the ranks are: of ``CLIENTS``."""
     fault: str
     lease_ttl: float
     repeats: int
@@ -98,6 +101,12 @@ def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None
         pipe.send(list(heard.values()))
 
 
+Play = Callable[[str, range, int, Connection], None]
+"""Be the ranks of a range, of a world of so many, as the other end of a pipe says."""
+CLIENTS: dict[str, Play] = {"SDK": play, "lean": lean_ranks.play}
+"""Those that jobs use; and those that leave the processor to the coordinators."""
+
+
 def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
     threads = [threading.Thread(target=do, args=(rank,)) for rank in ranks]
     for thread in threads:
@@ -109,7 +118,9 @@ def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
 class Crowd:
     """The ranks, in several processes."""
 
-    def __init__(self, endpoint: str, ranks: int, world_size: int, processes: int, stack: ExitStack) -> None:
+    def __init__(
+        self, play: Play, endpoint: str, ranks: int, world_size: int, processes: int, stack: ExitStack
+    ) -> None:
         self.ranks = ranks
         share = ranks // processes
         self._pipes: list[Connection] = []
@@ -211,7 +222,9 @@ def stop(leader: Replica) -> None:
 FAULTS = {"SIGKILL": kill, "SIGTERM": terminate, "SIGSTOP": stop}
 
 
-def failovers(etcd: Cluster, ranks: int, processes: int, repeats: int, lease_ttl: float) -> list[Failover]:
+def failovers(
+    etcd: Cluster, clients: str, ranks: int, processes: int, repeats: int, lease_ttl: float
+) -> list[Failover]:
     """Every kind of fault, several times each."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
@@ -219,21 +232,22 @@ def failovers(etcd: Cluster, ranks: int, processes: int, repeats: int, lease_ttl
             replicas(
                 folder,
                 etcd,
-                prefix="failover",
+                prefix=f"failover-{clients}",
                 lease_ttl=lease_ttl,
                 extra=("--session-ttl=60",),
                 direct=True,
             )
         )
-        crowd = Crowd(installation.endpoint, ranks - 1, ranks, processes, stack)
+        crowd = Crowd(CLIENTS[clients], installation.endpoint, ranks - 1, ranks, processes, stack)
         last = LastRank(installation.endpoint, ranks - 1, ranks)
         return [
-            _failover(name, fault, installation, etcd, crowd, last, repeats, lease_ttl)
+            _failover(clients, name, fault, installation, etcd, crowd, last, repeats, lease_ttl)
             for name, fault in FAULTS.items()
         ]
 
 
 def _failover(
+    clients: str,
     name: str,
     fault: Callable[[Replica], None],
     installation: Replicas,
@@ -268,7 +282,7 @@ def _failover(
         time.sleep(lease_ttl)
     p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
     cpu = {who: statistics.median(one[who] for one in used) for who in used[0]}
-    return Failover(name, lease_ttl, repeats, statistics.median(seconds), p99, max(seconds), cpu)
+    return Failover(clients, name, lease_ttl, repeats, statistics.median(seconds), p99, max(seconds), cpu)
 
 
 def _until_waiting(leader: Replica, ranks: int) -> None:
@@ -358,22 +372,24 @@ def page(
         "from the fault until a rank heard of the release, over all ranks and repeats. The lease's TTL is "
         f"{found[0].lease_ttl:g} s.",
         "",
-        "| The leader gets | repeats | median | p99 | longest | aimed at, p99 | "
+        "| Ranks | The leader gets | repeats | median | p99 | longest | aimed at, p99 | "
         + " | ".join(f"CPU of {who}" for who in found[0].cpu)
         + " |",
-        "|-|-|-|-|-|-|" + "-|" * len(found[0].cpu),
+        "|-|-|-|-|-|-|-|" + "-|" * len(found[0].cpu),
     ]
     for one in found:
         wanted = 1.0 if one.fault == "SIGTERM" else one.lease_ttl + 1
         lines.append(
-            f"| {one.fault} | {one.repeats} | {one.median:.2f} s | {one.p99:.2f} s | {one.longest:.2f} s | "
+            f"| {one.clients} | {one.fault} | {one.repeats} | "
+            f"{one.median:.2f} s | {one.p99:.2f} s | {one.longest:.2f} s | "
             f"{wanted:g} s | " + " | ".join(f"{seconds:.1f} s" for seconds in one.cpu.values()) + " |"
         )
     lines += [
         "",
-        f"The ranks are sessions of the SDK in {processes} processes, which all reconnect at once, on the "
-        f"{machine['cores']} cores that they share with everything else. What a failover costs them in "
-        "processor time is therefore time here; in a job, each node's ranks have cores of their own.",
+        f"*SDK*: the ranks are sessions of the SDK, threads of {processes} processes that all reconnect at "
+        f"once, on the {machine['cores']} cores that they share with everything else. What that costs them "
+        "in processor time is time here; in a job, each node's ranks have cores of their own. *lean*: "
+        "clients of the same protocol that cost little, so that what is seen is the coordinators.",
         "",
         "## Taking over",
         "",
@@ -395,6 +411,7 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--processes", type=int, default=4, help="that play the ranks")
+    parser.add_argument("--clients", nargs="+", choices=list(CLIENTS), default=list(CLIENTS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lease-ttl", type=float, default=5.0, metavar="SECONDS")
     parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000], metavar="N")
@@ -406,7 +423,9 @@ def main() -> int:
         taken = [takeover(etcd, runs, given.repeats) for runs in given.runs]
         for one in taken:
             print(one, flush=True)
-        found = failovers(etcd, given.ranks, given.processes, given.repeats, given.lease_ttl)
+        found: list[Failover] = []
+        for clients in given.clients:
+            found += failovers(etcd, clients, given.ranks, given.processes, given.repeats, given.lease_ttl)
         for each in found:
             print(each, flush=True)
     results = {

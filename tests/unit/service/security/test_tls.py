@@ -104,7 +104,7 @@ def test_a_session_is_not_resumed_for_ever(
             return connection.session, bool(connection.session_reused)
 
     server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port("localhost:0", tls.grpc_credentials())
+    port = server.add_secure_port("127.0.0.1:0", tls.grpc_credentials())
     server.start()
     try:
         session, _ = resumed(None)

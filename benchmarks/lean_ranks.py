@@ -113,7 +113,7 @@ class LeanRank:
         if lost.leader and lost.leader != self._target:
             self._target = lost.leader
             return
-        self._target = next(self._others)
+        self._target = next(other for other in self._others if other != self._unreached)
         await asyncio.sleep(PAUSE * random.uniform(0, 1))
 
     async def _arrive(self, began: float) -> float:

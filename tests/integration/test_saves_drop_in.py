@@ -1,9 +1,11 @@
 """The code of Megatron and nvidia-resiliency-ext that saves, on Muster with only its import line changed."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,11 @@ from tests.support.drop_in import CALLS
 from tests.support.patience import PATIENCE
 
 WORLD = 2
+LONG = 4 * PATIENCE
+"""Seconds: process after process that imports torch."""
 
 
+@pytest.mark.timeout(3 * LONG)
 @pytest.mark.parametrize("kind", ["fork", "persistent"])
 def test_their_calls(kind: str, coordinator: Coordinator, tmp_path: Path):
     """Those of ``CALLS`` in tests/support/drop_in.py."""
@@ -33,17 +38,20 @@ def test_their_calls(kind: str, coordinator: Coordinator, tmp_path: Path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         for rank in range(WORLD)
     ]
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=2 * PATIENCE)
+            output, _ = rank.communicate(timeout=LONG)
             assert rank.returncode == 0, output
             assert output.count("well: ") == len(CALLS)
     finally:
         for rank in ranks:
-            rank.kill()
+            # With all that it has started, which holds the pipe as well.
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
             rank.communicate()
 
 

@@ -11,6 +11,7 @@ import grpc
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
+from tests.support.coordinator import free_port
 from tests.support.patience import until
 
 HEADER = "muster-not-leader"
@@ -125,7 +126,8 @@ class Address:
 
     def __init__(self, *, hung: bool = False) -> None:
         self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
+        # One that no connection takes by itself when it is given up.
+        self._socket.bind(("127.0.0.1", free_port()))
         if hung:
             self._socket.listen(100)
         self.port = int(self._socket.getsockname()[1])

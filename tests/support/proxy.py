@@ -83,7 +83,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Be a good network again."""
-        self._delay, self._swallow, self._refuse = 0.0, False, False
+        self._delay, self._swallow, self._refuse, self._held = 0.0, False, False, None
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=PATIENCE)

@@ -151,7 +151,7 @@ class Faults:
         leader = self._replicas.leader()
         leader.cut_from_etcd()
         self._look_at(leader)
-        leader.coordinator.kill()
+        leader.coordinator.ended()
         leader.heal()
 
     def idle_leader_cut_from_etcd(self) -> None:
@@ -318,12 +318,12 @@ def _all_at_work(installation: Replicas) -> bool:
     """Whether every run has had a barrier and a round, and there is a store."""
     leader = installation.leader().coordinator
     deciding = {line["run"] for line in leader.log("barrier.decided")}
-    with grpc.insecure_channel(leader.endpoint) as channel:
-        runs = (
-            run_pb2_grpc.RunServiceStub(channel).List(run_pb2.RunServiceListRequest(), timeout=PATIENCE).runs
-        )
-    stored = any(run.store_keys for run in runs)
-    return deciding >= set(RUNS) and bool(leader.log("round.completed")) and stored
+    if deciding < set(RUNS) or not leader.log("round.completed"):
+        return False
+    with grpc.insecure_channel(leader.endpoint) as channel, suppress(grpc.RpcError):
+        shown = run_pb2_grpc.RunServiceStub(channel).List(run_pb2.RunServiceListRequest(), timeout=PATIENCE)
+        return any(run.store_keys for run in shown.runs)
+    return False
 
 
 def _process(stack: ExitStack, installation: Replicas, run_id: str, rank: int, size: int) -> Rank:

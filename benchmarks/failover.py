@@ -29,6 +29,7 @@ import psutil
 
 from benchmarks import lean_ranks
 from benchmarks.machine import describe_machine
+from benchmarks.measure import cpu_seconds
 from muster.service.core.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
 from muster.service.core.model import MemberState, Shape
 from muster.service.storage import codec
@@ -154,10 +155,9 @@ class Crowd:
 def _cpu(process: psutil.Process) -> float:
     """Its processor time; 0 if it has ended."""
     try:
-        times = process.cpu_times()
+        return cpu_seconds(process)
     except psutil.NoSuchProcess:
         return 0.0
-    return float(times.user + times.system)
 
 
 class Usage:

@@ -9,7 +9,6 @@ import random
 import resource
 import time
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -180,5 +179,5 @@ async def _play(addresses: list[str], ranks: range, world_size: int, pipe: Conne
     await asyncio.gather(*map(join, everyone.values()))
     pipe.send("joined")
     while (told := await asyncio.to_thread(pipe.recv)) is not None:
-        arriving: Iterable[LeanRank] = [rank for number, rank in everyone.items() if number in told]
+        arriving = [rank for number, rank in everyone.items() if number in told]
         pipe.send(await asyncio.gather(*(rank.barrier() for rank in arriving)))

@@ -146,7 +146,7 @@ class _Server:
             raise MeasurementError(f"the server ended, {_ending(code)}: {_last_line(self._log)}")
 
     def cpu_seconds(self) -> float:
-        return _cpu_seconds(self._stats)
+        return cpu_seconds(self._stats)
 
     def memory_bytes(self) -> int:
         return int(self._stats.memory_info().rss)
@@ -201,7 +201,7 @@ class _LoadProcess:
         raise TypeError(f"unexpected answer {answer!r}")
 
     def cpu_seconds(self) -> float:
-        return _cpu_seconds(self._stats)
+        return cpu_seconds(self._stats)
 
     def end(self) -> None:
         self._process.kill()
@@ -285,7 +285,8 @@ def _play_ranks(client_module: str, spec: LoadSpec, pipe: Connection, log: Path)
         pipe.send(MeasurementError(f"{type(error).__name__}: {_without_paths(lines[0])}"))
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
+    """The processor time that a process has used, its own and the kernel's for it."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

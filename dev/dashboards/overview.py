@@ -11,6 +11,7 @@ from dev.dashboards.panels import (
     Query,
     bars,
     lines,
+    median_and_99,
     number,
     overview_table,
     row,
@@ -251,14 +252,7 @@ def _calls(board: Dashboard) -> None:
             "Time of a call",
             "How long unary calls take that wait for nobody, so that what is seen is the coordinator and its "
             "storage.",
-            *(
-                Query(
-                    f"histogram_quantile({q}, sum by (le) "
-                    f"(rate(grpc_server_handling_seconds_bucket{{{C}, {PATIENT}}}{RATE})))",
-                    name,
-                )
-                for q, name in ((0.5, "median"), (0.99, "99 %"))
-            ),
+            *median_and_99("grpc_server_handling_seconds", f"{C}, {PATIENT}", RATE),
             unit="s",
         )
     )
@@ -271,14 +265,7 @@ def _storage(board: Dashboard) -> None:
             "Time of a commit",
             "Time to make a batch of records durable. No rank hears of a decision before. The red line is "
             "where an alert begins.",
-            *(
-                Query(
-                    f"histogram_quantile({q}, sum by (le) "
-                    f"(rate(muster_storage_commit_seconds_bucket{{{C}}}{RATE})))",
-                    name,
-                )
-                for q, name in ((0.5, "median"), (0.99, "99 %"))
-            ),
+            *median_and_99("muster_storage_commit_seconds", C, RATE),
             unit="s",
             limit=0.25,
         )

@@ -59,6 +59,20 @@ class Column:
     names: Mapping[str, str] | None = None
 
 
+def median_and_99(histogram: str, selector: str, window: str) -> list[Query]:
+    """How long most took, and the slowest of a hundred.
+
+    Args:
+        histogram: the metric's name, without ``_bucket``.
+        selector: what stands in its braces.
+        window: behind it, in brackets.
+    """
+    return [
+        Query(f"histogram_quantile({q}, sum by (le) (rate({histogram}_bucket{{{selector}}}{window})))", name)
+        for q, name in ((0.5, "median"), (0.99, "99 %"))
+    ]
+
+
 def row(title: str) -> builders.Row:
     """A heading; the panels that follow stand below it."""
     return builders.Row(title)

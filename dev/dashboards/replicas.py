@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dev.dashboards.frame import RATE, C
-from dev.dashboards.panels import Query, bars, lines, row, steps
+from dev.dashboards.panels import Query, bars, lines, median_and_99, row, steps
 
 
 def add_replicas(board: Dashboard) -> None:
@@ -43,14 +43,7 @@ def add_replicas(board: Dashboard) -> None:
         lines(
             "Time of etcd's answers",
             "How long the attempts to call etcd take, whatever comes of them.",
-            *(
-                Query(
-                    f"histogram_quantile({q}, sum by (le) "
-                    f"(rate(muster_etcd_call_seconds_bucket{{{C}}}{RATE})))",
-                    name,
-                )
-                for q, name in ((0.5, "median"), (0.99, "99 %"))
-            ),
+            *median_and_99("muster_etcd_call_seconds", C, RATE),
             unit="s",
         )
     )

@@ -11,6 +11,8 @@ RUN pip install --no-cache-dir --require-hashes --no-deps --only-binary :all: -r
 COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
 COPY service service
+COPY relay relay
+COPY client client
 COPY worker_sdk worker_sdk
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 RUN pip --python /opt/muster/bin/python install --no-cache-dir --no-index --no-deps dist/*.whl

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DOCS := .venv-docs/bin
-SOURCES := service worker_sdk tests examples benchmarks dev
+SOURCES := service relay client worker_sdk tests examples benchmarks dev
 
 # Where it is set, each of the many processes of the tests compiles its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -109,6 +109,7 @@ bench: bench-venv ## Measure beside the peers and across the engines (about an h
 	$(BIN)/python -m benchmarks.saves
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.failover
+	$(BIN)/python -m benchmarks.relay
 
 soak: venv ## Churn a coordinator for half an hour; fails if what it uses does not level off.
 	$(BIN)/python -m benchmarks.soak

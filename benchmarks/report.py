@@ -92,7 +92,7 @@ def summary_table(results: Results) -> str:
         for system in results.systems()
         if (cell := results.cell(system, ranks)) is not None
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _summary_row(cell: Cell) -> list[str]:
@@ -185,7 +185,7 @@ def _targets(results: Results) -> str:
         [text, f"{bound:g}", _ratio(value, base), "–" if not value or not base else _met(value / base, bound)]
         for text, bound, value, base in targets
     ]
-    return _table(["ratio", "at most", "measured", "met"], rows)
+    return table(["ratio", "at most", "measured", "met"], rows)
 
 
 def _met(ratio: float, bound: float) -> str:
@@ -206,7 +206,7 @@ def _ratios(results: Results) -> str:
         for muster, peer in pairs
         if results.cell(muster, ranks) and results.cell(peer, ranks)
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _growth(results: Results) -> str:
@@ -218,7 +218,7 @@ def _growth(results: Results) -> str:
     rows = [
         [SYSTEMS[system].title, growth(system, CPU), growth(system, BARRIER)] for system in results.systems()
     ]
-    return _table(["system", "server CPU per arrival", "one barrier"], rows)
+    return table(["system", "server CPU per arrival", "one barrier"], rows)
 
 
 def _durability(results: Results) -> str:
@@ -243,7 +243,7 @@ def _durability(results: Results) -> str:
         ]
         for ranks in results.sizes()
     ]
-    return _table(
+    return table(
         ["ranks", "CPU per arrival, µs more", "CPU per arrival, ratio", "one barrier, ms more"], rows
     )
 
@@ -262,7 +262,8 @@ def _pairs(pairs: dict[str, str]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in pairs.items()) + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an aligned Markdown table."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"

@@ -9,6 +9,7 @@ barriers, write a store key each, and leave; the run is forgotten some seconds l
 import argparse
 import asyncio
 import time
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +18,7 @@ import uvloop
 from prometheus_client import generate_latest
 
 from muster.service.clock import SystemClock
-from muster.service.core.effects import Message
+from muster.service.core.effects import NO_RANKS, Message
 from muster.service.core.events import Arrival, Arrive, Goodbye, Hello, JoinGroup, ProcessInfo, StoreRequest
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision
@@ -44,7 +45,7 @@ class Speaker:
         self._told: asyncio.Queue[Message] = asyncio.Queue()
         self.id = driver.connect(self)
 
-    def deliver(self, outgoing: Outgoing) -> None:
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Take a message."""
         self._told.put_nowait(outgoing.message)
 

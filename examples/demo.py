@@ -1,7 +1,8 @@
-"""``make demo``: the main job of Muster, shown with real processes in a minute and a half.
+"""``make demo``: the main job of Muster, shown with real processes in a minute.
 
-1. A coordinator keeps its state in SQLite. Four nodes, each a torchrun with one rank, come together through
-   it and train. Every few steps a child of each rank writes a checkpoint, while training goes on.
+1. A coordinator keeps its state in SQLite. Three nodes, each a torchrun with two ranks, come together through
+   it and train. The ranks of a node speak through one stream, that of the relay in their agent. Every few
+   steps a child of each rank writes a checkpoint, while training goes on.
 2. One such child is killed (SIGKILL): all ranks learn which rank, where and how, and none believes in the
    checkpoint. Training goes on, and the next one is committed.
 3. One node is killed while a checkpoint is written: all other ranks learn which rank, where, and stop.
@@ -27,12 +28,15 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from demo_rank import CHILD_KILLED, COORDINATOR_KILLED, NODE_KILLED, PAUSES, Moment, go
 from muster.worker.saves.directory import CheckpointDirectory
 from training_job import SAVE_EVERY
 
-WORLD_SIZE = 4
+NODES = 3
+PER_NODE = 2
+WORLD_SIZE = NODES * PER_NODE
 STEPS = 400
 RUN = "demo"
 SESSION_TTL = 5
@@ -98,7 +102,7 @@ class Report:
 
 
 class Node:
-    """A torchrun with one rank.
+    """A torchrun with its ranks.
 
     Args:
         number: its number, for its log.
@@ -114,7 +118,7 @@ class Node:
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster"),
                 *(f"--rdzv-endpoint={endpoint}", f"--rdzv-id={RUN}", f"--rdzv-conf={CONF}"),
-                *(f"--nnodes={WORLD_SIZE}", "--nproc-per-node=1", "--max-restarts=3"),
+                *(f"--nnodes={NODES}", f"--nproc-per-node={PER_NODE}", "--max-restarts=3"),
                 *("--local-addr=127.0.0.1", str(RANK_PROGRAM), str(folder), str(STEPS)),
             ],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -130,11 +134,15 @@ class Node:
             with suppress(json.JSONDecodeError):
                 self._reports.put(Report(self, **json.loads(line)))
 
-    def kill(self, rank_pid: int) -> None:
-        """SIGKILL the agent and its rank, as when the machine dies."""
-        self.process.kill()
-        with suppress(ProcessLookupError):
-            os.kill(rank_pid, signal.SIGKILL)
+    def kill(self, ranks: list[int]) -> None:
+        """SIGKILL the agent and its ranks, as when the machine dies.
+
+        Args:
+            ranks: their process ids.
+        """
+        for pid in (self.process.pid, *ranks):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> int:
         """Wait for its end; a node that does not end is stopped. Returns the exit code."""
@@ -223,11 +231,13 @@ class Demo:
 
     def kill_a_child(self) -> None:
         """Chapters 1 and 2."""
-        headline(f"{WORLD_SIZE} nodes come together by torchrun --rdzv-backend=muster, train and save")
-        for _ in range(WORLD_SIZE):
+        nodes = f"{NODES} nodes of {PER_NODE} ranks"
+        headline(f"{nodes} come together by torchrun --rdzv-backend=muster, train and save")
+        for _ in range(NODES):
             self._add_node()
         victim, step = CHILD_KILLED.rank, CHILD_KILLED.step
         child = self._audience.wait_for_moment("writes", CHILD_KILLED)
+        self._all_speak_through_relays()
         headline(
             f"rank {victim}'s child (pid {child.pid}) is killed while it writes the checkpoint of step {step}"
         )
@@ -245,12 +255,14 @@ class Demo:
         victim, step = NODE_KILLED.rank, NODE_KILLED.step
         self._audience.wait_for_moment("writes", NODE_KILLED)
         held = self._audience.wait_for_moment("pauses", PAUSES[0])
-        self._audience.wait_for("trained", 0, WORLD_SIZE, PAUSES[0].step)
+        trained = self._audience.wait_for("trained", 0, WORLD_SIZE, PAUSES[0].step)
+        on_it = [one for one in trained if one.node is held.node]
         self._wait_for_votes(WORLD_SIZE - 1)
-        headline(f"the node of rank {victim} (pid {held.pid}) is killed while step {step} is written")
+        ranks = " and ".join(str(one.rank) for one in on_it)
+        headline(f"the node of ranks {ranks} is killed, with its relay, while step {step} is written")
         killed = time.monotonic()
-        held.node.kill(held.pid)
-        told = self._audience.wait_for("broke off", 0, WORLD_SIZE - 1)
+        held.node.kill([one.pid for one in on_it])
+        told = self._audience.wait_for("broke off", 0, WORLD_SIZE - PER_NODE)
         self._all_were_told(told, f"rank {victim} ({HOST}, pid {held.pid}")
         say("   and the other ranks the same: each names the rank, its host and its pid")
         say(f"   all were told within {time.monotonic() - killed:.1f} s; the session TTL is {SESSION_TTL} s")
@@ -295,6 +307,24 @@ class Demo:
         show("get", "barriers", RUN, "--history=2", self._endpoint)
         show("get", "runs", self._endpoint)
 
+    def _all_speak_through_relays(self) -> None:
+        """See in the coordinator's own list of members that no rank has a stream of its own."""
+        ranks: dict[str, list[str]] = {}
+        for member in self._asked("members")["members"]:
+            ranks.setdefault(member.get("relay", ""), []).append(str(member.get("rank", 0)))
+        if ranks.keys() != {f"{HOST}:{node.process.pid}" for node in self._nodes}:
+            sys.exit(f"the ranks should speak through the relays of their agents, and do so through {ranks}")
+        say(f"   {WORLD_SIZE} ranks speak through {NODES} relays; to the coordinator each is one stream")
+        for relay, its in ranks.items():
+            agent = relay.rpartition(":")[2]
+            say(f"   ranks {' and '.join(its)} through the one in the agent with pid {agent}")
+
+    def _asked(self, what: str) -> dict[str, Any]:
+        """What ``muster get`` says of the run, for programs."""
+        command = [str(MUSTER), "get", what, RUN, "-o", "json", self._endpoint]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return cast(dict[str, Any], json.loads(shown))
+
     def _all_were_told(self, told: list[Report], *what: str) -> None:
         say(f"   rank {told[0].rank} was told: {_indent(told[0].text)}")
         for report in told:
@@ -309,10 +339,9 @@ class Demo:
 
     def _wait_for_votes(self, count: int) -> None:
         """Wait until so many ranks have written, and the others have not."""
-        command = [str(MUSTER), "get", "barriers", RUN, "-o", "json", self._endpoint]
         while True:
-            shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            open_ones = [one for one in shown.get("barriers", []) if "decision" not in one]
+            shown = self._asked("barriers").get("barriers", [])
+            open_ones = [one for one in shown if "decision" not in one]
             if any((one["prefix"], one["arrived"]) == ("save", count) for one in open_ones):
                 return
             time.sleep(0.1)
@@ -345,6 +374,8 @@ def main() -> None:
         f"""
 What you saw, in {time.monotonic() - started:.0f} s:
  - torchrun's agents came together through the coordinator; no node hosted what the others needed.
+ - The ranks of a node spoke through one stream, that of the relay in their agent. No line of the training
+   script is about it.
  - Checkpoints were written aside while training went on, and each became one only when every rank's
    child had written its part: one decision, the same for all.
  - A killed child was named to every rank: which rank, which host, which signal. None finalized that

@@ -49,7 +49,9 @@ class Rank:
     def tell(self, kind: str, step: int, text: str) -> None:
         """Report to the demo, and pause where it wants."""
         told = {"round": self._round, "rank": self._rank, "pid": os.getpid()}
-        print(json.dumps(told | {"kind": kind, "step": step, "text": text}), flush=True)
+        # In one piece: the ranks of a node, and their children, share the agent's stdout.
+        sys.stdout.write(f"{json.dumps(told | {'kind': kind, 'step': step, 'text': text})}\n")
+        sys.stdout.flush()
         moment = Moment(self._round, self._rank, step)
         if kind == "trained" and moment in PAUSES:
             self.tell("pauses", step, "")

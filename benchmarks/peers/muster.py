@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -34,11 +34,11 @@ class SessionLoad:
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._ranks: list[Rank] = []
+        self._streams: Sequence[Stream] = ()
 
     def connect(self) -> None:
         """Connect every rank and join its group."""
-        self._ranks = self._run_on_loop(self._connect())
+        self._streams = self._run_on_loop(self._connect())
 
     def run(self, rounds: int) -> RoundTimes:
         """Take every rank through the next `rounds` barriers."""
@@ -50,7 +50,7 @@ class SessionLoad:
         except grpc.aio.AioRpcError as error:
             raise RuntimeError(f"{error.code().name}: {error.details()}") from error
 
-    async def _connect(self) -> list["Rank"]:
+    async def _connect(self) -> Sequence["Stream"]:
         channels: dict[int, grpc.aio.Channel] = {}
         ranks = []
         for number in self._spec.ranks:
@@ -65,27 +65,23 @@ class SessionLoad:
 
     async def _run(self, rounds: int) -> RoundTimes:
         return RoundTimes.of_ranks(
-            await asyncio.gather(*(rank.pass_barriers(rounds) for rank in self._ranks))
+            await asyncio.gather(*(stream.pass_barriers(rounds) for stream in self._streams))
         )
 
 
-class Rank:
-    """One rank's session."""
+class Stream:
+    """One stream, and the ranks that it speaks for: all of them arrive in one message."""
 
-    def __init__(self, number: int, channel: grpc.aio.Channel) -> None:
-        self._number = number
-        self._call = aio.sessions(channel).Connect(wait_for_ready=True)
+    _call: grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]
+    _named: int | None = None
+    """How many ranks a decision must name, if it is a relay's own stream."""
+
+    def __init__(self, ranks: range) -> None:
+        self._ranks = ranks
         self._sequence = 0
 
-    async def join(self, world_size: int) -> None:
-        """Say hello and join the group."""
-        process = session_pb2.Process(
-            rank=self._number, incarnation=uuid.uuid4().hex, host=socket.gethostname(), pid=os.getpid()
-        )
-        hello = session_pb2.Hello(run_id=RUN_ID, processes=[process], protocol_version=1)
-        await self._call.write(session_pb2.ConnectRequest(hello=hello))
-        await self._read("welcome")
-        join_group = session_pb2.JoinGroup(prefix=PREFIX, world_size=world_size)
+    async def _join(self, world_size: int) -> None:
+        join_group = session_pb2.JoinGroup(prefix=PREFIX, world_size=world_size, ranks=self._ranks)
         await self._call.write(session_pb2.ConnectRequest(join_group=join_group))
         joined = (await self._read("group_joined")).group_joined
         self._sequence = joined.positions[0].sequence
@@ -98,14 +94,17 @@ class Rank:
                 prefix=PREFIX,
                 sequence=self._sequence,
                 timeout_ms=BARRIER_TIMEOUT_S * 1000,
-                arrivals=[session_pb2.Arrival(rank=self._number)],
+                arrivals=[session_pb2.Arrival(rank=rank) for rank in self._ranks],
             )
             times.arrivals_ns.append(time.monotonic_ns())
             await self._call.write(session_pb2.ConnectRequest(arrive=arrive))
-            decision = (await self._read("decision")).decision
+            response = await self._read("decision")
             times.releases_ns.append(time.monotonic_ns())
+            decision = response.decision
             if decision.sequence != self._sequence or decision.outcome != common_pb2.OUTCOME_RELEASED:
                 raise RuntimeError(f"barrier #{self._sequence} was not released: {decision.message}")
+            if self._named not in (None, len(response.ranks)):
+                raise RuntimeError(f"barrier #{self._sequence}: {len(response.ranks)} ranks were told")
             self._sequence += 1
         return times
 
@@ -119,3 +118,21 @@ class Rank:
                 return response
             if kind == "refusal":
                 raise RuntimeError(f"refused: {response.refusal.message}")
+
+
+class Rank(Stream):
+    """One rank's session."""
+
+    def __init__(self, number: int, channel: grpc.aio.Channel) -> None:
+        super().__init__(range(number, number + 1))
+        self._call = aio.sessions(channel).Connect(wait_for_ready=True)
+
+    async def join(self, world_size: int) -> None:
+        """Say hello and join the group."""
+        process = session_pb2.Process(
+            rank=self._ranks.start, incarnation=uuid.uuid4().hex, host=socket.gethostname(), pid=os.getpid()
+        )
+        hello = session_pb2.Hello(run_id=RUN_ID, processes=[process], protocol_version=1)
+        await self._call.write(session_pb2.ConnectRequest(hello=hello))
+        await self._read("welcome")
+        await self._join(world_size)

@@ -18,6 +18,7 @@ from dev.dashboards.panels import (
     steps,
     words,
 )
+from dev.dashboards.relays import add_relays
 from dev.dashboards.replicas import add_replicas
 
 PATIENT = 'grpc_type="unary", grpc_method!~"Arrive|Wait", grpc_service!="muster.v1.StoreService"'
@@ -37,6 +38,7 @@ def build() -> Dashboard:
     _calls(board)
     _storage(board)
     add_replicas(board)
+    add_relays(board)
     _process(board)
     return board
 

@@ -7,6 +7,7 @@ from tests.support.proxy import Proxy
 from tests.support.ranks import assert_good_history, everyone, ranks
 
 
+@pytest.mark.also_through_relay
 @pytest.mark.back_in_time
 def test_reconnecting_again_and_again_never_counts_twice(coordinator: Coordinator):
     with Proxy(coordinator.port) as proxy, ranks(proxy.endpoint, 3) as world:
@@ -20,6 +21,7 @@ def test_reconnecting_again_and_again_never_counts_twice(coordinator: Coordinato
         assert_good_history(world)
 
 
+@pytest.mark.also_through_relay
 @pytest.mark.back_in_time
 def test_a_slow_network_only_takes_longer(coordinator: Coordinator):
     with Proxy(coordinator.port) as proxy, ranks(proxy.endpoint, 2) as world:
@@ -47,6 +49,7 @@ def test_a_rank_in_a_black_hole_is_lost_and_comes_back_in_step(coordinator: Coor
         assert_good_history([near, far])
 
 
+@pytest.mark.also_through_relay
 @pytest.mark.back_in_time
 def test_a_short_cut_is_resumed_within_the_ttl(coordinator: Coordinator):
     with (

@@ -24,6 +24,7 @@ from tests.support.coordinator import Coordinator, free_port
 from tests.support.expect import of_kind
 
 pytestmark = [
+    pytest.mark.also_through_relay,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 

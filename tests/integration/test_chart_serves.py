@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
+from muster.client.calls import reason_of
 from muster.service.cli.serve import serve
+from muster.v1 import session_pb2, session_pb2_grpc
 from tests.support import etcd
 from tests.support.authority import Authority
 from tests.support.command import Job
@@ -153,6 +156,64 @@ def test_a_rolling_update_of_replicas_on_etcd_hands_the_lead_over(helm: Helm, tm
             until(partial(serves, pods[other]), "nobody leads")
             pods[number] = started(nodes[number])
         assert pods[1].run("backup", "/tmp/backup.db").returncode == 0
+
+
+def session(channel: grpc.Channel, token: str = "") -> str:
+    """What the coordinator answers to a worker of team-a: "welcome", or why it refuses."""
+    hello = session_pb2.Hello(
+        run_id="team-a-1",
+        processes=[session_pb2.Process(rank=0, incarnation="a", host="node", pid=1)],
+        protocol_version=1,
+    )
+    connect = session_pb2_grpc.SessionServiceStub(channel).Connect
+    shown = (("authorization", f"Bearer {token}"),) if token else ()
+    call = connect(iter([session_pb2.ConnectRequest(hello=hello)]), timeout=PATIENCE, metadata=shown)
+    try:
+        return str(next(call).WhichOneof("message"))
+    except grpc.RpcError as error:
+        return reason_of(error)
+
+
+@pytest.mark.parametrize("name", ["relay", "relay-tcp"])
+def test_workers_reach_the_coordinator_through_a_relay(
+    helm: Helm, tmp_path: Path, secrets: dict[str, Files], name: str
+):
+    values = values_of(name)
+    values["relay"]["upstream"] = ""
+    release = helm.release(values)
+    node = node_of(release, tmp_path, secrets)
+    theirs = {
+        "muster-relay-tls": secrets["muster-tls"],
+        "muster-relay-certificate": secrets["viewer-of-ours"],
+        "muster-relay-token": {"token": WORKER.encode()},
+    }
+    upstream = {f"{HOST}:7550": f"127.0.0.1:{node.ports['grpc'][1]}"}
+    # A short path, for the socket.
+    with tempfile.TemporaryDirectory() as folder, coordinator_of(release, node) as coordinator:
+        coordinator.started()
+        place = Node(release, Path(folder), secrets | theirs, kind="DaemonSet", addresses=upstream)
+        with Container(place, release.one("DaemonSet")["spec"]["template"]["spec"], "relay") as relay:
+            relay.started()
+            assert relay.probe("livenessProbe")
+            assert relay.probe("readinessProbe")
+            assert relay.run("doctor").returncode == 0
+            if name == "relay":
+                socket = relay.mounts["/run/muster"] / "relay.sock"
+                assert socket.stat().st_mode & 0o777 == 0o660
+                with grpc.insecure_channel(f"unix://{socket}") as channel:
+                    assert session(channel) == "welcome"
+            else:
+                ours, client = secrets["muster-tls"], secrets["viewer-of-ours"]
+                credentials = grpc.ssl_channel_credentials(
+                    ours["ca.crt"], client["tls.key"], client["tls.crt"]
+                )
+                address = f"127.0.0.1:{place.ports['grpc'][1]}"
+                named = [("grpc.ssl_target_name_override", HOST)]
+                with grpc.secure_channel(address, credentials, options=named) as channel:
+                    assert session(channel) == "TOKEN_MISSING"
+                    assert session(channel, VIEWER) == "ROLE_TOO_LOW"
+                    assert session(channel, WORKER) == "welcome"
+            assert relay.stopped() == 0, relay.log.read_text()
 
 
 def admit(endpoint: str, credentials: grpc.ChannelCredentials) -> None:

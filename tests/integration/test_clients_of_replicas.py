@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 import muster.worker
+from muster.client.replicas import replicas_of
 from muster.v1 import barrier_pb2, barrier_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig
-from muster.worker.replicas import replicas_of
 from tests.support import store_users
 from tests.support.agents import Job
 from tests.support.etcd import Cluster, cluster

@@ -8,7 +8,7 @@ from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 from tests.support.ranks import assert_good_history, everyone, ranks
 
-pytestmark = pytest.mark.back_in_time
+pytestmark = [pytest.mark.also_through_relay, pytest.mark.back_in_time]
 
 BARRIERS = 200
 KILLS = 12

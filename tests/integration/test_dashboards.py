@@ -68,7 +68,8 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(name: str, panel: dict
     assert unit or panel["type"] == "table"
     assert targets(panel)
     for target in targets(panel):
-        assert 'job=~"$coordinator"' in target.expr, "it would mix the figures of several coordinators"
+        ours = re.search(r'job=~"\$coordinator(-relay)?"', target.expr)
+        assert ours, "it would mix the figures of several coordinators"
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
@@ -165,14 +166,15 @@ def test_every_alert_says_how_bad_it_is_and_leads_to_its_runbook(alert: dict[str
 
 
 def test_promtool_finds_no_fault_with_the_metrics(watched: Watched):
-    status, text = watched.coordinator.get("/metrics")
+    status, coordinators = watched.coordinator.get("/metrics")
     assert status == 200
-    done = promtool("check", "metrics", stdin=text)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    for text in (coordinators, watched.relay.get("/metrics")):
+        done = promtool("check", "metrics", stdin=text)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_every_metric_has_data_and_is_documented(watched: Watched):
-    _, text = watched.coordinator.get("/metrics")
+    text = watched.coordinator.get("/metrics")[1] + watched.relay.get("/metrics")
     families = {
         (name, kind)
         for name, kind in re.findall(r"^# TYPE ((?:muster|grpc)_\S+) (\S+)$", text, re.M)

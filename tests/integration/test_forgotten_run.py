@@ -15,6 +15,8 @@ from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import everyone, ranks
 
+pytestmark = pytest.mark.also_through_relay
+
 RUN = "doomed"
 
 

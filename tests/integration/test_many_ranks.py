@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
+
+pytestmark = pytest.mark.also_through_relay
 
 RANKS = 2_000
 PROCESSES = 4

@@ -8,6 +8,8 @@ import pytest
 from tests.support.coordinator import Coordinator
 from tests.support.ranks import everyone, ranks
 
+pytestmark = pytest.mark.also_through_relay
+
 
 def outcomes(heard):
     return [(one.outcome, one.sequence) for one in heard]

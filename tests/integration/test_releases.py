@@ -25,10 +25,12 @@ from muster.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
-from tests.support.coordinator import Coordinator
+from tests.support.coordinator import Coordinator, free_port
 from tests.support.etcd import cluster
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
+from tests.support.ranks import everyone, ranks
+from tests.support.relay import Relay
 from tests.support.releases import LAST, TIMEOUT, WHEEL, Installed, unpack
 from tests.support.replicas import replicas
 
@@ -176,6 +178,31 @@ def test_both_sdks_on_replicas_behind_one_address(last: Installed, tmp_path: Pat
             seen = meet(service.endpoint, HEAD, last)
     assert_two_versions(seen, last)
     assert_all_went_well(seen)
+
+
+def test_both_sdks_through_a_relay_of_today(last: Installed, tmp_path: Path):
+    with (
+        HEAD.coordinator(tmp_path) as coordinator,
+        Relay(tmp_path, coordinator.endpoint, listen=f"127.0.0.1:{free_port()}") as relay,
+    ):
+        seen = meet(relay.listen, HEAD, last)
+        assert relay.metric("muster_relay_arrivals_total") >= 2 * len(DECIDED)
+    assert_two_versions(seen, last)
+    assert_all_went_well(seen)
+
+
+def test_a_relay_before_the_last_releases_coordinator_is_done_without(last: Installed, tmp_path: Path):
+    with (
+        last.coordinator(tmp_path) as coordinator,
+        Relay(tmp_path, coordinator.endpoint) as relay,
+        ranks(relay.endpoint, 2) as job,
+    ):
+        assert [heard.outcome for heard in everyone(job)] == ["RELEASED"] * 2
+        assert relay.metric("muster_relay_arrivals_total") == 0
+        said = relay.log_path.read_text()
+    assert "does not reach the coordinator (it is of a version that knows no relays" in said
+    # Once, however often it is asked.
+    assert said.count("knows no relays") == 1
 
 
 # ---------------------------------------------------------------------- state and backup

@@ -38,6 +38,8 @@ from tests.support.meeting import (
 )
 from tests.support.patience import PATIENCE, until
 
+pytestmark = pytest.mark.also_through_relay
+
 
 @pytest.fixture
 def run(coordinator: Coordinator) -> Iterator[MusterMeeting]:

@@ -17,11 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 import muster.worker
+from muster.client import replicas
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
-from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier, replicas
+from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.sessions import session_for
 from tests.support.authority import Authority
@@ -59,6 +60,7 @@ class Succession:
         )
         self._reserved = Address()
         self.second.port, self.second.endpoint = self._reserved.port, self._reserved.endpoint
+        self.second.listens = self.second.endpoint
         self.first.start()
         self.standby = Standby(self.first.endpoint)
         self.endpoint = ",".join(one.endpoint for one in (self.standby, self.first, self.second))

@@ -16,6 +16,8 @@ from tests.support.patience import PATIENCE, until
 from tests.support.save_history import Event, verdict, whole_checkpoint, whole_files
 from tests.support.savers import Failed, Saver, all_of, savers
 
+pytestmark = pytest.mark.also_through_relay
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -9,14 +9,16 @@ import grpc
 import pytest
 
 import muster.worker
+from muster.client.replicas import Target
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
 from muster.worker import ConnectError, GrpcBarrier, Outcome, session
 from muster.worker.channel import open_channel
-from muster.worker.replicas import Target
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
 from tests.support.ranks import everyone, ranks
+
+pytestmark = pytest.mark.also_through_relay
 
 
 def barrier(endpoint: str, rank: int = 0, world_size: int = 1, prefix: str = "p", **more: Any) -> GrpcBarrier:

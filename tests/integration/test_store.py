@@ -28,6 +28,8 @@ from tests.support.expect import some
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.also_through_relay
+
 SOON = timedelta(seconds=60)
 
 

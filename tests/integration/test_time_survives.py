@@ -28,7 +28,7 @@ LIFE = 4.0
 MOST_LIVES = 8
 HOURS = 5 * 3600.0
 
-pytestmark = pytest.mark.back_in_time
+pytestmark = [pytest.mark.also_through_relay, pytest.mark.back_in_time]
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from tests.support.coordinator import Coordinator
 from tests.support.patience import until
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.also_through_relay
+
 
 @pytest.fixture
 def job(coordinator: Coordinator, tmp_path: Path) -> Iterator[Job]:

@@ -48,6 +48,8 @@ class Plan:
     agents: int = 2
     ranks: int = 2
     """Of each agent."""
+    relays: bool = True
+    """Whether the ranks of an agent speak through one stream."""
     child_odds: float = 0.15
     """That a child of a save is killed."""
     rank_every: tuple[int, int] | None = (20, 30)
@@ -82,7 +84,7 @@ class Account:
         rounds = {event.round for event in self.events}
         lines = [
             f"seed {self.plan.seed}: {self.plan.agents} agents of {self.plan.ranks} ranks, "
-            f"{self.seconds:.0f} s",
+            f"{'with' if self.plan.relays else 'without'} relays, {self.seconds:.0f} s",
             f"saves: {len(scheduled)} scheduled, {len(self.saves('finalized'))} finalized, "
             f"{len(failed)} failed ({len(unconfirmed)} of them written by all, and not confirmed), "
             f"{len(unheard)} of which no rank heard",
@@ -111,7 +113,7 @@ def run(plan: Plan, folder: Path) -> Account:
         _Wire(folder / "events") as wire,
     ):
         for _ in range(plan.agents):
-            job.agent(str(plan.agents), join_timeout=60, keep_alive_interval=5)
+            job.agent(str(plan.agents), join_timeout=60, keep_alive_interval=5, relay=int(plan.relays))
         monkey = _Monkey(plan, account, job, coordinator)
         try:
             for event in wire.events():
@@ -249,6 +251,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=("checkpointer", "files", "blind"), default="checkpointer")
     parser.add_argument("--agents", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each agent")
+    parser.add_argument("--no-relays", action="store_true")
     given = parser.parse_args()
     plan = Plan(
         seed=given.seed,
@@ -256,6 +259,7 @@ def main() -> int:
         kind=given.kind,
         agents=given.agents,
         ranks=given.ranks,
+        relays=not given.no_relays,
         coordinator_every=100,
     )
     print(plan, flush=True)

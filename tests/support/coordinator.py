@@ -4,11 +4,8 @@ import itertools
 import json
 import os
 import random
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -17,10 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.daemon import MUSTER as MUSTER
+from tests.support.daemon import Daemon
 from tests.support.patience import PATIENCE, until
-
-MUSTER = Path(sys.executable).with_name("muster")
-
 
 SHARE = 1_400
 """Ports of each of pytest's workers, of which there are 16 at most; no other takes one of them."""
@@ -47,7 +43,7 @@ def free_port() -> int:
     raise AssertionError("there is no port left")
 
 
-class Coordinator:
+class Coordinator(Daemon):
     """``muster serve`` as a child process.
 
     Args:
@@ -71,17 +67,16 @@ class Coordinator:
         program: tuple[str, ...] = (str(MUSTER),),
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(folder / "coordinator.log", program, environment)
         self.port = free_port()
         self.http_port = free_port()
-        self.endpoint = f"127.0.0.1:{self.port}"
+        self.listens = f"127.0.0.1:{self.port}"
+        self.endpoint = self.listens
+        """Where workers and people reach it."""
         self.state = state or f"sqlite:///{folder / 'muster.db'}"
-        self.log_path = folder / "coordinator.log"
         self._session_ttl = session_ttl
         self._extra = extra
         self._https = https
-        self._program = program
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Coordinator":
         return self.start()
@@ -102,26 +97,18 @@ class Coordinator:
 
     def begin(self) -> None:
         """Start it, and wait for nothing."""
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *self._program,
-                    "serve",
-                    f"--listen={self.endpoint}",
-                    f"--http=127.0.0.1:{self.http_port}",
-                    f"--state={self.state}",
-                    f"--session-ttl={self._session_ttl}",
-                    "--log-format=json",
-                    *self._extra,
-                ],
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                env=self._environment,
-            )
+        self._launch(
+            "serve",
+            f"--listen={self.listens}",
+            f"--http=127.0.0.1:{self.http_port}",
+            f"--state={self.state}",
+            f"--session-ttl={self._session_ttl}",
+            "--log-format=json",
+            *self._extra,
+        )
 
     def _ready(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, f"it ended at once:\n{self.log_path.read_text()}"
+        self._check_runs()
         try:
             return self.get("/readyz")[0] == 200
         except OSError:
@@ -151,54 +138,6 @@ class Coordinator:
     def advertise(self, endpoint: str) -> None:
         """Say from the next start on that workers reach it there."""
         self._extra = (*self._extra, f"--advertise={endpoint}")
-
-    @property
-    def runs(self) -> bool:
-        """Whether it was started, and neither killed nor stopped, and has not ended by itself."""
-        return self._process is not None and self._process.poll() is None
-
-    def reap(self) -> None:
-        """See whether it has ended by itself; then it may be started again."""
-        if self._process is not None and self._process.poll() is not None:
-            self._process = None
-
-    def ended(self) -> int:
-        """Wait until it ends by itself.
-
-        Returns:
-            The exit code.
-        """
-        assert self._process is not None
-        return self._process.wait(timeout=PATIENCE)
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def stop(self) -> int:
-        """SIGTERM, and wait for the end.
-
-        Returns:
-            The exit code.
-        """
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGTERM)
-        code = self._process.wait(timeout=PATIENCE)
-        self._process = None
-        return code
 
     def logged(self, event: str, count: int = 1) -> list[dict[str, Any]]:
         """The lines of an event, of which there must soon be so many: the log is written aside."""

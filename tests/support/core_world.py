@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
     Delivery,
     Effects,
+    Entered,
     EvictionRecord,
     ForgetDecision,
     ForgetParticipant,
@@ -50,7 +51,9 @@ from muster.service.core.events import (
     Arrive,
     ArriveOnce,
     Disconnected,
+    Enter,
     Event,
+    Evict,
     Goodbye,
     Hello,
     JoinGroup,
@@ -63,6 +66,7 @@ from muster.service.core.model import Closed, Decision, Instant, Outcome, Shape
 from muster.service.core.refusal import Reason
 from muster.service.core.retention import FOR_EVER, Retention
 from tests.support import history
+from tests.support.core_lines import Line
 
 T = TypeVar("T")
 
@@ -212,6 +216,10 @@ class Client:
         self.session: int | None = None
         self.broken_session: int | None = None
         """A stream that is gone, of which the coordinator does not know yet."""
+        self.line: Line | None = None
+        """The relay's stream that it rides on; its session is that."""
+        self.broken_line: Line | None = None
+        """One that it rode on, whose relay does not know yet that it has gone."""
         self.alive = True
         self.seats: dict[str, Seat] = {}
         self.refusals: list[Refused] = []
@@ -231,12 +239,19 @@ class Client:
 
     # ------------------------------------------------------------------ what it does
 
-    def connect(self) -> None:
-        """Say hello, join again where it was, and arrive again where it waits."""
+    def connect(self, line: Line | None = None) -> None:
+        """Say hello, perhaps through a relay; join again where it was, and arrive again where it waits."""
         assert self.alive
         assert self.session is None
-        self.session = self.world.open_session(self)
-        self.world.do(Hello(self.session, self.run, self.generation, (self.info,)))
+        if line is not None:
+            line.enter(self)
+        else:
+            self.session = self.world.open_session(self)
+            self.world.do(Hello(self.session, self.run, self.generation, (self.info,)))
+        self.resume()
+
+    def resume(self) -> None:
+        """Join again where it was, and arrive again where it waits."""
         for prefix, seat in self.seats.items():
             if self.session is not None:
                 self._join(prefix)
@@ -253,7 +268,8 @@ class Client:
     def _join(self, prefix: str) -> None:
         assert self.session is not None
         shape = self.seats[prefix].shape
-        self.world.do(JoinGroup(self.session, prefix, shape.world_size, shape.participants))
+        ranks = (self.rank,) if self.line is not None else ()
+        self.world.do(JoinGroup(self.session, prefix, shape.world_size, shape.participants, ranks))
 
     def arrive(
         self,
@@ -267,15 +283,26 @@ class Client:
         """Arrive at its position. Returns the decision, if it is there already."""
         if prefix not in self.seats:
             self.join(prefix)
+        seat, position = self.seats[prefix], self.seats[prefix].position
+        self.about_to_arrive(prefix, payload, failure, timeout, progress_after)
+        self._arrive(prefix)
+        return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
+
+    def about_to_arrive(
+        self,
+        prefix: str,
+        payload: bytes = b"",
+        failure: str | None = None,
+        timeout: float = TIMEOUT,
+        progress_after: float = 0.0,
+    ) -> None:
+        """What it will say, again and again, until it has heard."""
         seat = self.seats[prefix]
         assert seat.position is not None
-        position = seat.position
         seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
         seat.progress_after = progress_after
         seat.sent_at = self.world.now
         seat.refused = None
-        self._arrive(prefix)
-        return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
 
     def arrive_again(self, prefix: str = CKPT) -> None:
         """Send the same arrival once more."""
@@ -292,8 +319,10 @@ class Client:
 
     def goodbye(self) -> None:
         assert self.session is not None
-        session = self.session
-        self.world.do(Goodbye(session))
+        if self.line is not None:
+            self.line.part(self, goodbye="done")
+        else:
+            self.world.do(Goodbye(self.session))
         self.die()
 
     def lose_connection(self) -> None:
@@ -303,9 +332,18 @@ class Client:
 
     def stream_breaks(self) -> None:
         """The stream breaks, and the coordinator does not see it yet."""
-        if self.session is not None:
+        if self.line is not None:
+            self.broken_line, self.line, self.session = self.line, None, None
+        elif self.session is not None:
             self.world.streams.pop(self.session)
             self.broken_session, self.session = self.session, None
+
+    def left_line(self, line: Line) -> None:
+        """It rides there no more, and its relay knows it."""
+        if self.line is line:
+            self.session = self.line = None
+        if self.broken_line is line:
+            self.broken_line = None
 
     def die(self) -> None:
         """The process ends; its stream breaks."""
@@ -381,6 +419,10 @@ class Client:
 
     # ------------------------------------------------------------------ for assertions
 
+    def arrived_at(self, prefix: str, sequence: int) -> bool:
+        """Whether it arrived at a barrier itself."""
+        return (self.life, prefix, sequence) in self.world.arrived
+
     @property
     def outcomes(self) -> list[Outcome]:
         """What it heard in the checkpoint group, in order."""
@@ -416,6 +458,9 @@ class World:
         self.disk = Disk()
         self.history: list[history.Event] = []
         self.streams: dict[int, Client] = {}
+        self.lines: dict[int, Line] = {}
+        self.arrived: set[tuple[history.Life, str, int]] = set()
+        """Who arrived where: (life, prefix, sequence)."""
         self.clients: list[Client] = []
         self.crash_next: Crash | None = None
         self.last = Effects()
@@ -445,8 +490,11 @@ class World:
         """The coordinator is killed and starts again; every stream breaks."""
         for client in list(self.streams.values()):
             client.stream_breaks()
+        for line in list(self.lines.values()):
+            line.breaks(seen=False)
+            line.broken_sessions.clear()
         for client in self.clients:
-            client.broken_session = None
+            client.broken_session = client.broken_line = None
         self._present.clear()
         self.start_coordinator()
 
@@ -473,12 +521,15 @@ class World:
         if crash is Crash.AFTER_PERSIST:
             self.crash()
             return effects
-        for sessions, message in effects.deliveries:
+        for audience, message in effects.deliveries:
             if isinstance(message, Decision):
                 assert self.disk.was_written(message), "it is told before it is on disk"
-            for session in sessions:
+            for session, ranks in audience.items():
                 if session in self.streams:
+                    assert not ranks, "ranks are for relays"
                     self.streams[session].hear(message)
+                elif session in self.lines:
+                    self.lines[session].hear(message, ranks)
         return effects
 
     def ask(self, event: Event) -> list[Message]:
@@ -523,6 +574,19 @@ class World:
         session, client.broken_session = client.broken_session, None
         if session is not None:
             self.do(Disconnected(session))
+        if client.broken_line is not None:
+            client.broken_line.part(client)
+
+    def line(self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)") -> Line:
+        """A relay's stream on which these ride, who hold no other."""
+        line = Line(self, RUN, generation, name)
+        line.enter(*clients)
+        return line
+
+    def evict(self, rank: int, reason: str = "", *, run: str = RUN) -> Message:
+        """An operator sends a rank's processes away."""
+        (answer,) = self.ask(Evict(self.new_session(), run, rank, reason))
+        return answer
 
     def start(
         self, rank: int, *, generation: int = 0, run: str = RUN, incarnation: str = "", connect: bool = True
@@ -584,19 +648,31 @@ class World:
         self.history.append(
             history.Arrived(client.life, prefix, seat.position, seat.payload.decode("utf-8", "replace"))
         )
+        self.arrived.add((client.life, prefix, seat.position))
 
     def _watch(
         self, event: Event, earlier: list[Decision], decided: list[Decision], deliveries: list[Delivery]
     ) -> None:
         """Count who is present, and hold every decision against it."""
         answers = [m for sessions, m in deliveries if getattr(event, "session", None) in sessions]
-        accepted = not any(isinstance(answer, Refused) for answer in answers)
+        refused = {answer.rank for answer in answers if isinstance(answer, Refused)}
+        accepted = None not in refused
         match event:
+            case Enter() if accepted:
+                (entered,) = (answer for answer in answers if isinstance(answer, Entered))
+                for info, entry in zip(event.processes, entered.entries, strict=True):
+                    if entry.refusal is None:
+                        self._speaking[event.session][1][info.rank] = info.incarnation
             case Hello() if accepted:
                 ranks = {info.rank: info.incarnation for info in event.processes}
                 self._speaking[event.session] = event.run_id, ranks
             case Arrive() if accepted:
-                self._count(event, event.arrivals, earlier, answers)
+                counted = [arrival for arrival in event.arrivals if arrival.rank not in refused]
+                if len(counted) > 1:
+                    # One may have decided the barrier, before those who come behind it in the message.
+                    late = {one.rank for decision in decided for one in decision.missing}
+                    counted = [arrival for arrival in counted if arrival.rank not in late]
+                self._count(event, counted, earlier, answers)
             case ArriveOnce() if accepted:
                 self._speaking[event.session] = event.run_id, {event.process.rank: event.process.incarnation}
                 self._replace(event, (event.process.rank,))
@@ -614,7 +690,8 @@ class World:
                 assert decision.arrived == len(present), "the arrivals are not counted right"
             assert decision.outcome is not Outcome.RELEASED or not missing
         if isinstance(event, JoinGroup) and accepted:
-            self._replace(event, event.ranks)
+            joined = event.ranks or tuple(self._speaking[event.session][1])
+            self._replace(event, [rank for rank in joined if rank not in refused])
 
     def _count(
         self,
@@ -634,17 +711,20 @@ class World:
             for arrival in arrivals:
                 present.setdefault(arrival.rank, ranks[arrival.rank])
 
-    def _replace(self, event: JoinGroup | ArriveOnce, joined: tuple[int, ...]) -> None:
+    def _replace(self, event: JoinGroup | ArriveOnce, joined: Collection[int]) -> None:
         """A newer incarnation takes the place of who was present for its rank."""
         run, ranks = self._speaking[event.session]
         present = self._present.get((run, event.prefix), {})
-        for rank in joined or ranks:
+        for rank in joined:
             if present.get(rank) != ranks[rank]:
                 present.pop(rank, None)
 
     def assert_nobody_waits_in_vain(self) -> None:
         """Whoever waits with an open stream is counted by the barrier that is open."""
-        for client in self.streams.values():
+        riders = (
+            client for line in self.lines.values() for client in line.riders.values() if client.line is line
+        )
+        for client in (*self.streams.values(), *riders):
             for prefix, seat in client.seats.items():
                 if seat.waiting:
                     barrier = self.group(prefix, client.run).open

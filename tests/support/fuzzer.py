@@ -26,7 +26,7 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from muster.service.core.coordinator import MOST_GENERATION
+from muster.service.core.checks import MOST_GENERATION
 from muster.service.rpc.server import SERVICES
 from muster.v1 import session_pb2
 from tests.support.garbage import RUNS, TEXTS, Source

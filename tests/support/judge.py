@@ -100,6 +100,28 @@ def children_of(pid: int) -> set[int]:
 
 
 @contextmanager
+def no_file_left() -> Iterator[None]:
+    """Afterwards this process has no pipe and no handle of a process open that it had not before.
+
+    Others may open and close what they need meanwhile, as gRPC's threads do.
+    """
+    before = _open_files()
+    yield
+    assert _open_files() - before == set()
+
+
+def _open_files() -> set[tuple[int, str]]:
+    """The numbers of this process's pipes and handles of processes, and what each stands for."""
+    found: set[tuple[int, str]] = set()
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):  # The list's own, or one that is just closed.
+            name = str(entry.readlink())
+            if name.startswith(("pipe:", "anon_inode:[pidfd]")):
+                found.add((int(entry.name), name))
+    return found
+
+
+@contextmanager
 def no_child_left() -> Iterator[None]:
     """Afterwards there is no child process more than before, not even a zombie."""
     before = children()

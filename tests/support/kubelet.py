@@ -32,6 +32,7 @@ class Node:
         folder: an empty one.
         secrets: those that the release does not make, by name.
         pod: the name of the coordinator's pod.
+        kind: of the object whose containers they are.
         addresses: further addresses of the cluster, and where they are on this machine.
     """
 
@@ -42,6 +43,7 @@ class Node:
         secrets: Mapping[str, Files] | None = None,
         *,
         pod: str = "muster-0",
+        kind: str = "StatefulSet",
         addresses: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
@@ -56,7 +58,7 @@ class Node:
         for one in release.of_kind("Secret"):
             files = {key: base64.b64decode(text) for key, text in one["data"].items()}
             self._objects["Secret", one["metadata"]["name"]] = files
-        template = release.one("StatefulSet")["spec"]["template"]
+        template = release.one(kind)["spec"]["template"]
         self.ports = {
             port["name"]: (port["containerPort"], free_port())
             for port in template["spec"]["containers"][0]["ports"]

@@ -51,25 +51,32 @@ class Series:
 
 
 class Prometheus:
-    """A Prometheus that scrapes one coordinator, with Muster's rules.
+    """A Prometheus that scrapes one coordinator and a relay, with Muster's rules.
 
     Args:
         folder: for its data and its log.
         target: the coordinator's HTTP address.
+        relay: the relay's, if there is one.
         interval: seconds between two scrapes.
-        job: the job label.
+        job: the job label; the relay's is that with ``-relay``.
     """
 
-    def __init__(self, folder: Path, target: str, *, interval: float = 0.5, job: str = "muster") -> None:
+    def __init__(
+        self, folder: Path, target: str, relay: str = "", *, interval: float = 0.5, job: str = "muster"
+    ) -> None:
         self.job = job
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
         every = f"{round(interval * 1000)}ms"
+        targets = {job: target} | ({f"{job}-relay": relay} if relay else {})
         self._config = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
             "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [
+                {"job_name": name, "static_configs": [{"targets": [address]}]}
+                for name, address in targets.items()
+            ],
         }
 
     def __enter__(self) -> "Prometheus":

@@ -22,7 +22,7 @@ from muster.service.core.effects import (
     RunClosed,
     Standing,
 )
-from muster.service.core.events import CloseRun, Disconnected, Event, Evict, JoinRendezvous, LeaveRendezvous
+from muster.service.core.events import CloseRun, Disconnected, Event, JoinRendezvous, LeaveRendezvous
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, NodeInfo, NodeStanding, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
@@ -309,11 +309,6 @@ class RendezvousWorld(World):
     def close_unheard(self) -> None:
         """Someone closes the run, though the coordinator may be killed before it answers."""
         self.do(CloseRun(self.new_session(), RUN, f"someone-{self.count()}", "", False))
-
-    def evict(self, rank: int, reason: str = "", *, run: str = RUN) -> Message:
-        """An operator sends a rank's processes away."""
-        (answer,) = self.ask(Evict(self.new_session(), run, rank, reason))
-        return answer
 
     # ------------------------------------------------------------------ for assertions
 

@@ -1,5 +1,7 @@
 """A job under torchrun that shows whatever a dashboard can show, while Prometheus looks on.
 
+It reaches the coordinator through a relay.
+
 Two workers pass barriers and save, one of them usually later than the other; a barrier is aborted; another
 run is closed; the coordinator, which serves with TLS and has its state in etcd, has been restarted. At the
 end one rank stays away from an open barrier.
@@ -23,6 +25,7 @@ from tests.support.coordinator import Coordinator
 from tests.support.etcd import cluster
 from tests.support.patience import PATIENCE, until
 from tests.support.prometheus import Prometheus
+from tests.support.relay import Relay
 
 RUN = "llama-70b"
 CLOSED_RUN = "vit-small"
@@ -80,6 +83,7 @@ class Watched:
     """The job at its end, when one rank is missing."""
 
     coordinator: Coordinator
+    relay: Relay
     prometheus: Prometheus
     began: float
     """Seconds since 1970."""
@@ -106,8 +110,14 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         # A coordinator that is one of several has some metrics more.
         cluster() as etcd,
         Coordinator(folder, state=etcd.state("watched"), session_ttl=3.0, extra=tls) as coordinator,
-        Prometheus(folder, f"127.0.0.1:{coordinator.http_port}", interval=interval) as prometheus,
-        Job(jobs, coordinator.endpoint, RUN, PROGRAM) as job,
+        Relay(folder, coordinator.endpoint) as relay,
+        Prometheus(
+            folder,
+            f"127.0.0.1:{coordinator.http_port}",
+            f"127.0.0.1:{relay.http_port}",
+            interval=interval,
+        ) as prometheus,
+        Job(jobs, relay.endpoint, RUN, PROGRAM) as job,
     ):
         began = time.time()
         until(lambda: bool(prometheus.query("muster_coordinator_epoch == 1")))
@@ -119,7 +129,7 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         waiting = f"muster_barriers_open{{{CHECKPOINTS}}} == 1"
         done = f'muster_barrier_decisions_total{{{CHECKPOINTS}, outcome="RELEASED"}} == {steps}'
         until(lambda: bool(prometheus.query(f"{waiting} and on (run, prefix) {done}")))
-        yield Watched(coordinator, prometheus, began)
+        yield Watched(coordinator, relay, prometheus, began)
         job.finish()
         assert [agent.wait() for agent in agents] == [0, 0], job.said()
 

@@ -127,6 +127,7 @@ class Member(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     NODE_RANK_FIELD_NUMBER: builtins.int
+    RELAY_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     incarnation: builtins.str
@@ -145,6 +146,8 @@ class Member(google.protobuf.message.Message):
     """The generation that it belongs to."""
     node_rank: builtins.int
     """The rank of its node, if it told; the node's address is that of this rank in the run's rendezvous."""
+    relay: builtins.str
+    """Through which relay it speaks: its host and process id, for people; empty if it has a stream of its own."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupPosition]:
         """The groups that it speaks in."""
@@ -162,9 +165,10 @@ class Member(google.protobuf.message.Message):
         groups: collections.abc.Iterable[global___GroupPosition] | None = ...,
         generation: builtins.int = ...,
         node_rank: builtins.int | None = ...,
+        relay: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "since_ms", b"since_ms", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "relay", b"relay", "since_ms", b"since_ms", "state", b"state"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
 
 global___Member = Member

@@ -24,6 +24,8 @@ class ConnectRequest(google.protobuf.message.Message):
     JOIN_GROUP_FIELD_NUMBER: builtins.int
     ARRIVE_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
+    ENTER_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """Who is speaking; the first message, and only the first."""
@@ -40,6 +42,14 @@ class ConnectRequest(google.protobuf.message.Message):
     def goodbye(self) -> global___Goodbye:
         """Leaves for good; barriers that still need it fail at once."""
 
+    @property
+    def enter(self) -> global___Enter:
+        """Processes of a relay's node begin to speak on its stream."""
+
+    @property
+    def part(self) -> global___Part:
+        """Processes of a relay's node speak on its stream no more."""
+
     def __init__(
         self,
         *,
@@ -47,10 +57,12 @@ class ConnectRequest(google.protobuf.message.Message):
         join_group: global___JoinGroup | None = ...,
         arrive: global___Arrive | None = ...,
         goodbye: global___Goodbye | None = ...,
+        enter: global___Enter | None = ...,
+        part: global___Part | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "goodbye", b"goodbye", "hello", b"hello", "join_group", b"join_group", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "goodbye", b"goodbye", "hello", b"hello", "join_group", b"join_group", "message", b"message"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "enter", "part"] | None: ...
 
 global___ConnectRequest = ConnectRequest
 
@@ -67,6 +79,9 @@ class ConnectResponse(google.protobuf.message.Message):
     REFUSAL_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    ENTERED_FIELD_NUMBER: builtins.int
+    PARTED_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """The answer to a Hello."""
@@ -95,6 +110,18 @@ class ConnectResponse(google.protobuf.message.Message):
     def closed(self) -> muster.v1.common_pb2.Closed:
         """The run is closed: it admits no newcomers. Barriers go on."""
 
+    @property
+    def entered(self) -> global___Entered:
+        """The answer to an Enter."""
+
+    @property
+    def parted(self) -> global___Parted:
+        """The answer to a Part."""
+
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """On a relay's stream: for which of its ranks a decision, a progress or a closing is; empty means all of them."""
+
     def __init__(
         self,
         *,
@@ -105,10 +132,13 @@ class ConnectResponse(google.protobuf.message.Message):
         refusal: global___Refusal | None = ...,
         drain: global___Drain | None = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
+        entered: global___Entered | None = ...,
+        parted: global___Parted | None = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "message", b"message", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "message", b"message", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "message", b"message", "parted", b"parted", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "message", b"message", "parted", b"parted", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "entered", "parted"] | None: ...
 
 global___ConnectResponse = ConnectResponse
 
@@ -160,7 +190,7 @@ global___Process = Process
 
 @typing.final
 class Hello(google.protobuf.message.Message):
-    """Hello opens a session for one process, or for all the processes of a node."""
+    """Hello opens a session for one process, for several, or for a relay."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -169,6 +199,7 @@ class Hello(google.protobuf.message.Message):
     PROCESSES_FIELD_NUMBER: builtins.int
     SDK_VERSION_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    RELAY_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     generation: builtins.int
@@ -177,9 +208,13 @@ class Hello(google.protobuf.message.Message):
     """The version of the SDK that speaks, for people."""
     protocol_version: builtins.int
     """The version of this protocol that the worker speaks; this file is version 1."""
+    relay: builtins.str
+    """Set by a relay: its host and process id, for people. Its Hello names no processes; they enter and part one by one,
+    each judged for itself.
+    """
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Process]:
-        """Who speaks on this stream. At least one; ranks must differ."""
+        """Who speaks on this stream. At least one, except on a relay's; ranks must differ."""
 
     def __init__(
         self,
@@ -189,10 +224,127 @@ class Hello(google.protobuf.message.Message):
         processes: collections.abc.Iterable[global___Process] | None = ...,
         sdk_version: builtins.str = ...,
         protocol_version: builtins.int = ...,
+        relay: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "processes", b"processes", "protocol_version", b"protocol_version", "run_id", b"run_id", "sdk_version", b"sdk_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "processes", b"processes", "protocol_version", b"protocol_version", "relay", b"relay", "run_id", b"run_id", "sdk_version", b"sdk_version"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class Enter(google.protobuf.message.Message):
+    """Enter begins to speak for processes on a relay's stream, as a Hello does for one that has a stream of its own. A
+    process that enters again, since its connection to the relay broke, is the same one.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESSES_FIELD_NUMBER: builtins.int
+    @property
+    def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Process]:
+        """Who begins to speak. A rank can be spoken for by one process on a stream; a second one needs another stream."""
+
+    def __init__(
+        self,
+        *,
+        processes: collections.abc.Iterable[global___Process] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["processes", b"processes"]) -> None: ...
+
+global___Enter = Enter
+
+@typing.final
+class Entered(google.protobuf.message.Message):
+    """Entered answers an Enter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: builtins.int
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Entry]:
+        """One for each process, in the order of the Enter."""
+
+    def __init__(
+        self,
+        *,
+        entries: collections.abc.Iterable[global___Entry] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries"]) -> None: ...
+
+global___Entered = Entered
+
+@typing.final
+class Entry(google.protobuf.message.Message):
+    """Entry says what became of one process that wanted to enter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ORDINAL_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    ordinal: builtins.int
+    """Its order among its rank's incarnations, as in Welcome; 0 if it was refused."""
+    @property
+    def refusal(self) -> global___Refusal:
+        """Why it was refused; unset if it was not."""
+
+    def __init__(
+        self,
+        *,
+        ordinal: builtins.int = ...,
+        refusal: global___Refusal | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["refusal", b"refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ordinal", b"ordinal", "refusal", b"refusal"]) -> None: ...
+
+global___Entry = Entry
+
+@typing.final
+class Part(google.protobuf.message.Message):
+    """Part ends the speaking for some processes of a relay's stream; the others go on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    GOODBYE_FIELD_NUMBER: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Their ranks."""
+
+    @property
+    def goodbye(self) -> global___Goodbye:
+        """Set: they left for good. Unset: their connection to the relay was lost, and they may come back within the session TTL,
+        to any stream.
+        """
+
+    def __init__(
+        self,
+        *,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        goodbye: global___Goodbye | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["goodbye", b"goodbye"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["goodbye", b"goodbye", "ranks", b"ranks"]) -> None: ...
+
+global___Part = Part
+
+@typing.final
+class Parted(google.protobuf.message.Message):
+    """Parted answers a Part: what follows from it is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The ranks of the Part."""
+
+    def __init__(
+        self,
+        *,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks"]) -> None: ...
+
+global___Parted = Parted
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -398,7 +550,7 @@ global___Arrive = Arrive
 
 @typing.final
 class Goodbye(google.protobuf.message.Message):
-    """Goodbye ends the session's processes on purpose."""
+    """Goodbye ends the session's processes on purpose. A relay whose last process has parted says it, too."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -475,7 +627,9 @@ class Refusal(google.protobuf.message.Message):
     message: builtins.str
     """What was refused, why, and what to do next."""
     rank: builtins.int
-    """The rank whose arrival was refused, if the request was an Arrive."""
+    """The rank that was refused, if the request named ranks. Without a prefix: on a relay's stream, the process that spoke for
+    this rank is sent away, and the stream goes on for the others.
+    """
     @property
     def error_info(self) -> google.protobuf.any_pb2.Any:
         """A google.rpc.ErrorInfo with the stable reason."""

@@ -16,6 +16,7 @@ import asyncio
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Effects, Kept, Message, Notice, RoundRecord
+from muster.service.core.effects import NO_RANKS, Effects, Kept, Message, Notice, RoundRecord
 from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
@@ -43,8 +44,8 @@ COMMITS_REMEMBERED = 128
 class Sink(Protocol):
     """Where the messages of one session go."""
 
-    def deliver(self, outgoing: "Outgoing") -> None:
-        """Take one message; must not block."""
+    def deliver(self, outgoing: "Outgoing", ranks: AbstractSet[int] = NO_RANKS) -> None:
+        """Take one message, perhaps for these ranks of the session alone; must not block."""
         ...
 
 
@@ -313,12 +314,12 @@ class Driver:
     def _deliver(self, batch: _Batch) -> None:
         self._engine.check_lead()
         sinks = self._sinks
-        for sessions, message in batch.effects.deliveries:
+        for audience, message in batch.effects.deliveries:
             outgoing = Outgoing(message, self._encode)
-            for session in sessions:
+            for session, ranks in audience.items():
                 sink = sinks.get(session)
                 if sink is not None:
-                    sink.deliver(outgoing)
+                    sink.deliver(outgoing, ranks)
         for decision in batch.effects.decisions:
             self._observer.decided(decision)
         for record in batch.effects.rounds:

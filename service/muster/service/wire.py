@@ -248,6 +248,7 @@ def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
             since_ms=milliseconds(member.since),
             generation=member.generation,
             node_rank=member.node_rank,
+            relay=member.relay,
             groups=[
                 run_pb2.GroupPosition(prefix=prefix, last_sequence=last) for prefix, last in member.groups
             ],

@@ -19,7 +19,7 @@ from tests.support.helm import CHART, Helm, HelmError, Manifest, Release, values
 
 KUBERNETES = ("1.27", "1.30", "1.33", "1.37")
 """The oldest that Chart.yaml admits, the newest that the validator knows, and some between."""
-CUSTOM = {"ServiceMonitor", "PrometheusRule", "Certificate"}
+CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
 """Kinds that Kubernetes itself does not know."""
 CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())
 FEATURES = ("default", "tls-secret", "mtls", "tokens-secret", "secured", "monitoring", "settings")
@@ -176,6 +176,13 @@ def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
         ({"advertise": "muster.example.org"}, "advertise"),
         ({"state": {"type": "etcd", "etcd": {"endpoints": ["http://etcd:2379"]}}}, "endpoints"),
         ({"state": {"type": "etcd", "etcd": {"endpoints": ["etcd"]}}}, "endpoints"),
+        ({"relay": {"upstream": "unix:///run/other.sock"}}, "upstream"),
+        ({"relay": {"upstream": "a:7550,b"}}, "upstream"),
+        ({"relay": {"patienceMs": -1}}, "patienceMs"),
+        ({"relay": {"socket": {"mode": "rw-"}}}, "mode"),
+        ({"relay": {"socket": {"mode": 660}}}, "mode"),
+        ({"relay": {"socket": {"folder": "run/muster"}}}, "folder"),
+        ({"relay": {"podSecurity": {"runAsUser": 0}}}, "runAsUser"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Manifest, names: str):
@@ -250,6 +257,26 @@ ETCD = etcd()
         ({"state": ETCD, "persistence": {"existingClaim": "x"}}, "nothing would be kept on it"),
         ({"state": etcd(user="muster")}, "belong together"),
         ({"state": etcd(tls={"clientCertificate": True})}, "name the Secret that has it"),
+        (
+            {"tokens": TOKENS, "test": {"enabled": False}, "relay": {"enabled": True}},
+            "the relays need a token, too",
+        ),
+        (
+            {
+                "tls": {**CERTIFICATE, "ca": "PEM", "clientAuth": {"enabled": True}},
+                "test": {"enabled": False},
+                "relay": {"enabled": True},
+            },
+            "the relays need a certificate, too",
+        ),
+        (
+            {"tls": CERTIFICATE, "relay": {"enabled": True, "tcp": {"enabled": True}}},
+            "a certificate for muster-relay.ml.svc in relay.tcp.tlsSecret",
+        ),
+        (
+            {"relay": {"enabled": True, "podSecurity": {"runAsUser": None}}},
+            "say to whom the folder is given in relay.podSecurity.runAsUser",
+        ),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(helm: Helm, values: Manifest, sentence: str):
@@ -327,17 +354,29 @@ def test_a_change_of_the_configuration_restarts_the_coordinator(helm: Helm, rele
 
 
 @pytest.mark.parametrize("name", CI)
-def test_selectors_find_the_coordinator_and_not_the_test(releases: dict[str, Release], name: str):
+def test_selectors_find_the_coordinator_or_the_relays_and_not_the_test(
+    releases: dict[str, Release], name: str
+):
     release = releases[name]
-    pod = pod_of(release)["metadata"]["labels"]
-    tests = [test["metadata"]["labels"] for test in release.of_kind("Pod")]
-    selectors = [service["spec"]["selector"] for service in release.of_kind("Service")]
-    selectors += [one["spec"]["selector"]["matchLabels"] for one in release.of_kind("PodDisruptionBudget")]
-    selectors += [one["spec"]["podSelector"]["matchLabels"] for one in release.of_kind("NetworkPolicy")]
-    selectors += [release.one("StatefulSet")["spec"]["selector"]["matchLabels"]]
-    for selector in selectors:
-        assert matches(selector, pod)
-        assert not any(matches(selector, labels) for labels in tests)
+    sets = [*release.of_kind("StatefulSet"), *release.of_kind("DaemonSet")]
+    pods = {one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"] for one in sets}
+    pods |= {test["metadata"]["name"]: test["metadata"]["labels"] for test in release.of_kind("Pod")}
+    selectors = {
+        service["metadata"]["name"]: service["spec"]["selector"] for service in release.of_kind("Service")
+    }
+    for kind, field in (
+        ("PodDisruptionBudget", "selector"),
+        ("NetworkPolicy", "podSelector"),
+        ("StatefulSet", "selector"),
+        ("DaemonSet", "selector"),
+        ("PodMonitor", "selector"),
+    ):
+        for one in release.of_kind(kind):
+            selectors[f"{one['metadata']['name']} {kind}"] = one["spec"][field]["matchLabels"]
+    coordinator = release.one("StatefulSet")["metadata"]["name"]
+    for of, selector in selectors.items():
+        found = [pod for pod, labels in pods.items() if matches(selector, labels)]
+        assert found == [f"{coordinator}-relay" if of.split()[0].endswith("-relay") else coordinator], of
 
 
 @pytest.mark.parametrize("name", CI)
@@ -350,6 +389,7 @@ def test_ports_are_found_by_name(releases: dict[str, Release], name: str):
         assert all(port["name"] == port["targetPort"] for port in service["spec"]["ports"])
         component = service["metadata"]["labels"]["app.kubernetes.io/component"]
         offered[component] = [port["name"] for port in service["spec"]["ports"]]
+    assert offered.pop("relay", ["grpc"]) == ["grpc"]
     assert offered == {"client": ["grpc"], "http": ["http"], "headless": ["grpc", "http"]}
 
 
@@ -374,6 +414,7 @@ def test_what_a_pod_refers_to_is_rendered_or_named_by_the_values(releases: dict[
     made = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in release.manifests}
     made |= {("Secret", one["spec"]["secretName"]) for one in release.of_kind("Certificate")}
     pods = [pod_of(release)["spec"], *(test["spec"] for test in release.of_kind("Pod"))]
+    pods += [one["spec"]["template"]["spec"] for one in release.of_kind("DaemonSet")]
     for kind, wanted in set().union(*map(referred, pods)) - made:
         assert f'"{wanted}"' in values, f"{kind} {wanted} is made by nobody"
     for pod in pods:

@@ -4,9 +4,10 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import urllib.request
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import kubernetes_validate
@@ -19,11 +20,13 @@ from tests.support.coordinator import free_port
 from tests.support.etcd import program as etcd_program
 from tests.support.helm import Helm, Manifest, Strict
 from tests.support.patience import PATIENCE, until
+from tests.support.relay import Relay
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
 RESTORE, SNAPSHOT, ETCD = "restore-pod.yaml", "snapshot-claim.yaml", "etcd.yaml"
-NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD})
-"""The training jobs."""
+SIDECAR = "relay-sidecar.yaml"
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD, SIDECAR})
+"""The training jobs under torchrun."""
 
 
 def read(name: str) -> Manifest:
@@ -141,7 +144,41 @@ def test_the_pod_that_restores_ends_when_it_is_told():
 
 def test_the_readme_names_each():
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"[{name}]({name})" in readme for name in [*NAMES, RESTORE, SNAPSHOT])
+    assert all(f"[{name}]({name})" in readme for name in [*NAMES, SIDECAR, RESTORE, SNAPSHOT])
+
+
+# ---------------------------------------------------------------------- the relay in the pod
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_the_job_with_a_relay_is_valid_and_admitted_where_restricted_is_enforced(version: str):
+    kubernetes_validate.validate(read(SIDECAR), version, strict=True)
+    assert rules.restricted(pod_of(read(SIDECAR))["spec"]) == []
+
+
+def test_the_ranks_find_the_relay_of_their_pod_and_the_coordinator_behind_it():
+    pod = pod_of(read(SIDECAR))["spec"]
+    (relay,), (train,) = pod["initContainers"], pod["containers"]
+    assert relay["restartPolicy"] == "Always"
+    listens = relay["args"][1].removeprefix("--listen=")
+    (upstream,), (endpoint,) = relay["env"], train["env"]
+    assert endpoint["value"] == f"{listens},{upstream['value']}"
+    assert relay["volumeMounts"][0] == train["volumeMounts"][0]
+    # Its user alone may open it, and there is but one.
+    assert not any("socket-mode" in argument for argument in relay["args"])
+    assert not {"runAsUser", "runAsGroup"} & (relay["securityContext"] | train["securityContext"]).keys()
+
+
+def test_the_relay_listens_in_a_volume_that_everyone_may_write(tmp_path: Path):
+    """As Kubernetes makes an emptyDir."""
+    (relay,) = pod_of(read(SIDECAR))["spec"]["initContainers"]
+    path = PurePosixPath(relay["args"][1].removeprefix("--listen=unix://"))
+    below = path.relative_to(relay["volumeMounts"][0]["mountPath"])
+    with tempfile.TemporaryDirectory() as volume:
+        Path(volume).chmod(0o777)
+        with Relay(tmp_path, f"127.0.0.1:{free_port()}", listen=f"unix://{volume}/{below}") as running:
+            assert running.get("/readyz")
+            assert Path(volume, below).is_socket()
 
 
 # ---------------------------------------------------------------------- etcd

@@ -20,6 +20,8 @@ SOURCES = {
     "muster/v1": "proto",
     "muster/etcd": "proto",
     "muster/service": "service",
+    "muster/relay": "relay",
+    "muster/client": "client",
     "muster/worker": "worker_sdk",
 }
 """Each package, and the folder in which it is."""

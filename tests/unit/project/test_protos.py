@@ -28,7 +28,7 @@ def protos(tmp_path: Path) -> Path:
     ("file", "before", "after", "said"),
     [
         pytest.param(
-            "session", "uint32 protocol_version = 5", "uint32 protocol_version = 6", '"5"', id="number"
+            "session", "uint32 protocol_version = 5", "uint32 protocol_version = 60", '"5"', id="number"
         ),
         pytest.param("session", "bytes payload = 2", "string payload = 2", '"payload"', id="type"),
         pytest.param("common", "OUTCOME_ABORTED = 3", "OUTCOME_ABORTED = 9", '"3"', id="value of an enum"),

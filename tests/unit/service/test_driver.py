@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from muster.service.clock import Clock, SystemClock
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
+    NO_RANKS,
     GroupJoined,
     GroupRecord,
     Message,
@@ -109,7 +111,7 @@ class Rank:
         self._changed = asyncio.Event()
         self.id = driver.connect(self)
 
-    def deliver(self, outgoing: Outgoing) -> None:
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         self.told.append(outgoing.message)
         self.data.append(outgoing.data)
         self._changed.set()

@@ -13,10 +13,11 @@ from google.protobuf.any_pb2 import Any
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from muster.client import replicas
 from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import attendance as module
-from muster.worker import fork_guard, replicas
+from muster.worker import fork_guard
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
@@ -274,7 +275,9 @@ def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: Attendan
     assert place.result(PATIENCE) == Place(1, 1, 2)
 
 
-@pytest.mark.parametrize("reason", ["COORDINATOR_DRAINING", "SESSION_REPLACED", "SLOW_CONSUMER"])
+@pytest.mark.parametrize(
+    "reason", ["COORDINATOR_DRAINING", "RELAY_CUT_OFF", "SESSION_REPLACED", "SLOW_CONSUMER"]
+)
 def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason: str):
     place = joining(node)
     wire.stream().fail(refusal(reason))
@@ -387,7 +390,9 @@ def test_a_removed_node_sees_itself_waiting_and_comes_back_as_a_newcomer(node: A
     assert node.nodes_waiting == 0
 
 
-@pytest.mark.parametrize("reason", ["LIMIT_EXCEEDED", "PROTOCOL_VERSION", "COORDINATOR_DRAINING"])
+@pytest.mark.parametrize(
+    "reason", ["LIMIT_EXCEEDED", "PROTOCOL_VERSION", "COORDINATOR_DRAINING", "RELAY_CUT_OFF"]
+)
 def test_a_place_is_asked_for_again_until_somebody_says_that_it_is_lost(
     node: Attendance, wire: Wire, reason: str
 ):

@@ -7,10 +7,10 @@ from weakref import WeakValueDictionary
 import grpc
 import pytest
 
+from muster.client.replicas import Target
 from muster.worker import channel, fork_guard
-from muster.worker.channel import channel_options, explain, shared_channel
+from muster.worker.channel import shared_channel
 from muster.worker.errors import MusterError
-from muster.worker.replicas import Target
 
 A, B = Target("a:1"), Target("b:1")
 
@@ -21,13 +21,6 @@ def _no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_guard, "_claims", [])
     monkeypatch.setattr(fork_guard, "_last", None)
     monkeypatch.setattr(grpc, "insecure_channel", lambda endpoint, options: object())
-
-
-def test_keepalive_is_set_in_every_timer_that_grpc_has_for_it():
-    options = dict(channel_options(Target("a:1", keepalive_ms=1234)))
-    timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    assert [options[timer] for timer in timers] == [1234] * 3
-    assert options["grpc.http2.max_pings_without_data"] == 0, "or the pings stop"
 
 
 def test_a_process_has_one_channel_for_each_coordinator():
@@ -77,25 +70,3 @@ def test_a_forked_child_gets_none_of_its_parents(monkeypatch: pytest.MonkeyPatch
 def test_a_child_of_a_parent_that_never_spoke_may(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getpid", lambda: 2)
     shared_channel(A)
-
-
-class Failed(grpc.RpcError):
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "connection refused"
-
-
-def test_a_failed_call_is_explained_by_its_status():
-    assert explain(Failed()) == "UNAVAILABLE: connection refused"
-
-
-def test_a_call_that_ran_out_of_time_says_timeout(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Failed, "code", lambda _: grpc.StatusCode.DEADLINE_EXCEEDED)
-    monkeypatch.setattr(Failed, "details", lambda _: "Deadline Exceeded")
-    assert explain(Failed()) == "timeout (DEADLINE_EXCEEDED: Deadline Exceeded)"
-
-
-def test_a_failure_without_a_status_is_shown_as_it_is():
-    assert explain(grpc.RpcError("odd")) == "RpcError('odd')"

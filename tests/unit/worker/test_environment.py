@@ -94,6 +94,7 @@ def test_an_endpoint_is_taken_as_it_is(value: str):
 
 
 def test_an_endpoint_may_be_several_addresses():
+    assert environment.endpoint("unix:///r, a:1", {}) == "unix:///r,a:1"
     assert environment.endpoint("a:1,b:2,[::1]:3", {}) == "a:1,b:2,[::1]:3"
     assert environment.endpoint(None, {"MUSTER_ENDPOINT": " a:1, b:2 ,a:1"}) == "a:1,b:2"
 

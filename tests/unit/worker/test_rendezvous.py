@@ -149,6 +149,7 @@ def test_a_setting_that_is_not_usable_is_named_with_an_example(key: str, value: 
         ("[fe80::1]:65535", "[fe80::1]:65535"),
         ("a:1,b:1", "a:1,b:1"),
         ("a, b:2 ,[::1],a", "a:7550,b:2,[::1]:7550"),
+        ("unix:///run/relay.sock, a", "unix:///run/relay.sock,a:7550"),
     ],
 )
 def test_an_endpoint_has_our_port_unless_it_names_one(given: str, endpoint: str):
@@ -168,6 +169,7 @@ def test_an_endpoint_has_our_port_unless_it_names_one(given: str, endpoint: str)
         "host:65536",
         "ho st:1",
         "http://host:1",
+        "unix://relay.sock,a:1",
     ],
 )
 def test_an_endpoint_that_is_none_is_a_value_error(given: str):
@@ -265,7 +267,7 @@ def test_whether_it_is_closed_is_asked_only_when_it_was_not_told(closed: bool):
 
 
 def test_workers_inherit_the_round_and_the_endpoint():
-    handler, _ = made("there:5")
+    handler, _ = made("there:5", relay="false")
     handler._export(Place(7, 0, 1))
     assert (os.environ["MUSTER_ROUND"], os.environ["MUSTER_ENDPOINT"]) == ("7", "there:5")
     handler._export(Place(8, 0, 1))
@@ -275,10 +277,79 @@ def test_workers_inherit_the_round_and_the_endpoint():
 def test_the_workers_are_sent_to_the_coordinator_and_run_of_the_agents(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "theirs:1")
     monkeypatch.setenv("MUSTER_RUN_ID", "theirs")
-    handler, _ = made("ours:1")
+    handler, _ = made("ours:1", relay="false")
     handler._export(Place(0, 0, 1))
     assert os.environ["MUSTER_ENDPOINT"] == "ours:1"
     assert os.environ["MUSTER_RUN_ID"] == handler.get_run_id()
+
+
+class FakeRelay:
+    """What the handler does with its node's relay."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = f"unix:///run/relay.sock,{endpoint}"
+        self.done: list[float] = []
+
+    def stop(self, timeout: float = 5.0) -> None:
+        self.done.append(timeout)
+
+
+@pytest.fixture
+def relays(monkeypatch: pytest.MonkeyPatch) -> list[FakeRelay]:
+    """Those that were begun."""
+    begun: list[FakeRelay] = []
+
+    def begin(endpoint: str) -> FakeRelay:
+        begun.append(FakeRelay(endpoint))
+        return begun[-1]
+
+    monkeypatch.setattr(rendezvous, "begin", begin)
+    return begun
+
+
+@pytest.mark.parametrize("conf", [{}, {"relay": "true"}, {"relay": "True"}, {"relay": True}, {"relay": "1"}])
+def test_the_workers_of_all_rounds_speak_through_one_relay(relays: list[FakeRelay], conf: dict[str, Any]):
+    handler, _ = made("there:5", **conf)
+    assert relays == []
+    for round in (0, 1):
+        handler._export(Place(round, 0, 1))
+        assert os.environ["MUSTER_ENDPOINT"] == "unix:///run/relay.sock,there:5"
+    (relay,) = relays
+    assert relay.done == []
+    handler.shutdown()
+    assert relay.done == [5.0]
+    handler.shutdown()
+    assert relay.done == [5.0]
+
+
+@pytest.mark.parametrize("value", ["false", "False", "0", False, 0])
+def test_without_a_relay_the_workers_speak_for_themselves(relays: list[FakeRelay], value: Any):
+    handler, _ = made("there:5", relay=value)
+    handler._export(Place(0, 0, 1))
+    assert (relays, os.environ["MUSTER_ENDPOINT"]) == ([], "there:5")
+
+
+def test_a_relay_that_cannot_begin_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    monkeypatch.setattr(rendezvous, "begin", asked.append)
+    handler, _ = made("there:5")
+    for round in (0, 1):
+        handler._export(Place(round, 0, 1))
+    assert (asked, os.environ["MUSTER_ENDPOINT"]) == (["there:5"], "there:5")
+
+
+def test_a_handler_that_is_dropped_ends_its_relay_and_waits_for_nothing(relays: list[FakeRelay]):
+    handler, _ = made("there:5")
+    handler._export(Place(0, 0, 1))
+    del handler
+    gc.collect()
+    assert relays[0].done == [0.0]
+
+
+@pytest.mark.parametrize("value", ["", "yes", "2", "on", None])
+def test_a_relay_is_wanted_or_not(value: Any):
+    with pytest.raises(ValueError, match=r"--rdzv-conf relay=.*: it must be true or false, such as relay="):
+        made(relay=value)
 
 
 @pytest.mark.parametrize(("value", "shared"), [(None, True), ("0", True), ("1", False)])

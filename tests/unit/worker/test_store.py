@@ -11,6 +11,9 @@ import grpc
 import pytest
 import torch.distributed as dist
 
+from muster.client import replicas
+from muster.client.credentials import TOKEN_PATIENCE
+from muster.client.replicas import Target
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.rpc import errors as service_errors
@@ -24,12 +27,10 @@ from muster.worker import (
     channel,
     fork_guard,
     init_method,
-    replicas,
 )
 from muster.worker import store as store_module
-from muster.worker.credentials import TOKEN_PATIENCE
 from muster.worker.environment import EnvironmentValueError
-from muster.worker.replicas import Target
+from tests.support.rich_status import rich_status
 
 ENDPOINT = "127.0.0.1:1"
 TIMED_OUT = Refusal(Reason.STORE_TIMED_OUT, 'Wait timeout after 1 s for "a".')
@@ -54,6 +55,11 @@ class Failure(grpc.RpcError):
 
 def refusal(refused: Refusal) -> Failure:
     status = service_errors.grpc_status(refused)
+    return Failure(status.code, status.details, status.trailing_metadata)
+
+
+def relay_cut_off() -> Failure:
+    status = rich_status("RELAY_CUT_OFF", "the coordinator is out of the relay's reach.")
     return Failure(status.code, status.details, status.trailing_metadata)
 
 
@@ -243,6 +249,7 @@ def test_its_error_can_be_pickled():
         pytest.param(UNAVAILABLE, id="connection lost"),
         pytest.param(Failure(grpc.StatusCode.CANCELLED, "stopped"), id="coordinator stopped"),
         pytest.param(refusal(DRAINING), id="coordinator draining"),
+        pytest.param(relay_cut_off(), id="relay cut off"),
     ],
 )
 def test_a_change_is_sent_again_under_the_same_name(store: CoordinatorStore, stub: Stub, failure: Failure):

@@ -7,11 +7,11 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from muster.client.replicas import Replicas, Search, Target
 from muster.service.core.refusal import Reason, Refusal
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import unary
-from muster.worker.replicas import Replicas, Search, Target
-from tests.unit.worker.test_store import Failure, refusal
+from tests.unit.worker.test_store import Failure, refusal, relay_cut_off
 
 BROKEN = Failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
 STANDS_BY = refusal(Refusal(Reason.NOT_LEADER, "b leads.", leader="b:1", replicas="a:1,b:1"))
@@ -78,7 +78,7 @@ def test_one_that_is_alone_is_called_once_and_waited_for_by_grpc_if_at_all(wire:
     assert (one.called, one.waited_for) == (["a"], [wait])
 
 
-@pytest.mark.parametrize("first", [BROKEN, STANDS_BY])
+@pytest.mark.parametrize("first", [BROKEN, STANDS_BY, relay_cut_off()])
 def test_of_several_the_next_is_asked(wire: Any, first: Exception):
     one = wire("a:1,b:1", a=[first], b=["done"])
     assert one.ask() == "done"

@@ -19,24 +19,17 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import Message
 
+from muster.client.calls import ELSEWHERE, PROTOCOL_VERSION, explain, reason_of, search_on
+from muster.client.credentials import TokenPatience, check_credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
-from muster.worker.channel import (
-    DRAINING,
-    NOT_LEADER,
-    PROTOCOL_VERSION,
-    explain,
-    open_channel,
-    reason_of,
-    search_on,
-)
+from muster.worker.channel import open_channel
 from muster.worker.closed import Closed, closed_from_pb
-from muster.worker.credentials import Credentials, TokenPatience
-from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.fork_guard import Claim, check, collect, forked, start_thread
 from muster.worker.outage import Outage
-from muster.worker.replicas import Search, Target, replicas_of
 from muster.worker.unary import Method, Response, ask_leader
 from muster.worker.version import VERSION
 
@@ -93,7 +86,7 @@ class Attendance:
     """
 
     def __init__(self, config: NodeConfig) -> None:
-        Credentials.of().check()
+        check_credentials(config.endpoint)
         check()
         self.config = config
         self._node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid())
@@ -119,7 +112,7 @@ class Attendance:
         self._search = Search(self._replicas)
         """Of the attempt's thread."""
         self._outage = Outage(config.endpoint)
-        self._patience = TokenPatience()
+        self._patience = TokenPatience(config.endpoint)
         self._thread: threading.Thread | None = None
         self._abandoned = False
         """Whether nobody will ever ask for the place again."""
@@ -288,7 +281,7 @@ class Attendance:
                 pause = self._converse(attempt, search)
             except EnvironmentValueError as error:
                 # Files that are being replaced may be unusable for a moment.
-                pause = search.again(str(error))
+                pause = search.denied(str(error))
             except Exception as error:
                 logger.exception("the stream to %s broke", self.config.endpoint)
                 pause = search.again(f"{type(error).__name__}: {error}")
@@ -320,7 +313,7 @@ class Attendance:
                             return 0.0  # This stream would not notice soon enough that it is lost.
                         continue
                     self._take(attempt, response)
-                return search.again("the coordinator ended the stream")
+                return search.ended("the coordinator ended the stream")
             except grpc.RpcError as error:
                 if self._attempt != attempt:
                     return 0.0
@@ -435,7 +428,7 @@ class Attendance:
         if isinstance(error, EnvironmentValueError):
             return ConnectError(f"the coordinator at {self.config.endpoint} could not be asked: {error}")
         reason = reason_of(error)
-        if reason and reason not in (DRAINING, NOT_LEADER):
+        if reason and reason not in ELSEWHERE:
             return RefusedError(str(error.details()), reason)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return RefusedError(

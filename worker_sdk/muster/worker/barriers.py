@@ -63,8 +63,8 @@ class GrpcBarrier(Barrier):
         global_rank: this process's rank; default: ``RANK``.
         global_world_size: the number of ranks; default: ``WORLD_SIZE``.
         barrier_prefix: the group, such as ``"checkpoint"``. Barriers of different groups are independent.
-        endpoint: the coordinator's ``host:port``, or its replicas' with commas between; default:
-            ``MUSTER_ENDPOINT``.
+        endpoint: the coordinator's ``host:port``, a relay's ``unix:///path``, or several addresses with
+            commas between; default: ``MUSTER_ENDPOINT``.
         timeout_barrier_init_secs: seconds to reach the coordinator and join the group.
         timeout_secs: seconds for each barrier, counted by the coordinator from its first arrival; the
             first arrival's timeout is the one that counts.
@@ -284,8 +284,8 @@ def synchronize(
         world_size: the number of ranks; default: ``WORLD_SIZE``.
         prefix: the barriers' group.
         timeout: seconds to reach the coordinator, and then for all ranks to arrive.
-        endpoint: the coordinator's ``host:port``, or its replicas' with commas between; default:
-            ``MUSTER_ENDPOINT``.
+        endpoint: the coordinator's ``host:port``, a relay's ``unix:///path``, or several addresses with
+            commas between; default: ``MUSTER_ENDPOINT``.
         run_id: the training job; default as in :class:`GrpcBarrier`.
 
     Returns:

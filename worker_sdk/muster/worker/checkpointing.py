@@ -31,8 +31,8 @@ class GrpcBarrierConfig(_BarrierConfig):
 
     Args:
         barrier_prefix: the group.
-        endpoint: the coordinator's ``host:port``, or its replicas' with commas between; default:
-            ``MUSTER_ENDPOINT``.
+        endpoint: the coordinator's ``host:port``, a relay's ``unix:///path``, or several addresses with
+            commas between; default: ``MUSTER_ENDPOINT``.
         run_id: the training job; default as in :class:`GrpcBarrier`.
         generation: the job's life between restarts; default as in :class:`GrpcBarrier`.
         timeout_barrier_init_sec: seconds to reach the coordinator; ``torch_checkpointing`` gives the

@@ -4,37 +4,27 @@ import os
 import socket
 from collections.abc import Mapping
 
-from muster.worker.replicas import is_address
+from muster.client.addresses import checked
+from muster.client.errors import EnvironmentValueError as EnvironmentValueError
 
 DEFAULT_RUN_ID = "default"
-
-
-class EnvironmentValueError(ValueError):
-    """An environment variable, or the argument that it stands for, is missing or not usable."""
 
 
 def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """Where the coordinator is: the argument, else ``MUSTER_ENDPOINT``.
 
     Returns:
-        ``HOST:PORT``, or those of all replicas with commas between.
+        ``HOST:PORT`` or ``unix:///PATH``, or several with commas between.
 
     Raises:
-        EnvironmentValueError: neither is given, or a part of it is not HOST:PORT.
+        EnvironmentValueError: neither is given, or a part of it is no address.
     """
     value = given or environ.get("MUSTER_ENDPOINT", "")
     if not value:
         raise EnvironmentValueError(
             'no coordinator is named: pass endpoint="host:port" or set MUSTER_ENDPOINT.'
         )
-    addresses = list(dict.fromkeys(map(str.strip, value.split(","))))
-    for address in addresses:
-        if not is_address(address):
-            where = f'endpoint "{address}"' if address == value else f'endpoint "{value}": "{address}"'
-            raise EnvironmentValueError(
-                f"{where} is not host:port, such as muster.example:7550. Several have commas between."
-            )
-    return ",".join(addresses)
+    return checked(value)
 
 
 def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:

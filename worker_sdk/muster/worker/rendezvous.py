@@ -32,15 +32,19 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
+from muster.worker.node_relay import NodeRelay, begin
 from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "muster"
 DEFAULT_PORT = 7550
+RELAY = True
+"""Whether workers speak through a relay unless they are told otherwise; docs/benchmarks/relay.md says why."""
 LOOK_INTERVAL = timedelta(seconds=1)
 """How long to wait for rank 0's address before looking whether the round is still of use."""
 
@@ -64,9 +68,10 @@ class MusterRendezvousHandler(RendezvousHandler):
     Args:
         config: who joins, where, and on what terms.
         close_timeout: seconds that closing the run may take.
+        relay: whether its workers speak through a relay that runs beside the agent, from the first round on.
     """
 
-    def __init__(self, config: NodeConfig, close_timeout: float) -> None:
+    def __init__(self, config: NodeConfig, close_timeout: float, relay: bool = False) -> None:
         self._config = config
         self._close_timeout = close_timeout
         self._attendance = Attendance(config)
@@ -74,8 +79,11 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
         outlives the agents' exit barrier."""
+        self._wants_relay = relay
+        self._relays: list[NodeRelay] = []
+        """One, or none yet."""
         # What ends the process says goodbye by itself.
-        weakref.finalize(self, _let_go, self._attendance, self._store).atexit = False
+        weakref.finalize(self, _let_go, self._attendance, self._store, self._relays).atexit = False
 
     def get_backend(self) -> str:
         """``muster``."""
@@ -117,8 +125,16 @@ class MusterRendezvousHandler(RendezvousHandler):
         """What the workers inherit, so that a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
         # Rounds and barriers must be of one coordinator and one run, whatever was set before.
-        os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
+        os.environ["MUSTER_ENDPOINT"] = self._relayed()
         os.environ["MUSTER_RUN_ID"] = self._config.run_id
+
+    def _relayed(self) -> str:
+        """Where the workers connect."""
+        if self._wants_relay and not self._relays:
+            self._wants_relay = False  # What cannot begin now cannot begin later.
+            if (relay := begin(self._config.endpoint)) is not None:
+                self._relays.append(relay)
+        return self._relays[0].endpoint if self._relays else self._config.endpoint
 
     def _keys_of(self, round: int) -> str:
         return f"torch.rendezvous.{self._config.run_id}.{round}"
@@ -227,13 +243,17 @@ class MusterRendezvousHandler(RendezvousHandler):
         finally:
             self._attendance.leave("the job is over")
             self._store.close()
+            while self._relays:
+                self._relays.pop().stop()
         return True
 
 
-def _let_go(attendance: Attendance, store: CoordinatorStore) -> None:
+def _let_go(attendance: Attendance, store: CoordinatorStore, relays: list[NodeRelay]) -> None:
     """What a handler leaves behind that was dropped; in whatever thread it happens, nothing waits here."""
     attendance.abandon()
     store.close()
+    for relay in relays:
+        relay.stop(timeout=0.0)
 
 
 def _rendezvous_error(error: MusterError) -> RendezvousError:
@@ -248,7 +268,8 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
         params: torchrun's options. ``--rdzv-conf`` takes torch's names, with torch's defaults:
             ``join_timeout`` (600), ``last_call_timeout`` (30), ``close_timeout`` (30),
             ``heartbeat_timeout`` (5), ``keep_alive_interval`` (5), all in seconds, ``keep_alive_max_attempt``
-            (3), and ``read_timeout`` (60), the seconds for the first contact with the coordinator.
+            (3), and ``read_timeout`` (60), the seconds for the first contact with the coordinator. ``relay``
+            says whether the workers of a node speak through one stream (true), or each on its own (false).
 
     Raises:
         ValueError: an option is not usable; the message names it.
@@ -269,7 +290,9 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
         connect_timeout=_whole(params, "read_timeout", 60),
         call_timeout=_whole(params, "heartbeat_timeout", 5),
     )
-    return MusterRendezvousHandler(config, _whole(params, "close_timeout", 30))
+    return MusterRendezvousHandler(
+        config, _whole(params, "close_timeout", 30), relay=_switch(params, "relay", RELAY)
+    )
 
 
 def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -284,9 +307,15 @@ def _endpoint(given: str) -> str:
     for part in given.split(","):
         if not part.strip():
             raise ValueError(f'--rdzv-endpoint="{given}": there is nothing between two of its commas.')
-        host, port = parse_rendezvous_endpoint(part, DEFAULT_PORT)
-        addresses.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        addresses.append(_address(part))
     return environment.endpoint(",".join(addresses))
+
+
+def _address(given: str) -> str:
+    if is_socket(given.strip()):
+        return given
+    host, port = parse_rendezvous_endpoint(given, DEFAULT_PORT)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _whole(params: RendezvousParameters, key: str, default: int) -> int:
@@ -300,3 +329,10 @@ def _whole(params: RendezvousParameters, key: str, default: int) -> int:
             f"--rdzv-conf {key}={value}: it must be a whole number above 0, such as {key}={default}."
         )
     return number
+
+
+def _switch(params: RendezvousParameters, key: str, default: bool) -> bool:
+    value = str(params.get(key, default)).lower()
+    if value not in ("true", "false", "1", "0"):
+        raise ValueError(f"--rdzv-conf {key}={value}: it must be true or false, such as {key}=false.")
+    return value in ("true", "1")

@@ -16,20 +16,21 @@ from dataclasses import dataclass, field, replace
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 
+from muster.client.calls import ELSEWHERE, PROTOCOL_VERSION, reason_of, search_on
+from muster.client.credentials import TokenPatience, check_credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.jitter import jittered
+from muster.client.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker.age import age
-from muster.worker.channel import NOT_LEADER, PROTOCOL_VERSION, open_channel, reason_of, search_on
+from muster.worker.channel import open_channel
 from muster.worker.closed import Closed, closed_from_pb
-from muster.worker.credentials import Credentials, TokenPatience
 from muster.worker.decision import Decision, Outcome, decision_from_pb
-from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.fork_guard import start_thread
-from muster.worker.jitter import jittered
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
-from muster.worker.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Session:
     """
 
     def __init__(self, config: SessionConfig) -> None:
-        Credentials.of().check()
+        check_credentials(config.endpoint)
         self.config = config
         self._process = pb.Process(
             rank=config.rank,
@@ -103,7 +104,7 @@ class Session:
         self._lost_at = time.monotonic()
         self._search = Search(replicas_of(config.endpoint))
         self._outage = Outage(config.endpoint)
-        self._patience = TokenPatience()
+        self._patience = TokenPatience(config.endpoint)
         self._fatal: MusterError | None = None
         self._max_payload_bytes: int | None = None
         self._keepalive_ms = KEEPALIVE_MS
@@ -261,7 +262,7 @@ class Session:
                 pause = self._converse()
             except EnvironmentValueError as error:
                 # Files that are being replaced may be unusable for a moment.
-                pause = self._search.again(str(error))
+                pause = self._search.denied(str(error))
             except Exception as error:
                 logger.exception("the session with %s broke", self.config.endpoint)
                 pause = self._search.again(f"{type(error).__name__}: {error}")
@@ -301,10 +302,9 @@ class Session:
                     elif kind == "drain" and search.replicas.several:
                         return search.left("the coordinator is stopping")
                     if self._handle(kind, response, outbox):
-                        break
-                else:
-                    self._parted = self._closing
-                return search.again("the coordinator ended the session")
+                        return search.again("the coordinator ended the session")
+                self._parted = self._closing
+                return search.ended("the coordinator ended the session")
             except grpc.RpcError as error:
                 self._denied(error)
                 return search_on(search, error)
@@ -416,7 +416,7 @@ class Session:
         The incarnation is ours alone, so another session of it is a late Hello of our own; and who was
         welcomed before finds room again when the coordinator has seen the old streams end.
         """
-        passing = reason in ("SESSION_REPLACED", NOT_LEADER)
+        passing = reason == "SESSION_REPLACED" or reason in ELSEWHERE
         return passing or (reason == "LIMIT_EXCEEDED" and self._process.ordinal > 0)
 
     def _lost(self, why: str) -> None:
@@ -437,8 +437,7 @@ class Session:
         if error.code() not in DENIED:
             return
         reason = reason_of(error)
-        welcome = self._process.ordinal > 0
-        if welcome and self._patience.lasts(reason):
+        if self._process.ordinal > 0 and self._patience.lasts(reason):
             return
         with self._changed:
             self._fatal = RefusedError(str(error.details()), reason)

@@ -13,24 +13,17 @@ import grpc
 from google.protobuf.message import Message
 from torch.distributed import Store
 
+from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
+from muster.client.credentials import TokenPatience
+from muster.client.errors import EnvironmentValueError
+from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
 from muster.worker import environment
-from muster.worker.channel import (
-    DRAINING,
-    NOT_LEADER,
-    SharedChannel,
-    explain,
-    reason_of,
-    search_on,
-    shared_channel,
-)
-from muster.worker.credentials import TokenPatience
-from muster.worker.environment import EnvironmentValueError
+from muster.worker.channel import SharedChannel, shared_channel
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.fork_guard import forked
 from muster.worker.outage import Outage
-from muster.worker.replicas import Search, Target, replicas_of
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """The default of torch's stores."""
@@ -65,8 +58,8 @@ class CoordinatorStore(Store):
     ``PrefixStore`` over it for a part of your own.
 
     Args:
-        endpoint: the coordinator's ``host:port``, or its replicas' with commas between; default:
-            ``MUSTER_ENDPOINT``.
+        endpoint: the coordinator's ``host:port``, a relay's ``unix:///path``, or several addresses with
+            commas between; default: ``MUSTER_ENDPOINT``.
         run_id: the training job; default: ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
         timeout: how long to wait for keys, and for the coordinator; 0 is for ever.
 
@@ -301,7 +294,7 @@ class CoordinatorStore(Store):
         """Send a request, and again while no coordinator answers, until the timeout is over."""
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
-        outage, patience = Outage(self.endpoint), TokenPatience(time.monotonic)
+        outage, patience = Outage(self.endpoint), TokenPatience(self.endpoint, time.monotonic)
         search = Search(self._replicas)
         left = timeout
         while True:
@@ -323,7 +316,7 @@ class CoordinatorStore(Store):
                 if not self._welcome:
                     raise
                 # Files that are being replaced may be unusable for a moment.
-                pause = search.again(str(error))
+                pause = search.denied(str(error))
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._unreachable(timeout, search.said)
@@ -346,7 +339,7 @@ class CoordinatorStore(Store):
         """Whether to send an operation again that has failed."""
         reason = reason_of(error)
         if error.code() in NO_ANSWER:
-            return reason in ("", DRAINING, NOT_LEADER)
+            return not reason or reason in ELSEWHERE
         return self._welcome and patience.lasts(reason)
 
     def _check_owner(self) -> None:

@@ -8,8 +8,8 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from muster.worker.channel import DRAINING, NOT_LEADER, explain, reason_of, search_on
-from muster.worker.replicas import Search, Target
+from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
+from muster.client.replicas import Search, Target
 
 Response = TypeVar("Response")
 Method = Callable[[grpc.Channel], Callable[..., Response]]
@@ -58,7 +58,7 @@ def ask_leader(
                 search.ran_out(explain(error))
                 raise
             pause = search_on(search, error)
-            goes_on = reason in (NOT_LEADER, DRAINING) or (not reason and search.replicas.several)
+            goes_on = reason in ELSEWHERE or (not reason and search.replicas.several)
             if not goes_on or time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)

@@ -188,6 +188,19 @@ annotations:
 {{- default (include "muster.tokensInline" .) .Values.tokens.existingSecret }}
 {{- end }}
 
+{{- /* What all Certificates of cert-manager have in common. */}}
+{{- define "muster.certificate" -}}
+issuerRef:
+  {{- toYaml .Values.tls.certManager.issuerRef | nindent 2 }}
+duration: {{ .Values.tls.certManager.duration }}
+renewBefore: {{ .Values.tls.certManager.renewBefore }}
+privateKey:
+  algorithm: ECDSA
+  size: 256
+  rotationPolicy: Always
+usages: [digital signature, server auth]
+{{- end }}
+
 {{- define "muster.httpScheme" -}}
 {{ and .Values.tls.enabled .Values.tls.http | ternary "HTTPS" "HTTP" }}
 {{- end }}
@@ -258,7 +271,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{- /* What a `muster` command in one of the chart's pods needs to reach the coordinator at an endpoint. */}}
+{{- /* What a `muster` command in one of the chart's pods needs to reach the coordinator. Takes the root, the endpoint, the names of its Secrets, and the name in the coordinator's certificate if it is not the endpoint's. */}}
 {{- define "muster.client.env" -}}
 {{- $values := .root.Values }}
 - name: MUSTER_ENDPOINT
@@ -266,23 +279,27 @@ securityContext:
 {{- if $values.tls.enabled }}
 - name: MUSTER_TLS_CA
   value: /etc/muster/client/ca.crt
+{{- with .name }}
 - name: MUSTER_TLS_SERVER_NAME
-  value: {{ include "muster.host" .root }}
-{{- if $values.client.certificateSecret }}
+  value: {{ . }}
+{{- end }}
+{{- if .secrets.certificateSecret }}
 - name: MUSTER_TLS_CERT
   value: /etc/muster/client/tls.crt
 - name: MUSTER_TLS_KEY
   value: /etc/muster/client/tls.key
 {{- end }}
 {{- end }}
-{{- if and $values.tokens.enabled $values.client.tokenSecret }}
+{{- if and $values.tokens.enabled .secrets.tokenSecret }}
 - name: MUSTER_TOKEN_FILE
   value: /etc/muster/client/token
 {{- end }}
 {{- end }}
 
+{{- /* Takes the root and the names of the Secrets, as the next but one. */}}
 {{- define "muster.client.wanted" -}}
-{{- if or .Values.tls.enabled (and .Values.tokens.enabled .Values.client.tokenSecret) }}yes{{ end }}
+{{- $values := .root.Values }}
+{{- if or $values.tls.enabled (and $values.tokens.enabled .secrets.tokenSecret) }}yes{{ end }}
 {{- end }}
 
 {{- define "muster.client.mount" -}}
@@ -293,17 +310,18 @@ securityContext:
 
 {{- /* Optional, so that the coordinator starts before the Secrets of its clients are there. */}}
 {{- define "muster.client.volume" -}}
+{{- $values := .root.Values }}
 - name: client
   projected:
     defaultMode: 0440
     sources:
-      {{- if .Values.tls.enabled }}
+      {{- if $values.tls.enabled }}
       - secret:
-          name: {{ include "muster.tlsSecret" . }}
+          name: {{ include "muster.tlsSecret" .root }}
           items:
             - {key: ca.crt, path: ca.crt}
           optional: true
-      {{- with .Values.client.certificateSecret }}
+      {{- with .secrets.certificateSecret }}
       - secret:
           name: {{ . }}
           items:
@@ -312,9 +330,9 @@ securityContext:
           optional: true
       {{- end }}
       {{- end }}
-      {{- if and .Values.tokens.enabled .Values.client.tokenSecret }}
+      {{- if and $values.tokens.enabled .secrets.tokenSecret }}
       - secret:
-          name: {{ .Values.client.tokenSecret }}
+          name: {{ .secrets.tokenSecret }}
           items:
             - {key: token, path: token}
           optional: true
@@ -409,6 +427,7 @@ securityContext:
 {{- if and .Values.serviceMonitor.enabled .Values.tokens.enabled .Values.tokens.http (not .Values.client.tokenSecret) }}
 {{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false." }}
 {{- end }}
+{{- include "muster.checkRelay" . }}
 {{- if .Release.IsUpgrade }}
 {{- include "muster.checkUpgrade" . }}
 {{- end }}

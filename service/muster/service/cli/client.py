@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status import rpc_status
 
+from muster.client.calls import error_info, reason_of
 from muster.service.cli.credentials import given
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.replicas import Replicas, Search
@@ -258,7 +258,7 @@ class Client:
         """
         # What the synchronous gRPC raises is the call as well; its types do not say so.
         call = cast(grpc.Call, error)
-        info, code, details = _error_info(call), call.code(), call.details() or "no details"
+        info, code, details = error_info(call), call.code(), call.details() or "no details"
         if info.reason == Reason.NOT_LEADER.name:
             replicas = info.metadata.get("replicas", "").split(",")
             more = search.not_leader(info.metadata.get("leader", ""), replicas, details)
@@ -283,7 +283,7 @@ class Client:
             search.words.setdefault(search.address, call.details() or "no details")
             return self._nobody(search)
         explained = explain(call, search.address, self._timeout)
-        if unknown and (explained.code is Exit.TIMED_OUT or self._replicas.several) and not _reason(call):
+        if unknown and (explained.code is Exit.TIMED_OUT or self._replicas.several) and not reason_of(call):
             # Without this an operator would simply repeat the command, and might end what came since.
             return CallError(f"{explained}\n  {unknown}", explained.code)
         return explained
@@ -328,7 +328,7 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
         timeout: how many seconds the coordinator had.
     """
     details = report.printable(error.details() or "no details")
-    reason = _reason(error)
+    reason = reason_of(error)
     if reason:
         return CallError(details, EXITS.get(reason, Exit.FAILED))
     code = error.code()
@@ -353,23 +353,6 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
         Exit.FAILED,
         code,
     )
-
-
-def _reason(error: grpc.Call) -> str:
-    """The reason of the coordinator's refusal; empty if it was not the coordinator that refused."""
-    return str(_error_info(error).reason)
-
-
-def _error_info(error: grpc.Call) -> ErrorInfo:
-    info = ErrorInfo()
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:
-        return info
-    for detail in status.details if status is not None else ():
-        if detail.Unpack(info):
-            break
-    return info
 
 
 @contextmanager

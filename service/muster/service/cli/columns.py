@@ -135,6 +135,7 @@ MEMBERS: list[Column[run_pb2.Member]] = [
     Column(title="GENERATION", cell=lambda member: str(member.generation), wide=True),
     Column(title="ORDINAL", cell=lambda member: str(member.ordinal), wide=True),
     Column(title="INCARNATION", cell=lambda member: member.incarnation, wide=True),
+    Column(title="RELAY", cell=lambda member: member.relay or NOTHING, wide=True),
     Column(title="GROUPS", cell=_groups),
 ]
 

@@ -242,6 +242,7 @@ def member_text(
                 "Node": _node(one, rendezvous),
                 "State": f"{columns.member_state(one)} for {duration(one.since_ms)}",
                 "Last seen": "now" if _is_there(one) else f"{duration(one.since_ms)} ago",
+                "Relay": one.relay or NOTHING,
                 "Generation": str(one.generation),
                 "Incarnation": f"{one.incarnation} (ordinal {one.ordinal})",
                 "Groups": ", ".join(f"{group.prefix} #{columns.last_sequence(group)}" for group in one.groups)

@@ -14,6 +14,8 @@ from muster.service.cli.config import config
 from muster.service.cli.doctor import doctor
 from muster.service.cli.evict import evict
 from muster.service.cli.forget import forget
+from muster.service.cli.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
+from muster.service.cli.relay import relay
 from muster.service.cli.serve import serve
 from muster.service.cli.settings import CONTEXT_SETTINGS
 from muster.service.cli.top import top
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 app.command(context_settings=CONTEXT_SETTINGS)(serve)
 app.command(context_settings=CONTEXT_SETTINGS)(config)
+app.command(context_settings=RELAY_SETTINGS)(relay)
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
 app.command()(abort)

@@ -182,6 +182,9 @@ def serve(
         int, typer.Option(min=1, help="Groups (prefixes) of one run.")
     ] = DEFAULTS.max_groups_per_run,
     max_sessions: Annotated[int, typer.Option(min=1, help="Sessions open at once.")] = DEFAULTS.max_sessions,
+    max_relayed_processes: Annotated[
+        int, typer.Option(min=1, help="Processes that speak through relays at once.")
+    ] = DEFAULTS.max_relayed_processes,
     max_processes_per_rank: Annotated[
         int, typer.Option(min=1, help="Living processes that speak for one rank.")
     ] = DEFAULTS.max_processes_per_rank,

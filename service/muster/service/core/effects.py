@@ -1,6 +1,7 @@
 """What the driver must do after a step: first persist the records, then deliver the messages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -195,6 +196,28 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What became of one process of an Enter."""
+
+    ordinal: int = 0
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """Answers an Enter, process by process."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Answers a Part."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupJoined:
     """Answers a JoinGroup with (rank, first sequence that it may arrive at)."""
 
@@ -222,7 +245,8 @@ class Refused:
     prefix: str = ""
     sequence: int | None = None
     rank: int | None = None
-    """Which arrival of the request, since one request may speak for several ranks."""
+    """Which rank of the request, since one may speak for several. Without a prefix: its process is sent away
+    from a relay's line, which goes on."""
     final: bool = False
     """The session is over; nothing more is said on it."""
 
@@ -279,6 +303,8 @@ class RunForgotten:
 
 Message: TypeAlias = (
     Welcome
+    | Entered
+    | Parted
     | GroupJoined
     | Decision
     | Progress
@@ -295,10 +321,15 @@ Message: TypeAlias = (
 )
 
 
+NO_RANKS: AbstractSet[int] = frozenset()
+"""A message is for a session as a whole."""
+
+
 class Delivery(NamedTuple):
     """One message for every session named."""
 
-    sessions: Sequence[SessionId]
+    audience: Mapping[SessionId, AbstractSet[int]]
+    """Each with the ranks that it concerns; ``NO_RANKS``: they are not told apart."""
     message: Message
 
 
@@ -325,6 +356,6 @@ class Effects:
     forgotten: list[str] = field(default_factory=list)
     """The ids of the runs that are gone, for the metrics."""
 
-    def send(self, session: SessionId, message: Message) -> None:
-        """Deliver a message to one session."""
-        self.deliveries.append(Delivery((session,), message))
+    def send(self, session: SessionId, message: Message, ranks: Iterable[int] = ()) -> None:
+        """Deliver a message to one session, or to these of its ranks."""
+        self.deliveries.append(Delivery({session: frozenset(ranks)}, message))

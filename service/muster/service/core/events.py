@@ -42,6 +42,26 @@ class Hello:
     run_id: str
     generation: int
     processes: tuple[ProcessInfo, ...]
+    relay: str = ""
+    """Set: it is a relay's line, whose processes enter one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Processes begin to speak on a relay's line."""
+
+    session: SessionId
+    processes: tuple[ProcessInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Processes speak on a relay's line no more."""
+
+    session: SessionId
+    ranks: tuple[int, ...]
+    goodbye: str | None = None
+    """Why they left for good, for the log; None: their connection to the relay was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +215,8 @@ class Tick:
 
 Event: TypeAlias = (
     Hello
+    | Enter
+    | Part
     | JoinGroup
     | Arrive
     | ArriveOnce

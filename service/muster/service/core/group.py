@@ -41,7 +41,7 @@ from muster.service.core.model import (
     Outcome,
     Shape,
 )
-from muster.service.core.process import Process
+from muster.service.core.process import Process, answer, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.roster import Roster
 from muster.service.core.timers import Alarms
@@ -284,7 +284,7 @@ class Group:
             speaker.last = sequence
             self._count(speaker, arrival, now, effects)
         else:
-            effects.send(_session(process), self._decided(process, speaker.start, sequence))
+            answer(process, self._decided(process, speaker.start, sequence), effects)
             speaker.last = max(sequence, speaker.last or 0)
 
     def _next_of(self, speaker: Speaker) -> int:
@@ -442,9 +442,8 @@ class Group:
             return
         if now.monotonic >= barrier.due:
             barrier.told(now.monotonic)
-            effects.deliveries.append(
-                Delivery(_sessions(barrier.arrivals.values()), self.progress(barrier, now))
-            )
+            progress = self.progress(barrier, now)
+            effects.deliveries.append(Delivery(audience(barrier.arrivals.values()), progress))
         self._timers.arm(self, barrier.due)
 
     def _decide(
@@ -497,9 +496,9 @@ class Group:
         self.decisions[decision.sequence] = decision
         effects.records.append(decision)
         effects.decisions.append(decision)
-        sessions = _sessions(barrier.arrivals.values())
-        if sessions:
-            effects.deliveries.append(Delivery(sessions, decision))
+        told = audience(barrier.arrivals.values())
+        if told:
+            effects.deliveries.append(Delivery(told, decision))
         if released:
             self._released(barrier, effects)
         return decision
@@ -646,16 +645,6 @@ class Group:
 def _takes_over(newest: Process, speaker: Process) -> bool:
     """Whether a rank's newest process, which has not joined, is the one to name for it."""
     return newest.ordinal > speaker.ordinal and speaker.state.gone and not newest.state.gone
-
-
-def _session(process: Process) -> int:
-    assert process.session is not None
-    return process.session
-
-
-def _sessions(processes: Iterable[Process]) -> list[int]:
-    """The sessions of those who are connected, each once."""
-    return list({p.session: None for p in processes if p.session is not None})
 
 
 def _shape_text(shape: Shape) -> str:

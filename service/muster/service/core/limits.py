@@ -14,6 +14,9 @@ class Limits:
     max_groups_per_run: int = 256
     max_world_size: int = 65_536
     max_sessions: int = 20_000
+    """Open streams: of processes, of relays and of nodes."""
+    max_relayed_processes: int = 131_072
+    """Processes that speak through relays; each costs far less than a stream."""
     max_processes_per_rank: int = 64
     """Living processes that may speak for one rank at once, each in its own groups."""
     max_name_bytes: int = 256

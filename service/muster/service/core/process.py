@@ -1,11 +1,14 @@
 """One life of a process that speaks for a rank."""
 
 import math
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from muster.service.core import report
+from muster.service.core.effects import NO_RANKS, Delivery, Effects
 from muster.service.core.events import SessionId
-from muster.service.core.model import MemberState
+from muster.service.core.model import Decision, MemberState
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +29,8 @@ class Process:
     state: MemberState
     since: float
     """When it came to stand so, on the monotonic clock."""
+    relay: str = ""
+    """Whose line its session is, or was last; empty: a stream of its own."""
     node_rank: int | None = None
     """The rank of its node in its round, as it said."""
     last_here: float = -math.inf
@@ -39,9 +44,10 @@ class Process:
     def __str__(self) -> str:
         return report.process_name(self.rank, self.host, self.pid)
 
-    def connect(self, session: SessionId, now: float) -> None:
-        """It holds a session again."""
+    def connect(self, session: SessionId, now: float, relay: str = "") -> None:
+        """It holds a session again, perhaps through a relay."""
         self.session = session
+        self.relay = relay
         self.state = MemberState.CONNECTED
         self.past = False
         self.since = self.last_here = now
@@ -67,3 +73,29 @@ class Process:
         self.session = None
         self.state = MemberState.LEFT
         self.since = self.last_here = now
+
+
+def audience(processes: Iterable[Process]) -> dict[SessionId, AbstractSet[int]]:
+    """The sessions of those who are connected, each once: a relay's with the ranks of those who are named."""
+    sessions: dict[SessionId, AbstractSet[int]] = {}
+    lines: dict[SessionId, set[int]] = {}
+    for process in processes:
+        if process.session is None:
+            continue
+        if process.relay:
+            lines.setdefault(process.session, set()).add(process.rank)
+        else:
+            sessions[process.session] = NO_RANKS
+    sessions.update(lines)
+    return sessions
+
+
+def answer(process: Process, decision: Decision, effects: Effects) -> None:
+    """Tell a decision to one who asks for it; once to a relay that asks for several of its ranks."""
+    assert process.session is not None
+    if effects.deliveries and effects.deliveries[-1].message is decision:
+        ranks = effects.deliveries[-1].audience.get(process.session)
+        if isinstance(ranks, set):
+            ranks.add(process.rank)
+            return
+    effects.deliveries.append(Delivery(audience((process,)), decision))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from muster.service.core import report
 from muster.service.core.effects import (
+    NO_RANKS,
     Delivery,
     Effects,
     ForgetParticipant,
@@ -271,7 +272,7 @@ class Rendezvous:
             )
         self._last_call = None
         if self.complete:
-            effects.deliveries.append(Delivery(self._sessions(), closed))
+            effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), closed))
         self._tell_waiting(now, effects)
 
     # ------------------------------------------------------------------ time
@@ -499,7 +500,7 @@ class Rendezvous:
             return
         self._told_waiting = count
         self._told_at = now.monotonic
-        effects.deliveries.append(Delivery(self._sessions(), NodesWaiting(count)))
+        effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), NodesWaiting(count)))
 
     def _sessions(self) -> list[SessionId]:
         return [n.session for n in self._places.participants.values() if n.session is not None]

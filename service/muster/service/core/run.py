@@ -1,7 +1,6 @@
 """A run: one training job, its processes, its groups, and the rendezvous of its nodes."""
 
 import math
-from collections.abc import Sequence
 
 from muster.service.core import report
 from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notice, Refused, RunRecord
@@ -9,7 +8,7 @@ from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, Pro
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
-from muster.service.core.process import Process
+from muster.service.core.process import Process, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
@@ -161,8 +160,9 @@ class Run:
         unary: bool,
         now: Instant,
         effects: Effects,
+        relay: str = "",
     ) -> Process:
-        """A process says hello: it comes back, or is seen for the first time."""
+        """A process says hello, or enters a relay's line: it comes back, or is seen for the first time."""
         process = self.roster.find(info.rank, info.incarnation)
         if process is None:
             self._restart_if_deserted(info, now, effects)
@@ -179,13 +179,14 @@ class Run:
                 state=MemberState.CONNECTED,
                 since=now.monotonic,
                 last_here=now.monotonic,
+                relay=relay,
                 node_rank=info.node_rank,
             )
             self.roster.add(process)
             self._refresh(process)
         else:
             was_gone = not process.state.living
-            process.connect(session, now.monotonic)
+            process.connect(session, now.monotonic, relay)
             if was_gone:
                 self._standing_changed(process, effects)
         return process
@@ -269,10 +270,6 @@ class Run:
         for prefix in process.prefixes:
             self.groups[prefix].standing_changed(process.rank, effects)
 
-    def sessions(self) -> list[SessionId]:
-        """The streams of its connected processes."""
-        return list(dict.fromkeys(p.session for p in self.roster if p.session is not None))
-
     # ------------------------------------------------------------------ nodes, and the end
 
     def join_rendezvous(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
@@ -302,7 +299,7 @@ class Run:
         if self.closed is None:
             self.closed = Closed(event.by, event.reason, now.wall)
             self.keep(now, effects)
-            effects.deliveries.append(Delivery(self.sessions(), self.closed))
+            effects.deliveries.append(Delivery(audience(self.roster), self.closed))
             self.rendezvous.close(self.closed, now, effects)
             effects.notices.append(
                 Notice("run.closed", self.run_id, report.run_closed(self.run_id, self.closed))
@@ -325,8 +322,8 @@ class Run:
         for process in processes:
             if process.session is not None:
                 info = ProcessInfo(rank, process.incarnation, process.host, process.pid)
-                alone = self._speaks_alone(process)
-                effects.send(process.session, Refused(self._evicted(info), rank=rank, final=alone))
+                over = not process.relay and self._speaks_alone(process)
+                effects.send(process.session, Refused(self._evicted(info), rank=rank, final=over))
             process.evict(now.monotonic)
             self.gone(process, effects, reason)
         self.check(now, effects)
@@ -353,21 +350,21 @@ class Run:
 
     # ------------------------------------------------------------------ groups
 
-    def join(
-        self, processes: Sequence[Process], prefix: str, shape: Shape, now: Instant, effects: Effects
-    ) -> tuple[tuple[int, int], ...]:
-        """Processes take part in a group, which is made if there is none: all of them, or none.
+    def join(self, process: Process, prefix: str, shape: Shape, now: Instant, effects: Effects) -> int:
+        """A process takes part in a group, which is made if there is none.
 
         Returns:
-            (rank, first sequence that it may arrive at) of each.
+            The first sequence that it may arrive at.
+
+        Raises:
+            Refusal: as :meth:`Group.check_join`; or LIMIT_EXCEEDED.
         """
         group = self.groups.get(prefix) or self._group_to_be(prefix)
-        for process in processes:
-            group.check_join(process, shape)
+        group.check_join(process, shape)
         if prefix not in self.groups:
             self.groups[prefix] = group
             effects.records.append(group.record)
-        return tuple((process.rank, group.join(process, shape, now, effects)) for process in processes)
+        return group.join(process, shape, now, effects)
 
     def check_call(self, call: ArriveOnce, shape: Shape) -> Decision | None:
         """Refuse a unary call before it changes anything: what its parts would refuse one after the other.

@@ -58,6 +58,8 @@ class MemberView:
     """Seconds that it has stood so."""
     generation: int
     node_rank: int | None
+    relay: str
+    """Through which it speaks, or spoke last; empty: it has a stream of its own."""
     groups: tuple[tuple[str, int | None], ...]
     """(prefix, last sequence that it arrived at)."""
 
@@ -68,6 +70,8 @@ class HostView:
 
     host: str
     node_rank: int | None
+    relay: str
+    """Through which they speak, or spoke last; empty: each has a stream of its own."""
     state: MemberState
     ranks: tuple[int, ...]
     """Ascending."""
@@ -205,6 +209,11 @@ def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
         UsageView(limit="max_runs", used=runs, most=limits.max_runs),
         UsageView(limit="max_sessions", used=sessions, most=limits.max_sessions),
         UsageView(
+            limit="max_relayed_processes",
+            used=coordinator.sessions.relayed,
+            most=limits.max_relayed_processes,
+        ),
+        UsageView(
             limit="max_total_store_bytes",
             used=coordinator.stored.bytes,
             most=limits.max_total_store_bytes,
@@ -218,17 +227,17 @@ def members(run: Run, now: Instant) -> list[MemberView]:
 
 
 def hosts(run: Run) -> list[HostView]:
-    """The processes of a run folded by host, node and state, in the order of their first rank."""
-    folded: dict[tuple[str, int | None, MemberState], dict[int, None]] = {}
+    """The processes of a run folded by host, node, relay and state, in the order of their first rank."""
+    folded: dict[tuple[str, int | None, str, MemberState], dict[int, None]] = {}
     for process in run.roster:
-        key = process.host, process.node_rank, process.state
+        key = process.host, process.node_rank, process.relay, process.state
         ranks = folded.get(key)
         if ranks is None:
             ranks = folded[key] = {}
         ranks[process.rank] = None
     return [
-        HostView(host=host, node_rank=node_rank, state=state, ranks=tuple(ranks))
-        for (host, node_rank, state), ranks in folded.items()
+        HostView(host=host, node_rank=node_rank, relay=relay, state=state, ranks=tuple(ranks))
+        for (host, node_rank, relay, state), ranks in folded.items()
     ]
 
 
@@ -244,6 +253,7 @@ def _member(run: Run, process: Process, now: Instant) -> MemberView:
         since=now.monotonic - process.since,
         generation=process.generation,
         node_rank=process.node_rank,
+        relay=process.relay,
         groups=tuple((prefix, run.groups[prefix].speakers[process.rank].last) for prefix in prefixes),
     )
 

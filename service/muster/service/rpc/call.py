@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from muster.service.core.effects import Message, Refused
+from muster.service.core.effects import NO_RANKS, Message, Refused
 from muster.service.core.events import Disconnected
 from muster.service.core.refusal import Refusal
 from muster.service.draining import DRAINING
@@ -42,7 +43,7 @@ class Call(Generic[T]):
         self._driver.disconnect(self.id)
         self._driver.submit(Disconnected(self.id))
 
-    def deliver(self, outgoing: Outgoing) -> None:
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Take a message; what is neither of the kind nor a refusal is of no interest here."""
         message: Message = outgoing.message
         if isinstance(message, self._kind):

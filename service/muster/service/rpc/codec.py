@@ -1,15 +1,17 @@
 """Between ``muster.v1`` messages and the core's events and messages."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from muster.service.core import events
 from muster.service.core.effects import (
+    Entered,
     GroupJoined,
     Message,
     NodesWaiting,
+    Parted,
     Progress,
     Refused,
     RoundComplete,
@@ -83,6 +85,12 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
         )
     if kind == "goodbye":
         return events.Goodbye(session, request.goodbye.reason)
+    if kind == "enter":
+        return events.Enter(session, _processes(request.enter.processes))
+    if kind == "part":
+        part = request.part
+        goodbye = part.goodbye.reason if part.HasField("goodbye") else None
+        return events.Part(session, at_most("ranks", part.ranks), goodbye)
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         "a ConnectRequest without a message, or with one that this coordinator does not know "
@@ -135,22 +143,21 @@ def _check_version(given: int) -> None:
 
 def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
     _check_version(hello.protocol_version)
-    return events.Hello(
-        session,
-        hello.run_id,
-        hello.generation,
-        tuple(
-            events.ProcessInfo(
-                p.rank,
-                p.incarnation,
-                p.host,
-                p.pid,
-                p.ordinal,
-                p.node_rank if p.HasField("node_rank") else None,
-                p.age_ms / 1000,
-            )
-            for p in at_most("processes", hello.processes)
-        ),
+    return events.Hello(session, hello.run_id, hello.generation, _processes(hello.processes), hello.relay)
+
+
+def _processes(processes: Collection[session_pb2.Process]) -> tuple[events.ProcessInfo, ...]:
+    return tuple(
+        events.ProcessInfo(
+            p.rank,
+            p.incarnation,
+            p.host,
+            p.pid,
+            p.ordinal,
+            p.node_rank if p.HasField("node_rank") else None,
+            p.age_ms / 1000,
+        )
+        for p in at_most("processes", processes)
     )
 
 
@@ -179,16 +186,33 @@ def encode_session_message(message: Message) -> bytes:
         case Closed():
             response.closed.CopyFrom(closed_to_pb(message))
         case Refused():
-            refusal = response.refusal
-            refusal.prefix = message.prefix
+            response.refusal.CopyFrom(refusal_to_pb(message.refusal))
+            response.refusal.prefix = message.prefix
             if message.sequence is not None:
-                refusal.sequence = message.sequence
+                response.refusal.sequence = message.sequence
             if message.rank is not None:
-                refusal.rank = message.rank
-            refusal.code = errors.code(message.refusal)
-            refusal.message = message.refusal.message
-            refusal.error_info.CopyFrom(errors.error_info(message.refusal))
+                response.refusal.rank = message.rank
+        case Entered():
+            # Set, even if nobody was named: it answers an Enter.
+            response.entered.SetInParent()
+            for one in message.entries:
+                refusal = refusal_to_pb(one.refusal) if one.refusal is not None else None
+                response.entered.entries.add(ordinal=one.ordinal, refusal=refusal)
+        case Parted():
+            response.parted.CopyFrom(session_pb2.Parted(ranks=message.ranks))
     return response.SerializeToString()
+
+
+def refusal_to_pb(refusal: Refusal) -> session_pb2.Refusal:
+    """A refusal as a message; what it was of, the caller adds."""
+    return session_pb2.Refusal(
+        code=errors.code(refusal), message=refusal.message, error_info=errors.error_info(refusal)
+    )
+
+
+def encode_ranks(ranks: Iterable[int]) -> bytes:
+    """For whom of a relay's ranks a message is: bytes to put behind those that are the same for all."""
+    return session_pb2.ConnectResponse(ranks=ranks).SerializeToString()
 
 
 def encode_welcome(message: Welcome, replicas: Sequence[str] = (), keepalive_ms: int = 0) -> bytes:

@@ -3,10 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from muster.service.core import views
-from muster.service.core.effects import Message, NodeLeft, Refused, RunClosed
+from muster.service.core.effects import NO_RANKS, Message, NodeLeft, Refused, RunClosed
 from muster.service.core.events import CloseRun, Disconnected, LeaveRendezvous
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
@@ -33,7 +34,7 @@ class Attendance:
         self._ended: Refusal | None = None
         self.id = driver.connect(self)
 
-    def deliver(self, outgoing: Outgoing) -> None:
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Take a message; a refusal ends the stream when what came before it is sent."""
         message = outgoing.message
         if isinstance(message, Refused):

@@ -3,11 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import grpc
 
-from muster.service.core.effects import Refused, Welcome
+from muster.service.core.effects import NO_RANKS, Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
@@ -22,7 +23,8 @@ class Session:
 
     Args:
         driver: takes the events.
-        max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off.
+        max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off. For a
+            relay as many as a message may name ranks, each of which may be answered for itself.
         welcome: puts a Welcome on the wire.
     """
 
@@ -40,15 +42,16 @@ class Session:
         self._status: Refusal | None = None
         self.id = driver.connect(self)
 
-    def deliver(self, outgoing: Outgoing) -> None:
-        """Send a message; a final refusal also ends the stream, with its status."""
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
+        """Send a message, to a relay with the ranks that it is for; a final refusal also ends the stream."""
         message = outgoing.message
         if self._closed:
             return  # What was said before is the end.
         if type(message) is Refused and message.final:
             self._status = message.refusal
             self._closed = True
-        self._send(self._welcome(message) if type(message) is Welcome else outgoing.data)
+        data = self._welcome(message) if type(message) is Welcome else outgoing.data
+        self._send(data + codec.encode_ranks(ranks) if ranks else data)
 
     def drain(self) -> None:
         """Ask the worker to connect again, and end the stream."""
@@ -156,6 +159,8 @@ class Session:
         event = codec.parse_session_message(self.id, data)
         if type(event) is Hello:
             admission.check_run(event.run_id)
+            if event.relay:
+                self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
         return event
 
 

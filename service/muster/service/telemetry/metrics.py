@@ -305,7 +305,9 @@ class StateCollector(Collector):
             "members": GaugeMetricFamily(
                 "muster_members", "Ranks, by the state of their newest process.", labels=["run", "state"]
             ),
-            "sessions": GaugeMetricFamily("muster_sessions", "Open sessions.", labels=["run"]),
+            "sessions": GaugeMetricFamily(
+                "muster_sessions", "Open sessions; a relay's is one.", labels=["run"]
+            ),
             "closed": GaugeMetricFamily("muster_run_closed", "1 if the run is closed.", labels=["run"]),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
@@ -353,7 +355,7 @@ class StateCollector(Collector):
                 oldest[key] = max(wait, oldest.get(key, wait))
         sessions.update(
             labels[session.run.run_id]
-            for session in self._coordinator.sessions.values()
+            for session in self._coordinator.sessions.open.values()
             if session.run.run_id in labels
         )
         for key, value in opened.items():

@@ -143,6 +143,8 @@ def test_a_member_shows_its_node_and_when_it_was_last_seen():
     rendezvous = samples.rendezvous(samples.place(5, rank=0), samples.place(6, rank=1), complete=True)
     text = member_text("job1", 3, [process], rendezvous, [])
     assert "Node:         1, node-6 (pid 906)\n" in text
-    assert "State:        LOST for 65s\nLast seen:    65s ago\n" in text
+    assert "State:        LOST for 65s\nLast seen:    65s ago\nRelay:        -\n" in text
+    process.relay = "node-6 (pid 70)"
+    assert "Relay:        node-6 (pid 70)\n" in member_text("job1", 3, [process], rendezvous, [])
     # A node that has left the round has no address any more.
     assert "Node:         1\n" in member_text("job1", 3, [process], NOBODY, [])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.service.core import coordinator, group, run, store
+from muster.service.core import coordinator, group, registry, run, sessions, store
 from muster.service.security.config import TrafficLimits
 
 
@@ -60,9 +60,11 @@ def test_what_makes_no_sense_is_a_usage_error(arguments):
 
 
 def test_every_limit_that_a_refusal_says_to_raise_is_an_option_of_serve():
-    source = "".join(inspect.getsource(module) for module in (coordinator, group, run, store))
+    source = "".join(
+        inspect.getsource(module) for module in (coordinator, group, registry, run, sessions, store)
+    )
     limits = set(re.findall(r'limit_exceeded\(\s*"(\w+)"', source))
-    assert limits >= {"max_runs", "max_groups_per_run", "max_unheard_decisions"}
+    assert limits >= {"max_runs", "max_relayed_processes", "max_groups_per_run", "max_unheard_decisions"}
     shown = invoke("serve", "--help").stdout
     assert [name for name in limits if f"--{name.replace('_', '-')} " not in shown] == []
 

@@ -100,6 +100,14 @@ def test_members():
     assert "life-1" in lines(rows, columns.MEMBERS, wide=True)[2]
 
 
+def test_wide_members_show_through_which_relay_they_speak():
+    rows = [samples.member(0, relay="node-0 (pid 70)"), samples.member(1)]
+    head, through, own = lines(rows, columns.MEMBERS, wide=True)
+    at = head.index("RELAY")
+    assert through[at:].startswith("node-0 (pid 70)   ")
+    assert own[at:].startswith("-   ")
+
+
 def test_4096_members_are_shown_whole():
     shown = lines([samples.member(rank) for rank in range(4096)], columns.MEMBERS)
     assert [line.split()[0] for line in shown] == ["RANK", *map(str, range(4096))]

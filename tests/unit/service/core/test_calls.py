@@ -128,7 +128,7 @@ class Calls(RuleBasedStateMachine):
             return None
         return (
             run.generation,
-            sorted(self.coordinator.sessions),
+            sorted(self.coordinator.sessions.open),
             [(str(p), p.incarnation, p.state, p.session, p.ordinal) for p in run.roster],
             {
                 prefix: (

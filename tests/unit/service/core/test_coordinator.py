@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from muster.service.core.coordinator import EPOCH_SHIFT, Coordinator
+from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Effects, Refused, Welcome
 from muster.service.core.events import (
     Arrival,
@@ -19,6 +19,7 @@ from muster.service.core.events import (
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant, MemberState, Outcome
 from muster.service.core.refusal import Reason
+from muster.service.core.sessions import EPOCH_SHIFT
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
 from tests.support.expect import of_kind, some
 
@@ -320,7 +321,7 @@ def test_a_call_whose_join_is_refused_has_not_arrived():
     again = world.arrive_once(0, world_size=3)
     assert world.refused(again).refusal.reason is Reason.SHAPE_CHANGED
     assert world.group().open is None
-    assert again.session not in world.coordinator.sessions
+    assert again.session not in world.coordinator.sessions.open
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.service.core.effects import GroupJoined
+from muster.service.core.effects import GroupJoined, Refused
 from muster.service.core.events import Abort, Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, MissingState, Outcome
@@ -973,13 +973,24 @@ def test_one_stream_may_speak_for_a_whole_node():
     assert decision.payloads == tuple((rank, str(rank).encode()) for rank in range(4))
 
 
-def test_a_join_of_several_ranks_is_taken_as_a_whole_or_not_at_all():
+def test_of_a_join_of_several_ranks_each_is_judged_singly():
     world = World(4)
     node = world.new_session()
     infos = tuple(ProcessInfo(rank, f"p{rank}", "node-0", rank) for rank in range(4))
     world.do(Hello(node, RUN, 0, infos))
-    refused = world.refused(JoinGroup(node, CKPT, 4, participants=(0, 1, 2)))
-    assert refused.refusal.reason is Reason.NOT_A_PARTICIPANT
+    refused, joined = world.ask(JoinGroup(node, CKPT, 4, participants=(0, 1, 2)))
+    assert isinstance(refused, Refused)
+    assert (refused.refusal.reason, refused.prefix, refused.rank) == (Reason.NOT_A_PARTICIPANT, CKPT, 3)
+    assert joined == GroupJoined(CKPT, ((0, 0), (1, 0), (2, 0)))
+    assert set(world.group().speakers) == {0, 1, 2}
+
+
+def test_a_join_of_which_nothing_is_left_makes_no_group():
+    world = World(4)
+    node = world.new_session()
+    world.do(Hello(node, RUN, 0, (ProcessInfo(2, "p", "node-0", 1), ProcessInfo(3, "p", "node-0", 1))))
+    refused = world.ask(JoinGroup(node, CKPT, 4, participants=(0, 1)))
+    assert [of_kind(Refused, one).rank for one in refused] == [2, 3]
     assert world.last.records == []
     assert CKPT not in world.coordinator.runs[RUN].groups
 

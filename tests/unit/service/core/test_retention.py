@@ -406,7 +406,7 @@ class Use(RuleBasedStateMachine):
     def an_operator_forgets(self, run: str, force: bool) -> None:
         used = {session for session, its in (self.sessions | self.waits).items() if its == run}
         effects = self.world.do(event := Forget(self.world.new_session(), run, force))
-        told = {session: one.message for one in effects.deliveries for session in one.sessions}
+        told = {session: one.message for one in effects.deliveries for session in one.audience}
         if not isinstance(told.pop(event.session), RunForgotten):
             assert run not in self.last or not force
             assert not told

@@ -1,8 +1,9 @@
 """The rules of design.md §3, under everything that can happen in any order.
 
-A Hypothesis state machine drives processes, time, generations and crashes at random. What every rank heard is
-judged by :mod:`tests.support.history`, which knows nothing of the coordinator; the world itself (see
-:mod:`tests.support.core_world`) watches the disk and the missing at every step.
+A Hypothesis state machine drives processes, relays, time, generations and crashes at random. What every rank
+heard is judged by :mod:`tests.support.history`, which knows nothing of the coordinator; the world itself (see
+:mod:`tests.support.core_world`) watches the disk and the missing at every step, and each relay's stream
+(:mod:`tests.support.core_lines`) what it is told for whom.
 """
 
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from muster.service.core.effects import Refused
+from muster.service.core.events import Evict
+from muster.service.core.model import MemberState, Shape
 from muster.service.core.refusal import Reason
-from tests.support.core_world import RUN, Client, Crash, World
+from tests.support.core_lines import Line
+from tests.support.core_world import RUN, Client, Crash, Seat, World
 from tests.support.expect import some
 
 PREFIXES = ("checkpoint", "checkpoint", "eval")
@@ -22,6 +26,8 @@ index = st.integers(0, 11)
 prefixes = st.sampled_from(PREFIXES)
 timeouts = st.sampled_from(TIMEOUTS)
 rarely = st.sampled_from([False] * 9 + [True])
+ways = st.sampled_from([None, 0, 1])
+"""To the coordinator: by a stream of its own, or by one of two relays."""
 
 
 class Job(RuleBasedStateMachine):
@@ -37,6 +43,10 @@ class Job(RuleBasedStateMachine):
         """Who takes part in the group "eval"; empty is everyone."""
         self.odd: set[Client] = set()
         """Processes that see another world size than the others."""
+        self.lines: dict[tuple[int, int], Line] = {}
+        """Each relay's, by relay and generation."""
+        self.evicted: set[int] = set()
+        """Ranks, at any time."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -66,17 +76,28 @@ class Job(RuleBasedStateMachine):
             return size, self.subset
         return max(size, client.rank + 1), ()
 
+    def line(self, way: int | None, generation: int) -> Line | None:
+        """The relay's stream of this way."""
+        if way is None:
+            return None
+        return self.lines.setdefault((way, generation), Line(self.world, RUN, generation, f"relay-{way}"))
+
     # ------------------------------------------------------------------ processes
 
-    @initialize(size=st.integers(2, 4))
-    def start(self, size: int) -> None:
+    @initialize(size=st.integers(2, 4), way=ways)
+    def start(self, size: int, way: int | None) -> None:
         self.world.world_size = size
-        self.start_missing_ranks()
+        self.start_missing_ranks(way)
 
-    def start_missing_ranks(self) -> None:
+    def start_missing_ranks(self, way: int | None = None) -> None:
         here = {client.rank for client in self.current}
         for rank in sorted(set(range(self.world.world_size)) - here):
-            self.world.start(rank, generation=self.generation)
+            self.start_one(rank, way)
+
+    def start_one(self, rank: int, way: int | None) -> Client:
+        client = self.world.start(rank, generation=self.generation, connect=False)
+        client.connect(self.line(way, self.generation))
+        return client
 
     @rule(rank=index, odd=rarely, late=rarely)
     def start_a_process(self, rank: int, odd: bool, late: bool) -> None:
@@ -90,8 +111,8 @@ class Job(RuleBasedStateMachine):
             if odd:
                 self.odd.add(client)
 
-    @rule(number=index, how=st.sampled_from(["killed", "killed and started again", "leaves"]))
-    def a_process_ends(self, number: int, how: str) -> None:
+    @rule(number=index, how=st.sampled_from(["killed", "killed and started again", "leaves"]), way=ways)
+    def a_process_ends(self, number: int, how: str, way: int | None) -> None:
         client = self.pick(self.current, number)
         if client is None:
             return
@@ -100,11 +121,11 @@ class Job(RuleBasedStateMachine):
             return
         client.die()
         if how == "killed and started again":
-            self.world.start(client.rank % self.world.world_size, generation=self.generation)
+            self.start_one(client.rank % self.world.world_size, way)
 
     @rule(number=index, seen=st.booleans())
     def a_stream_breaks(self, number: int, seen: bool) -> None:
-        """It may be seen by the client only, for now."""
+        """It may be seen by the client only, for now. For one on a relay's, it is that to the relay."""
         if client := self.pick(self.connected, number):
             client.stream_breaks()
             if seen:
@@ -112,14 +133,93 @@ class Job(RuleBasedStateMachine):
 
     @rule(number=index)
     def the_coordinator_sees_a_broken_stream(self, number: int) -> None:
-        broken = [client for client in self.world.clients if client.broken_session is not None]
+        broken = [c for c in self.world.clients if c.broken_session is not None or c.broken_line is not None]
         if client := self.pick(broken, number):
             self.world.coordinator_sees_it(client)
 
-    @rule(number=index)
-    def reconnect(self, number: int) -> None:
+    @rule(number=index, way=ways)
+    def reconnect(self, number: int, way: int | None) -> None:
         if client := self.pick([client for client in self.alive if client.session is None], number):
-            client.connect()
+            client.connect(self.line(way, client.generation))
+
+    @rule(number=index, way=ways)
+    def move(self, number: int, way: int | None) -> None:
+        """A process goes over to another stream, before anyone has seen its old one break."""
+        if client := self.pick(self.connected, number):
+            client.stream_breaks()
+            client.connect(self.line(way, client.generation))
+
+    @rule(number=index)
+    def an_operator_evicts(self, number: int) -> None:
+        if client := self.pick(self.current, number):
+            self.evicted.add(client.rank)
+            self.world.do(Evict(self.world.new_session(), RUN, client.rank, "broken"))
+
+    # ------------------------------------------------------------------ relays
+
+    @rule(number=index, seen=st.booleans())
+    def a_relay_is_lost(self, number: int, seen: bool) -> None:
+        """All who ride on it come back by themselves, or with it."""
+        if line := self.pick_line(number):
+            line.breaks(seen=seen)
+
+    @rule(number=index)
+    def the_coordinator_sees_that_a_relay_is_lost(self, number: int) -> None:
+        broken = [line for line in self.lines.values() if line.broken_sessions]
+        if broken:
+            broken[number % len(broken)].coordinator_sees_it()
+
+    @rule(number=index)
+    def a_relay_says_goodbye(self, number: int) -> None:
+        if line := self.pick_line(number):
+            line.goodbye()
+
+    @rule(way=st.integers(0, 1))
+    def a_node_enters(self, way: int) -> None:
+        """All who are nowhere come by one relay, with one message; of two for one rank only the first may."""
+        line = some(self.line(way, self.generation))
+        coming = [client for client in self.current if client.session is None]
+        line.enter(*coming)
+        for client in coming:
+            if client.session is not None:
+                client.resume()
+
+    @rule(number=index)
+    def processes_part(self, number: int) -> None:
+        """Several connections to one relay break at once; or of such as it does not speak for any more."""
+        if line := self.pick_line(number):
+            riders = list(line.riders.values())
+            line.part(*riders[: number % (1 + len(riders))], others=(7,))
+
+    @rule(number=index, prefix=prefixes, timeout=timeouts)
+    def a_node_arrives(self, number: int, prefix: str, timeout: float) -> None:
+        """A relay folds what its processes say of one barrier."""
+        line = self.pick_line(number)
+        if line is None:
+            return
+        riders = [client for client in line.riders.values() if client.line is line]
+        riders = [client for client in riders if self.takes_part(client, prefix)]
+        shapes = {self.shape_of(client, prefix) for client in riders}
+        joining = [c for c in riders if prefix not in c.seats or c.seats[prefix].position is None]
+        if joining and len(shapes) == 1:
+            for client in joining:
+                client.seats.setdefault(prefix, Seat(Shape(*min(shapes))))
+            line.join(joining, prefix, *min(shapes))
+        seats = {client: client.seats[prefix] for client in riders if prefix in client.seats}
+        ready = {c: s.position for c, s in seats.items() if c.line is line and s.position is not None}
+        ready = {client: sequence for client, sequence in ready.items() if not seats[client].waiting}
+        if not ready:
+            return
+        sequence = max(ready.values())
+        arriving = [client for client, its in ready.items() if its == sequence]
+        for client in arriving:
+            client.about_to_arrive(prefix, payload=str(client.rank).encode(), timeout=timeout)
+        line.arrive(arriving, prefix, sequence, timeout)
+
+    def pick_line(self, number: int) -> Line | None:
+        """One that is open."""
+        lines = [line for line in self.lines.values() if line.session is not None]
+        return lines[number % len(lines)] if lines else None
 
     @rule(size=st.integers(2, 4), subset=st.sampled_from([(), (0, 1), (1,)]), rare=st.integers(0, 2))
     def new_generation(self, size: int, subset: tuple[int, ...], rare: int) -> None:
@@ -212,6 +312,30 @@ class Job(RuleBasedStateMachine):
         self.world.assert_nobody_waits_in_vain()
 
     @invariant()
+    def each_line_speaks_for_those_who_ride_on_it(self) -> None:
+        """And for nobody else: what became of one rank was nothing to the others."""
+        sessions = self.world.coordinator.sessions
+        for line in self.lines.values():
+            assert not line.refused
+            assert not line.unanswered
+            if line.session is not None:
+                speaks = {r: p.incarnation for r, p in sessions.open[line.session].processes.items()}
+                assert speaks == {rank: client.incarnation for rank, client in line.riders.items()}
+        assert sessions.relayed == sum(len(s.processes) for s in sessions.open.values() if s.relay)
+
+    @invariant()
+    def who_is_connected_has_a_stream_and_who_is_not_is_waited_for_until_the_ttl(self) -> None:
+        coordinator = self.world.coordinator
+        for process in (p for run in coordinator.runs.values() for p in run.roster):
+            assert (process.session is not None) == (process.state is MemberState.CONNECTED)
+            if process.session is not None:
+                session = coordinator.sessions.open[process.session]
+                assert session.processes[process.rank] is process
+                assert session.relay == process.relay
+            if process.state is MemberState.DISCONNECTED:
+                assert some(coordinator.next_deadline()) <= process.since + coordinator.session_ttl
+
+    @invariant()
     def refusals_are_expected(self) -> None:
         for client in self.world.clients:
             while self.judged.setdefault(client, 0) < len(client.refusals):
@@ -223,6 +347,8 @@ class Job(RuleBasedStateMachine):
         match refused.refusal.reason:
             case Reason.STALE_GENERATION:
                 assert client.generation < self.generation
+            case Reason.EVICTED:
+                assert client.rank in self.evicted
             case Reason.SESSION_REPLACED:
                 assert client.broken_session is None or client.session is not None
             case Reason.SUPERSEDED | Reason.NOT_JOINED:
@@ -249,6 +375,7 @@ class Job(RuleBasedStateMachine):
             self.world.tick()
         for run in self.world.coordinator.runs.values():
             assert all(group.open is None for group in run.groups.values())
+            assert not any(process.state is MemberState.DISCONNECTED for process in run.roster)
         assert not any(seat.waiting for client in self.connected for seat in client.seats.values())
         self.world.assert_good()
 

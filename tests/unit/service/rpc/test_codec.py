@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from muster.service.core import events, views
 from muster.service.core.effects import (
+    Entered,
+    Entry,
     GroupJoined,
     NodesWaiting,
+    Parted,
     Progress,
     Refused,
     RoundComplete,
@@ -123,6 +126,43 @@ class TestParse:
     def test_a_sequence_that_is_not_set_is_the_first(self):
         assert of_kind(events.Arrive, parse(arrive=session_pb2.Arrive(prefix="ckpt"))).sequence == 0
 
+    def test_a_relays_hello(self):
+        said = session_pb2.Hello(run_id="job1", generation=4, relay="node-0 (pid 7)", protocol_version=1)
+        assert parse(hello=said) == events.Hello(SESSION, "job1", 4, (), "node-0 (pid 7)")
+
+    def test_processes_that_enter(self):
+        process = session_pb2.Process(
+            rank=3, incarnation="a", host="node-0", pid=4121, ordinal=9, node_rank=0, age_ms=1_500
+        )
+        said = session_pb2.Enter(processes=[process, session_pb2.Process(rank=4, incarnation="b")])
+        assert parse(enter=said) == events.Enter(
+            SESSION,
+            (
+                events.ProcessInfo(3, "a", "node-0", 4121, 9, 0, 1.5),
+                events.ProcessInfo(4, "b", "", 0),
+            ),
+        )
+        assert parse(enter=session_pb2.Enter()) == events.Enter(SESSION, ())
+
+    def test_ranks_that_part_for_good_without_a_word_or_by_a_loss(self):
+        goodbye = session_pb2.Goodbye(reason="done")
+        assert parse(part=session_pb2.Part(ranks=[3, -1], goodbye=goodbye)) == events.Part(
+            SESSION, (3, -1), "done"
+        )
+        mute = session_pb2.Part(ranks=[3], goodbye=session_pb2.Goodbye())
+        assert parse(part=mute) == events.Part(SESSION, (3,), "")
+        assert parse(part=session_pb2.Part(ranks=[3])) == events.Part(SESSION, (3,))
+
+    @pytest.mark.parametrize("kind", ["enter", "part"])
+    def test_more_processes_than_there_can_be_ranks_are_refused(self, kind: str):
+        if kind == "enter":
+            said: Any = session_pb2.Enter(processes=[session_pb2.Process(rank=0)] * 70_000)
+        else:
+            said = session_pb2.Part(ranks=range(70_000))
+        refusal = refusal_of(session_pb2.ConnectRequest(**{kind: said}).SerializeToString())
+        assert refusal.reason is Reason.INVALID_ARGUMENT
+        assert "= 70,000 entries: a message may have 65,536" in refusal.message
+
     def test_a_goodbye(self):
         assert parse(goodbye=session_pb2.Goodbye(reason="done")) == events.Goodbye(SESSION, "done")
 
@@ -146,7 +186,10 @@ class TestParse:
     def test_any_bytes_are_an_event_or_a_refusal(self, data: bytes):
         assert_event_or_refusal(data)
 
-    @given(kind=st.sampled_from([b"\x0a", b"\x12", b"\x1a", b"\x22"]), body=st.binary(max_size=60))
+    @given(
+        kind=st.sampled_from([b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32"]),
+        body=st.binary(max_size=60),
+    )
     def test_a_message_with_any_body_is_an_event_or_a_refusal(self, kind: bytes, body: bytes):
         assert_event_or_refusal(kind + bytes([len(body)]) + body)
 
@@ -156,7 +199,8 @@ def assert_event_or_refusal(data: bytes) -> None:
         event = codec.parse_session_message(SESSION, data)
     except Refusal:
         return
-    assert isinstance(event, events.Hello | events.JoinGroup | events.Arrive | events.Goodbye)
+    worker = events.Hello | events.JoinGroup | events.Arrive | events.Goodbye
+    assert isinstance(event, worker | events.Enter | events.Part)
 
 
 # ---------------------------------------------------------------------- out
@@ -194,6 +238,30 @@ class TestEncode:
         assert encode(GroupJoined("ckpt", ((0, 0), (3, 7)))).group_joined == session_pb2.GroupJoined(
             prefix="ckpt", positions=positions
         )
+
+    def test_entries_of_those_who_entered_and_who_did_not(self):
+        refusal = Refusal(Reason.EVICTED, "it was evicted.")
+        told = encode(Entered((Entry(7), Entry(refusal=refusal)))).entered.entries
+        assert (told[0].ordinal, told[0].HasField("refusal")) == (7, False)
+        assert (told[1].ordinal, told[1].refusal.code, told[1].refusal.message) == (0, 7, "it was evicted.")
+        info = ErrorInfo()
+        assert told[1].refusal.error_info.Unpack(info)
+        assert info.reason == "EVICTED"
+
+    @pytest.mark.parametrize(("message", "kind"), [(Entered(()), "entered"), (Parted(()), "parted")])
+    def test_an_answer_for_nobody_is_still_that_answer(self, message: object, kind: str):
+        assert encode(message).WhichOneof("message") == kind
+
+    def test_ranks_that_parted(self):
+        assert encode(Parted((3, 3, 1))).parted == session_pb2.Parted(ranks=[3, 3, 1])
+
+    @pytest.mark.parametrize("message", [records.decision(), Closed("ann", "done", 1.0)])
+    def test_ranks_are_put_behind_the_bytes_that_are_the_same_for_all(self, message: object):
+        shared = codec.encode_session_message(message)  # type: ignore[arg-type]
+        told = session_pb2.ConnectResponse.FromString(shared + codec.encode_ranks((5, 65_535)))
+        assert list(told.ranks) == [5, 65_535]
+        told.ClearField("ranks")
+        assert told == encode(message)
 
     def test_progress(self):
         told = encode(Progress("ckpt", 7, 14, 16, (MISSING,), "14 of 16"))
@@ -236,10 +304,12 @@ def test_members_are_shown_with_their_groups():
         since=1.25,
         generation=2,
         node_rank=1,
+        relay="node-0 (pid 70)",
         groups=(("ckpt", 6), ("eval", None)),
     )
     (shown,) = members_to_pb([view])
     assert (shown.rank, shown.pid, shown.since_ms, shown.generation) == (3, 4121, 1_250, 2)
+    assert shown.relay == "node-0 (pid 70)"
     assert shown.state == common_pb2.MEMBER_STATE_DISCONNECTED
     assert shown.node_rank == 1
     assert [(g.prefix, g.HasField("last_sequence")) for g in shown.groups] == [

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from muster.service.core.effects import Message, NodesWaiting, Refused
+from muster.service.core.effects import NO_RANKS, Message, NodesWaiting, Refused
 from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal
@@ -270,7 +271,7 @@ def a_rank_waits(service: Service, rank: int = 0) -> None:
     """A process of the run opens a barrier of two ranks."""
 
     class Nobody:
-        def deliver(self, outgoing: Outgoing) -> None:
+        def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
             pass
 
     session = service.driver.connect(Nobody())

@@ -137,7 +137,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
         message=next(words),
     )
     hosts = tuple(
-        views.HostView(host=next(words), node_rank=0, state=state, ranks=(int(state),))
+        views.HostView(host=next(words), node_rank=0, relay=next(words), state=state, ranks=(int(state),))
         for state in MemberState
     )
     return (
@@ -233,7 +233,7 @@ def test_a_run_is_there_with_its_hosts_and_rounds(sixteen: scenes.Scene):
     page = run_of(sixteen, "llama-70b")
     assert "gpu-a0 6 4106 connected, still at #1 gpu-a1 11 4111 connection lost 6 s ago" in page.text
     assert "15 connected 1 disconnected" in page.text
-    assert "gpu-a1 8-10, 12-15 1 CONNECTED" in page.text
+    assert "gpu-a1 8-10, 12-15 1 – CONNECTED" in page.text
     assert "round 0 of run llama-70b is complete, with 2 nodes in it" in page.text
     assert "gpu-a1 1 901 participant CONNECTED" in page.text
     assert "../runs/llama-70b.json" in page.of("href")

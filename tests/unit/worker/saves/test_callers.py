@@ -15,7 +15,7 @@ import torch
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.priority import Priority
-from tests.support.judge import no_child_left
+from tests.support.judge import no_child_left, no_file_left
 from tests.support.patience import PATIENCE, until
 
 
@@ -110,9 +110,8 @@ def test_no_child_is_left():
 
 
 def test_no_file_descriptor_is_left():
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(PATIENCE)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with no_file_left():
+        ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(PATIENCE)
 
 
 def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_replaced():
@@ -165,11 +164,10 @@ def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
 
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    with no_child_left(), monkeypatch.context() as patched, pytest.raises(OSError, match="Too many"):
+    with no_file_left(), no_child_left(), monkeypatch.context() as patched:
         patched.setattr(os, "pidfd_open", refuse)
-        ForkCaller().start(AsyncRequest(signal.pause, (), []))
-    assert len(list(Path("/proc/self/fd").iterdir())) == files
+        with pytest.raises(OSError, match="Too many"):
+            ForkCaller().start(AsyncRequest(signal.pause, (), []))
 
 
 def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatch: pytest.MonkeyPatch):

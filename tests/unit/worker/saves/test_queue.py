@@ -25,7 +25,7 @@ from muster.worker.saves import (
     groups,
 )
 from muster.worker.saves import queue as module
-from tests.support.judge import FakeBarrier, no_child_left
+from tests.support.judge import FakeBarrier, no_child_left, no_file_left
 from tests.support.patience import PATIENCE, until
 
 
@@ -622,17 +622,15 @@ def test_an_interrupt_before_the_write_counts(queue: AsyncCallsQueue):
 
 def test_a_child_that_somebody_else_reaped_fails_the_save_and_leaves_nothing(queue: AsyncCallsQueue):
     called: list[int] = []
-    gc.collect()  # What earlier tests have left is not to go in between.
-    files = len(list(Path("/proc/self/fd").iterdir()))
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=lambda: called.append(1))
-        with pytest.raises(AsyncSaveError, match="No child processes"):
-            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+        with no_file_left():
+            queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=lambda: called.append(1))
+            with pytest.raises(AsyncSaveError, match="No child processes"):
+                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert called == [1]
-    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def test_what_finalize_functions_hold_is_let_go(queue: AsyncCallsQueue):

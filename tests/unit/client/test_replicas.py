@@ -1,4 +1,4 @@
-"""Whom the SDK calls next, on a clock and with a resolver of the test's own."""
+"""Whom to call next, on a clock and with a resolver of the test's own."""
 
 import os
 import socket
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from muster.worker import replicas as module
-from muster.worker.replicas import HELD, MOST_FOLLOWED, SHUNNED_FOR, Replicas, Search, is_address, resolve
+from muster.client import replicas as module
+from muster.client.replicas import HELD, MOST_FOLLOWED, SHUNNED_FOR, Replicas, Search, resolve
 
 LIST = "a:1,b:1,c:1"
 
@@ -113,6 +113,31 @@ def test_a_connection_that_broke_is_opened_again_before_another_is_called(world:
     assert caller.header == "", "it may be there all the same"
     assert caller.failed() == ("b:1", False)
     assert caller.header == "a:1"
+
+
+def test_who_has_just_fallen_silent_is_asked_once_more_and_not_for_long(world: World):
+    caller = world.search()
+    caller.search.answered()
+    waits = []
+    for _ in range(3):
+        caller.failed()
+        waits.append((caller.calls, caller.search.target.connect_timeout_ms))
+    assert waits == [("a:1", 500), ("b:1", 2_000), ("c:1", 2_000)]
+
+
+def test_who_answers_when_asked_once_more_gets_the_usual_time_again(world: World):
+    caller = world.search()
+    caller.search.answered()
+    caller.failed()
+    caller.search.answered()
+    assert caller.search.target.connect_timeout_ms == 2_000
+
+
+def test_the_only_coordinator_has_all_its_time_to_connect():
+    caller = World("a:1").search()
+    caller.search.answered()
+    assert caller.failed() == ("a:1", True)
+    assert caller.search.target.connect_timeout_ms == 5_000
 
 
 def test_the_next_operation_knows_that_the_leader_was_in_touch(world: World):
@@ -404,6 +429,105 @@ def test_a_name_that_cannot_be_found_stays_what_it_is(monkeypatch: pytest.Monkey
     assert resolve("name:1") == ["name:1"]
 
 
+# ---------------------------------------------------------------------- relays
+
+RELAYED = "a:1,unix:///r,b:1"
+
+
+def test_a_relay_is_called_before_all_others_wherever_it_stands():
+    caller = World(RELAYED).search()
+    assert caller.calls == "unix:///r"
+    turn = [("a:1", False), ("b:1", False), ("unix:///r", True)]
+    assert [caller.failed() for _ in range(3)] == turn
+
+
+def test_it_is_called_before_a_leader_that_is_known_unless_it_is_silent():
+    world = World(RELAYED)
+    caller = world.search()
+    caller.failed()
+    caller.search.answered()
+    assert world.search().calls == "a:1"
+    world.now += SHUNNED_FOR
+    assert world.search().calls == "unix:///r"
+    assert caller.calls == "a:1", "who has a stream keeps it"
+
+
+def test_it_is_left_at_once_for_a_socket_loses_nothing_on_its_way():
+    world = World(RELAYED)
+    caller = world.search()
+    caller.search.answered()
+    assert caller.failed() == ("a:1", False)
+    assert world.search().calls == "a:1"
+
+
+def test_a_stream_that_it_ends_without_a_word_is_opened_elsewhere():
+    caller = World(RELAYED).search()
+    caller.search.answered()
+    assert caller.then(caller.search.ended("ended")) == ("a:1", False)
+    caller.search.answered()
+    assert caller.then(caller.search.ended("ended")) == ("a:1", True)
+
+
+def test_that_a_relay_answers_says_nothing_of_who_leads():
+    world = World(RELAYED)
+    caller = world.search()
+    caller.failed()
+    caller.search.answered()
+    world.now += SHUNNED_FOR
+    late = world.search()
+    late.search.answered()
+    late.failed()
+    assert (late.calls, late.header) == ("a:1", "")
+
+
+def test_nobody_is_waited_for_for_long_and_it_least_of_all():
+    caller = World("unix:///r").search()
+    assert caller.search.target == module.Target("unix:///r", "", 1_000, 3_333)
+    caller = World(RELAYED).search()
+    waits = [caller.search.target.connect_timeout_ms]
+    for _ in range(2):
+        caller.failed()
+        waits.append(caller.search.target.connect_timeout_ms)
+    assert waits == [1_000, 2_000, 2_000]
+
+
+def test_a_socket_is_never_looked_up():
+    world = World("unix:///r,a:1", a=["10.0.0.1:1", "10.0.0.2:1"])
+    caller = world.search()
+    assert [caller.failed()[0] for _ in range(3)] == ["a:1", "10.0.0.1:1", "10.0.0.2:1"]
+    assert world.looked_up == ["a:1"]
+    assert "unix:///r" in world.replicas.known()
+
+
+@pytest.mark.parametrize("named", ["unix:///elsewhere", "unix:///r"])
+def test_nobody_sends_us_to_a_socket(named: str):
+    world = World("a:1,unix:///r")
+    caller = world.search()
+    caller.failed()
+    assert caller.stands_by(named, ["b:1", named]) == ("b:1", False)
+    assert world.replicas.known() == ["b:1", "a:1", "unix:///r"]
+
+
+def test_when_the_only_relay_is_gone_those_are_called_that_were_named_through_it():
+    world = World("unix:///r")
+    caller = world.search()
+    assert caller.failed() == ("unix:///r", True)
+    world.replicas.learn(["a:1"])
+    caller.search.answered()
+    assert caller.failed() == ("a:1", False)
+
+
+def test_who_cannot_be_called_with_what_we_have_is_left_where_there_is_a_relay(world: World):
+    caller = World("unix:///r,a:1").search()
+    caller.failed()
+    assert caller.then(caller.search.denied("no token")) == ("a:1", True)
+    caller._world.now += SHUNNED_FOR
+    assert caller.then(caller.search.denied("no token")) == ("unix:///r", False)
+    assert caller.header == "", "it did answer"
+    caller = world.search()
+    assert caller.then(caller.search.denied("no token")) == ("a:1", True)
+
+
 # ---------------------------------------------------------------------- words
 
 
@@ -443,13 +567,3 @@ def test_a_child_that_is_forked_while_another_thread_looks_is_not_stuck(monkeypa
             learned = module.replicas_of("a:1,b:1").known()
             os._exit(0 if learned == ["b:1", "c:1", "a:1"] else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.parametrize("text", ["a:1", "10.0.0.1:65535", "[::1]:7550"])
-def test_an_address_has_a_host_and_a_port(text: str):
-    assert is_address(text)
-
-
-@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:²"])
-def test_anything_else_is_none(text: str):
-    assert not is_address(text)

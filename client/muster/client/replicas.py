@@ -1,7 +1,9 @@
-"""Which coordinator to call next, where an endpoint stands for several replicas of which one leads.
+"""Whom to call next, where an endpoint stands for several replicas of which one leads, or for relays as well.
 
-:class:`Replicas` is what this process knows of an endpoint: session, store and rendezvous share it, so that
-what one of them learns all use. A :class:`Search` is one caller's way to the leader. Neither calls anyone.
+A relay is a socket of this machine with whoever leads behind it: it is called before all others, and left at
+once when it does not answer. :class:`Replicas` is what this process knows of an endpoint: session, store and
+rendezvous share it, so that what one of them learns all use. A :class:`Search` is one caller's way to the
+leader. Neither calls anyone.
 """
 
 import ipaddress
@@ -10,9 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from muster.worker.jitter import jittered
+from muster.client.addresses import is_address, is_socket, relays_of
+from muster.client.jitter import jittered
 
 HEADER = "muster-not-leader"
 """The header of each call that names the leader that its caller could not reach."""
@@ -27,6 +30,11 @@ CONNECT_TIMEOUT_MS = 5_000
 """For one attempt to connect, where nobody answers; a refusal ends it at once."""
 CONNECT_TIMEOUT_AMONG_SEVERAL_MS = 2_000
 """The same where there is someone else to call."""
+CONNECT_TIMEOUT_ONCE_MORE_MS = 500
+"""The same for the leader whose connection has just fallen silent: it may have lost no more than that, and
+then it answers at once; if it is stopped, those who can say who leads next are waiting to be asked."""
+CONNECT_TIMEOUT_TO_RELAY_MS = 1_000
+"""The same for a relay: it is on this machine, and answers soon or not at all."""
 FIRST_BACKOFF = 0.1
 MOST_BACKOFF = 2.0
 """Seconds between attempts, jittered; well below the session TTL."""
@@ -46,7 +54,7 @@ class Target:
     """Whom to call, and how to connect."""
 
     address: str
-    """``HOST:PORT``."""
+    """``HOST:PORT``, or ``unix:///PATH``."""
     tls_name: str = ""
     """Whom its certificate must name; empty: the address's host."""
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
@@ -82,7 +90,7 @@ class Replicas:
     """What is known of the coordinators behind an endpoint. Threads may share it.
 
     Args:
-        endpoint: ``HOST:PORT``, or several with commas between.
+        endpoint: ``HOST:PORT`` or ``unix:///PATH``, or several with commas between.
         clock: seconds of a monotonic clock.
         resolve: as :func:`resolve`.
     """
@@ -97,6 +105,8 @@ class Replicas:
         self._resolve = resolve
         self._found: dict[str, list[str]] = {address: [address] for address in endpoint.split(",")}
         """What each given address stands for, as far as it had to be looked up."""
+        self.relays = relays_of(endpoint)
+        """Only those that were given: nobody may send us to a socket of this machine."""
         self._learned: tuple[str, ...] = ()
         self._leader = ""
         """Who leads, as far as anyone has said; it may be silent."""
@@ -119,14 +129,15 @@ class Replicas:
     def _addresses(self) -> dict[str, None]:
         given = [address for found in self._found.values() for address in found]
         leader = [self._leader] if self._leader else []
-        return dict.fromkeys([*leader, *self._learned, *given])
+        return dict.fromkeys([*self.relays, *leader, *self._learned, *given])
 
     def look_up(self) -> None:
         """Find out what the given names stand for now."""
-        found = {address: self._resolve(address) for address in self._found}
+        found = {address: self._resolve(address) for address in self._found if not is_socket(address)}
         with _lock:
             # A name of one address is used as it is.
-            self._found = {name: some if len(some) > 1 else [name] for name, some in found.items()}
+            used = {name: some if len(some) > 1 else [name] for name, some in found.items()}
+            self._found = self._found | used
 
     def target(self, address: str) -> Target:
         """How to call a replica."""
@@ -135,6 +146,8 @@ class Replicas:
         usual, connect_timeout_ms = KEEPALIVE_MS, CONNECT_TIMEOUT_MS
         if self.several:
             usual, connect_timeout_ms = KEEPALIVE_AMONG_SEVERAL_MS, CONNECT_TIMEOUT_AMONG_SEVERAL_MS
+        if is_socket(address):
+            connect_timeout_ms = CONNECT_TIMEOUT_TO_RELAY_MS
         keepalive_ms = min(self._keepalive_ms or usual, KEEPALIVE_MS)
         return Target(address, tls_name, connect_timeout_ms, keepalive_ms)
 
@@ -157,18 +170,20 @@ class Replicas:
 
     def learn(self, addresses: Iterable[str], keepalive_ms: int = 0) -> None:
         """A coordinator has named all replicas, and maybe what keepalive it asks for."""
-        usable = [address for address in addresses if is_address(address)][:MOST_REPLICAS]
+        usable = [address for address in addresses if _may_be_named(address)][:MOST_REPLICAS]
         with _lock:
             self._learned = tuple(usable) or self._learned
             self._keepalive_ms = keepalive_ms or self._keepalive_ms
 
     def answers(self, address: str) -> None:
-        """This one has answered as the leader does."""
+        """This one has answered as the leader does; a relay does so without being it."""
         with _lock:
+            self._silent.pop(address, None)
+            if is_socket(address):
+                return
             if address != self._leader:
                 self._leader, self._leads_since = address, self.clock()
             self._answered = True
-            self._silent.pop(address, None)
 
     def falls_silent(self, address: str, since: float) -> None:
         """This one did not answer.
@@ -202,7 +217,7 @@ class Replicas:
         with _lock:
             if self._leader == address:
                 self._leader, self._answered = "", False
-            if not is_address(leader):
+            if not _may_be_named(leader):
                 return False
             if leader != self._leader:
                 self._leader, self._answered, self._leads_since = leader, False, self.clock()
@@ -233,11 +248,16 @@ class Search:
         self._turn(0)
         self._address = self._untried()
         self._in_touch = replicas.in_touch(self._address)
+        self._once_more = False
+        """Whether it is called once more, for its connection has just fallen silent."""
 
     @property
     def target(self) -> Target:
         """Whom to call."""
-        return self.replicas.target(self._address)
+        target = self.replicas.target(self._address)
+        if self._once_more and self.replicas.several:
+            return replace(target, connect_timeout_ms=CONNECT_TIMEOUT_ONCE_MORE_MS)
+        return target
 
     def begin(self) -> Target:
         """The call begins now.
@@ -264,9 +284,10 @@ class Search:
         return "; ".join(f"{address}: {why}" for address, why in words.items())
 
     def answered(self) -> None:
-        """The one that was called leads."""
+        """The one that was called leads, or is a relay."""
         self.replicas.answers(self._address)
-        self._in_touch = True
+        # A connection to a socket is not lost on its way: who ended it is gone.
+        self._in_touch, self._once_more = not is_socket(self._address), False
         self._words.clear()
         self._backoff = FIRST_BACKOFF
         self._turn(0)
@@ -283,6 +304,32 @@ class Search:
         self._words[self._address] = why
         self._in_touch = False
         return self._pause()
+
+    def ended(self, why: str) -> float:
+        """The one that was called ended a stream without a word, as a relay does that goes.
+
+        Args:
+            why: for people.
+
+        Returns:
+            Seconds to wait before the next call.
+        """
+        return self.left(why) if is_socket(self._address) else self.again(why)
+
+    def denied(self, why: str) -> float:
+        """This process has not what it takes to call this one; where there are relays, they ask for nothing.
+
+        Args:
+            why: for people.
+
+        Returns:
+            Seconds to wait before the next call.
+        """
+        if not self.replicas.relays:
+            return self.again(why)
+        self._words[self._address] = why
+        self._in_touch = self._once_more = False
+        return self._on()
 
     def ran_out(self, why: str) -> None:
         """The caller's own time was over before the call's end, which says nothing against anyone.
@@ -304,6 +351,7 @@ class Search:
             Seconds to wait before the next call.
         """
         if self._in_touch:
+            self._once_more = True
             return self.again(why)
         return self.left(why)
 
@@ -317,7 +365,7 @@ class Search:
             Seconds to wait before the next call.
         """
         self._words[self._address] = why
-        self._in_touch = False
+        self._in_touch = self._once_more = False
         self.replicas.falls_silent(self._address, self._called_at)
         return self._on()
 
@@ -333,7 +381,7 @@ class Search:
             Seconds to wait before the next call.
         """
         self._words[self._address] = why
-        self._in_touch = False
+        self._in_touch = self._once_more = False
         self._met_standby = True
         self.replicas.learn(replicas)
         if (
@@ -392,10 +440,9 @@ class Search:
         self._looked_up = False
 
 
-def is_address(text: str) -> bool:
-    """Whether it is ``HOST:PORT``."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65_536
+def _may_be_named(address: str) -> bool:
+    """Whether to go where a coordinator sends us."""
+    return is_address(address) and not is_socket(address)
 
 
 _lock = threading.Lock()

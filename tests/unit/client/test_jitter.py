@@ -2,7 +2,7 @@
 
 import random
 
-from muster.worker.jitter import jittered
+from muster.client.jitter import jittered
 
 
 def test_pauses_differ_and_keep_to_their_bounds():

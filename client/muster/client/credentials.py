@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from muster.worker.environment import EnvironmentValueError
+from muster.client.addresses import is_socket, relays_of, target_of
+from muster.client.errors import EnvironmentValueError
 
 TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN"})
 """Reasons of a refusal that another token would mend."""
@@ -67,6 +68,15 @@ class Credentials:
             server_name=environ.get("MUSTER_TLS_SERVER_NAME", ""),
         )
 
+    @classmethod
+    def toward(cls, address: str) -> "Credentials":
+        """What is shown to one address: nothing to a socket, where the file's permissions are the check.
+
+        Raises:
+            EnvironmentValueError: a variable is missing that another one needs.
+        """
+        return cls() if is_socket(address) else cls.of()
+
     def check(self) -> None:
         """See that every file can be used, before anyone waits for a connection.
 
@@ -74,7 +84,7 @@ class Credentials:
             EnvironmentValueError: one cannot.
         """
         self.authorization()
-        self._tls()
+        self.channel_credentials()
 
     def authorization(self) -> str:
         """The value of the ``authorization`` header; empty if there is no token.
@@ -106,31 +116,44 @@ class Credentials:
         return tuple(_read(path, variable) for path, variable in files if path is not None)
 
     def open_channel(
-        self, endpoint: str, options: list[tuple[str, Any]], server_name: str = ""
+        self, address: str, options: list[tuple[str, Any]], server_name: str = ""
     ) -> grpc.Channel:
         """A channel that shows them.
 
         Args:
-            endpoint: ``HOST:PORT``.
+            address: ``HOST:PORT``, or ``unix:///PATH``.
             options: gRPC's.
             server_name: the name that the coordinator's certificate must have, unless the environment
-                demands another; empty: the endpoint's host.
+                demands another; empty: the address's host.
 
         Raises:
             EnvironmentValueError: a file cannot be used.
         """
-        tls = self._tls()
+        tls = self.channel_credentials()
         if tls is None:
-            channel = grpc.insecure_channel(endpoint, options=options)
+            channel = grpc.insecure_channel(target_of(address), options=options)
         else:
-            server_name = self.server_name or server_name
-            name = [("grpc.ssl_target_name_override", server_name)] if server_name else []
-            channel = grpc.secure_channel(endpoint, tls, options=[*options, *name])
+            named = [*options, *self.name_options(server_name)]
+            channel = grpc.secure_channel(address, tls, options=named)
         if self.token or self.token_file:
             channel = grpc.intercept_channel(channel, _Bearer(self))
         return channel
 
-    def _tls(self) -> grpc.ChannelCredentials | None:
+    def name_options(self, server_name: str = "") -> list[tuple[str, Any]]:
+        """The options that say whom the coordinator's certificate must name.
+
+        Args:
+            server_name: as in :meth:`open_channel`.
+        """
+        name = self.server_name or server_name
+        return [("grpc.ssl_target_name_override", name)] if name else []
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """What a channel that speaks TLS is opened with; None if it is not spoken.
+
+        Raises:
+            EnvironmentValueError: a file cannot be used.
+        """
         if self.ca is None:
             return None
         ca = _read(self.ca, "MUSTER_TLS_CA")
@@ -210,24 +233,36 @@ _FAULTS = (
 _CLOSED = ("Socket closed", "Connection reset")
 
 
+def check_credentials(endpoint: str) -> None:
+    """See that what is to be shown to an endpoint's addresses can be used.
+
+    Raises:
+        EnvironmentValueError: it cannot.
+    """
+    for address in endpoint.split(","):
+        Credentials.toward(address).check()
+
+
 class TokenPatience:
-    """How long a process that was welcome waits for another token: from the first refusal on.
+    """How long a process that was welcome waits for another token, or a relay: from the first refusal on.
 
     Args:
+        endpoint: whom it calls.
         clock: seconds of a monotonic clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._relays = relays_of(endpoint)
         self._clock = clock
         self._since: float | None = None
 
     def lasts(self, reason: str) -> bool:
-        """Whether to try again after a refusal, since the token may be replaced meanwhile.
+        """Whether to try again after a refusal, since the token may be replaced or a relay be back meanwhile.
 
         Args:
             reason: of the refusal.
         """
-        if reason not in TOKEN_REFUSED or Credentials.of().token_file is None:
+        if reason not in TOKEN_REFUSED or not (self._relays or Credentials.of().token_file):
             return False
         now = self._clock()
         if self._since is None:

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from muster.worker import credentials
-from muster.worker.credentials import TOKEN_PATIENCE, Credentials, TokenPatience
-from muster.worker.environment import EnvironmentValueError
+from muster.client import credentials
+from muster.client.credentials import TOKEN_PATIENCE, Credentials, TokenPatience, check_credentials
+from muster.client.errors import EnvironmentValueError
 from tests.support.authority import Authority
 
 SECRET = "s3cr3t-0123456789"
@@ -105,7 +106,7 @@ def test_what_grpc_says_of_tls_becomes_a_sentence(given: Credentials, details: s
 def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token_file=Path("x")))
     now = 100.0
-    patience = TokenPatience(lambda: now)
+    patience = TokenPatience("a:1", lambda: now)
     now += 2 * TOKEN_PATIENCE  # Without a coordinator: nobody has refused anything yet.
     assert patience.lasts("TOKEN_UNKNOWN")
     now += TOKEN_PATIENCE - 1
@@ -117,3 +118,36 @@ def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest
     assert patience.lasts("TOKEN_UNKNOWN")
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token=SECRET))
     assert not patience.lasts("TOKEN_UNKNOWN")
+
+
+def test_where_a_relay_may_be_back_a_refused_token_is_waited_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token=SECRET))
+    now = 100.0
+    patience = TokenPatience("unix:///r,a:1", lambda: now)
+    assert patience.lasts("TOKEN_UNKNOWN")
+    assert not patience.lasts("RUN_NOT_ALLOWED")
+    now += TOKEN_PATIENCE
+    assert not patience.lasts("TOKEN_UNKNOWN")
+
+
+def test_a_socket_is_shown_nothing_and_the_others_what_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_TOKEN", SECRET)
+    assert Credentials.toward("unix:///r") == Credentials()
+    assert Credentials.toward("a:1").authorization() == f"Bearer {SECRET}"
+
+
+def test_what_is_shown_to_nobody_need_not_be_usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("MUSTER_TOKEN_FILE", str(tmp_path / "nowhere"))
+    check_credentials("unix:///r")
+    with pytest.raises(EnvironmentValueError, match="MUSTER_TOKEN_FILE"):
+        check_credentials("unix:///r,a:1")
+
+
+def test_a_channel_of_grpcs_asyncio_side_is_opened_with_the_same(authority: Authority):
+    given = Credentials.of({"MUSTER_TLS_CA": str(authority.ca), "MUSTER_TLS_SERVER_NAME": "muster"})
+    assert isinstance(given.channel_credentials(), grpc.ChannelCredentials)
+    assert given.name_options("called") == [("grpc.ssl_target_name_override", "muster")]
+    given = Credentials.of({})
+    assert given.channel_credentials() is None
+    assert given.name_options("called") == [("grpc.ssl_target_name_override", "called")]
+    assert given.name_options() == []

@@ -1,0 +1,71 @@
+"""What an endpoint is made of: ``HOST:PORT`` of coordinators, and the sockets of relays on this machine."""
+
+from urllib.parse import quote
+
+from muster.client.errors import EnvironmentValueError
+
+SOCKET = "unix://"
+"""How the address of a socket begins; its absolute path follows."""
+LONGEST_PATH = 107
+"""Bytes that the path of a socket may have on Linux."""
+
+
+def checked(endpoint: str) -> str:
+    """The addresses of an endpoint, each once, with commas between.
+
+    Args:
+        endpoint: ``HOST:PORT`` or ``unix:///PATH``, or several with commas between.
+
+    Raises:
+        EnvironmentValueError: a part of it is neither; the message names it, and says what to do.
+    """
+    addresses = list(dict.fromkeys(map(str.strip, endpoint.split(","))))
+    for address in addresses:
+        if fault := _fault(address):
+            where = f'endpoint "{address}"' if address == endpoint else f'endpoint "{endpoint}": "{address}"'
+            raise EnvironmentValueError(f"{where} {fault}")
+    return ",".join(addresses)
+
+
+def relays_of(endpoint: str) -> list[str]:
+    """Those addresses of an endpoint that are sockets."""
+    return [address for address in endpoint.split(",") if is_socket(address)]
+
+
+def is_address(text: str) -> bool:
+    """Whether it is ``HOST:PORT``, or ``unix:///PATH`` with a path that a socket may have."""
+    return not _fault(text)
+
+
+def is_socket(address: str) -> bool:
+    """Whether it is a socket of this machine."""
+    return address.startswith(SOCKET)
+
+
+def target_of(address: str) -> str:
+    """What gRPC calls an address: it takes a socket's for a URI."""
+    return SOCKET + quote(address.removeprefix(SOCKET)) if is_socket(address) else address
+
+
+def _fault(address: str) -> str:
+    """Why it is no address, and what to do; empty if it is one."""
+    # As gRPC may write a socket, too; a host may be called unix.
+    if address.startswith("unix:/"):
+        return _fault_of_path(address.removeprefix(SOCKET))
+    host, _, port = address.rpartition(":")
+    if host and port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65_536:
+        return ""
+    return (
+        "is not host:port, such as muster.example:7550, nor the socket of a relay, such as "
+        "unix:///run/muster/relay.sock. Several have commas between."
+    )
+
+
+def _fault_of_path(path: str) -> str:
+    instead = "name one such as unix:///run/muster/relay.sock."
+    if not path.startswith("/") or path.endswith("/") or not path.isprintable():
+        return f"is not {SOCKET} and the absolute path of a socket: {instead}"
+    length = len(path.encode())
+    if length > LONGEST_PATH:
+        return f"has a path of {length} bytes; a socket's may have {LONGEST_PATH}: {instead}"
+    return ""

@@ -1,0 +1,100 @@
+"""Calls to the coordinator, whoever makes them: their channels' options, and how their failures are read."""
+
+from typing import Any, cast
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
+
+from muster.client.credentials import TOKEN_REFUSED, Credentials
+from muster.client.replicas import Search, Target
+
+PROTOCOL_VERSION = 1
+"""The version of ``muster.v1`` that is spoken on streams."""
+
+MOST_METADATA = 131_072
+"""Bytes of a call's headers."""
+
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's transparent retry loses the end of a call that meets a GOAWAY; its reader then waits for ever.
+    ("grpc.enable_retries", 0),
+    # Probing for bandwidth sends a ping for each small message.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A refusal names nodes, and travels in a header.
+    ("grpc.max_metadata_size", MOST_METADATA),
+    ("grpc.absolute_max_metadata_size", MOST_METADATA),
+]
+
+NOT_LEADER, DRAINING, RELAY_CUT_OFF = "NOT_LEADER", "COORDINATOR_DRAINING", "RELAY_CUT_OFF"
+ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF})
+"""Reasons of a coordinator that does not lead, or soon will not, and of a relay that does not reach the one
+that does: nothing has failed."""
+
+
+def channel_options(target: Target) -> list[tuple[str, Any]]:
+    """The options of a channel to the coordinator."""
+    timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return [
+        *CHANNEL_OPTIONS,
+        # gRPC's name is misleading: it is the time that one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", target.connect_timeout_ms),
+        *((timer, target.keepalive_ms) for timer in timers),
+    ]
+
+
+def explain(error: grpc.RpcError) -> str:
+    """A failed call in a few words; its error is also the call, which knows the status."""
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    if not (code and details):
+        return repr(error)
+    if code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"timeout ({code().name}: {details()})"
+    # Of a socket, gRPC's words are all there is to say.
+    fault = "" if "unix:" in details() else Credentials.of().fault(str(details()))
+    return f"{code().name}: {fault or details()}"
+
+
+def reason_of(error: grpc.RpcError | grpc.Call) -> str:
+    """The stable reason of the coordinator's refusal; empty if the call did not end by its word."""
+    return str(error_info(error).reason)
+
+
+def error_info(error: grpc.RpcError | grpc.Call) -> ErrorInfo:
+    """The details of the coordinator's refusal for programs; empty if the call did not end by its word."""
+    info = ErrorInfo()
+    try:
+        status = rpc_status.from_call(cast(grpc.Call, error))
+    except ValueError:
+        return info
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            break
+    return info
+
+
+def search_on(search: Search, error: grpc.RpcError) -> float:
+    """Go on with a search after a call that failed.
+
+    Args:
+        search: whose call it was.
+        error: how it ended.
+
+    Returns:
+        Seconds to wait before the next call.
+    """
+    info, why = error_info(error), explain(error)
+    if info.reason == NOT_LEADER:
+        replicas = info.metadata.get("replicas", "").split(",")
+        return search.not_leader(info.metadata.get("leader", ""), replicas, why)
+    if info.reason in (DRAINING, RELAY_CUT_OFF):
+        return search.left(why)
+    if info.reason in TOKEN_REFUSED:
+        return search.denied(why)
+    # Any other reason is the leader's own word.
+    return search.again(why) if info.reason else search.failed(why)

@@ -1,0 +1,149 @@
+"""Where a relay listens: a Unix socket that others may not take away, or an address."""
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.client.addresses import SOCKET, checked, is_socket, target_of
+from muster.client.errors import EnvironmentValueError
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+
+class ListenError(ValueError):
+    """A relay cannot listen there; the message says why, and what to do."""
+
+
+@dataclass(slots=True)
+class Listen:
+    """A place to listen at."""
+
+    address: str
+    """``unix:///PATH`` or ``HOST:PORT``."""
+    _own: tuple[int, int] | None = None
+    """Device and inode of our socket, once it is there."""
+
+    @property
+    def path(self) -> Path | None:
+        """Of the Unix socket; None if it is none."""
+        return Path(self.address.removeprefix(SOCKET)) if is_socket(self.address) else None
+
+    @property
+    def target(self) -> str:
+        """What gRPC calls it."""
+        return target_of(self.address)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can connect to it."""
+        return self.path is None and self.address.rpartition(":")[0] not in LOOPBACK
+
+    def prepare(self) -> None:
+        """See that a relay may listen here. A folder that is missing is made; a dead one's socket goes.
+
+        Raises:
+            ListenError: it may not.
+        """
+        path = self.path
+        if path is None:
+            return
+        _check_folder(path)
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ListenError(f"{self.address}: it cannot be looked at ({error.strerror}).") from error
+        if not stat.S_ISSOCK(mode):
+            raise ListenError(
+                f"{self.address}: something that is no socket is there already. Name another path."
+            )
+        if _answers(path):
+            raise ListenError(
+                f"{self.address}: somebody listens there already. Stop that relay, or name another path."
+            )
+        try:
+            path.unlink()
+        except OSError as error:
+            raise ListenError(
+                f"{self.address}: a socket that nobody listens to is there, and cannot be removed "
+                f"({error.strerror}). Remove it, or name another path."
+            ) from error
+
+    def restrict(self, mode: int) -> None:
+        """Let only those connect whom the file's permissions name."""
+        if self.path is not None:
+            self.path.chmod(mode)
+            self._own = _identity(self.path)
+
+    def remove(self) -> None:
+        """Take the socket away, once nobody listens; the next relay's may be there already, and stays."""
+        if self.path is not None and self._own is not None and _identity(self.path) == self._own:
+            self.path.unlink(missing_ok=True)
+
+
+def listen_at(given: str) -> Listen:
+    """A place to listen at, from what a person wrote.
+
+    Args:
+        given: ``unix:///PATH`` or ``HOST:PORT``.
+
+    Raises:
+        ListenError: it is neither, or cannot be used.
+    """
+    try:
+        address = checked(given)
+    except EnvironmentValueError as error:
+        raise ListenError(str(error)) from None
+    if "," in address:
+        raise ListenError(f'"{given}" is more than one place to listen at. Name one.')
+    return Listen(address)
+
+
+def _check_folder(path: Path) -> None:
+    """Whoever may write the folder may put a socket of their own there, and speak for the workers."""
+    folder = path.parent
+    with suppress(OSError):
+        # /run is empty after a boot, and a pod's volume is for everyone. What is wrong is said below.
+        folder.mkdir(0o755)
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise ListenError(
+            f"{SOCKET}{path}: its folder, {folder}, cannot be looked at ({error.strerror}). Make it, for the "
+            "relay's user alone."
+        ) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise ListenError(f"{SOCKET}{path}: {folder} is no folder. Name another path.")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ListenError(
+            f"{SOCKET}{path}: others may write its folder, {folder} (mode {stat.S_IMODE(status.st_mode):o}), "
+            "and could put a socket of their own there. Run: chmod go-w on it, or name another."
+        )
+    if status.st_uid not in (0, os.geteuid()):
+        raise ListenError(
+            f"{SOCKET}{path}: its folder, {folder}, belongs to user {status.st_uid}, who could put a socket "
+            "there. Name a folder of the relay's own user."
+        )
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+        return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

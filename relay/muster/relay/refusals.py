@@ -1,0 +1,163 @@
+"""What a relay refuses on its own: what would end the stream that many share, or is no message at all.
+
+All else it hands on, and the coordinator judges it.
+"""
+
+from google.protobuf.any_pb2 import Any
+from google.rpc.code_pb2 import (
+    ABORTED,
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+)
+from google.rpc.error_details_pb2 import ErrorInfo
+
+from muster.v1 import session_pb2 as pb
+
+DOMAIN = "muster"
+"""The ``domain`` of every ErrorInfo."""
+
+
+class Refused(Exception):
+    """What a stream from below said cannot be taken; the stream ends with it.
+
+    Args:
+        refusal: what it is told.
+    """
+
+    def __init__(self, refusal: pb.Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def invalid(field: str, value: object, why: str) -> Refused:
+    """A field that no coordinator takes."""
+    return Refused(_refusal(INVALID_ARGUMENT, "INVALID_ARGUMENT", f"{field} = {value}: {why}.", field=field))
+
+
+def not_a_message(data: bytes, why: object) -> Refused:
+    """Bytes of another protocol, or of a newer one."""
+    return Refused(
+        _refusal(
+            INVALID_ARGUMENT,
+            "INVALID_ARGUMENT",
+            f"{len(data):,} bytes that are not a muster.v1.ConnectRequest that this relay knows ({why}). "
+            "Speak the protocol of docs/protocol.md.",
+        )
+    )
+
+
+def too_large(size: int, most: int) -> Refused:
+    """A message that the coordinator would take from nobody."""
+    return Refused(
+        _refusal(
+            RESOURCE_EXHAUSTED,
+            "LIMIT_EXCEEDED",
+            f"a message of {size:,} bytes: the relay takes {most:,} from one stream, which is what the "
+            "coordinator takes from one rank. Hand in less, or raise max_payload_bytes on the coordinator.",
+            limit="max_payload_bytes",
+        )
+    )
+
+
+def other_protocol(given: int, version: str, known: int) -> Refused:
+    """Who speaks another version of the protocol than this relay."""
+    return Refused(
+        _refusal(
+            FAILED_PRECONDITION,
+            "PROTOCOL_VERSION",
+            f"protocol_version = {given}: this relay ({version}) speaks version {known}. Use an SDK of the "
+            "same major version.",
+            supported=str(known),
+        )
+    )
+
+
+def hello_required(why: str) -> Refused:
+    """Who says something before its Hello, or nothing at all."""
+    return Refused(
+        _refusal(FAILED_PRECONDITION, "HELLO_REQUIRED", f"{why}. Open another session, and say Hello first.")
+    )
+
+
+def hello_repeated() -> Refused:
+    """Who says Hello twice."""
+    return Refused(
+        _refusal(
+            FAILED_PRECONDITION,
+            "HELLO_REPEATED",
+            "this session has said hello already; open another one.",
+        )
+    )
+
+
+def not_in_session(rank: int, prefix: str, sequence: int | None) -> pb.Refusal:
+    """An arrival or a join for a rank that speaks on another stream; this one goes on."""
+    refusal = _refusal(
+        INVALID_ARGUMENT,
+        "RANK_NOT_IN_SESSION",
+        f"rank {rank} is not one of those that this session said hello for. Name every rank in the Hello.",
+    )
+    refusal.prefix, refusal.rank = prefix, rank
+    if sequence is not None:
+        refusal.sequence = sequence
+    return refusal
+
+
+def replaced(process: pb.Process) -> pb.Refusal:
+    """A process that has come back before its old stream was seen to end."""
+    return _refusal(
+        ABORTED,
+        "SESSION_REPLACED",
+        f"rank {process.rank} ({process.host}, pid {process.pid}) has opened another session; this one is "
+        "over.",
+    )
+
+
+def slow_consumer(waiting: int) -> pb.Refusal:
+    """Who does not read what it is told."""
+    return _refusal(
+        RESOURCE_EXHAUSTED,
+        "SLOW_CONSUMER",
+        f"{waiting} messages were waiting for this session to read them. Connect again and read what comes.",
+    )
+
+
+def upstream_lost(why: str) -> pb.Refusal:
+    """The relay's own stream broke: whoever it spoke for connects again, and says again what is open."""
+    return _refusal(
+        UNAVAILABLE,
+        "UPSTREAM_LOST",
+        f"this relay has lost the coordinator ({why}). Connect again; nothing has failed.",
+    )
+
+
+def cut_off(why: str) -> pb.Refusal:
+    """The relay reaches no coordinator: whoever can does better without it."""
+    return _refusal(
+        UNAVAILABLE,
+        "RELAY_CUT_OFF",
+        f"this relay does not reach the coordinator ({why}). Connect directly, or again later; nothing has "
+        "failed.",
+    )
+
+
+def draining() -> pb.Refusal:
+    """The relay stops: whoever it spoke for goes on without it."""
+    return _refusal(
+        UNAVAILABLE, "RELAY_CUT_OFF", "this relay is stopping. Connect directly; nothing has failed."
+    )
+
+
+def _refusal(code: int, reason: str, message: str, **metadata: str) -> pb.Refusal:
+    packed = Any()
+    packed.Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    return pb.Refusal(code=code, message=message, error_info=packed)
+
+
+def info_of(refusal: pb.Refusal) -> ErrorInfo:
+    """A refusal's details for programs."""
+    info = ErrorInfo()
+    refusal.error_info.Unpack(info)
+    return info

@@ -1,0 +1,193 @@
+"""The way down: the server that workers, and other relays, connect to."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from muster.relay import refusals, status
+from muster.relay.counts import Counts
+from muster.relay.door import Door, Visitor
+from muster.relay.guest import Guest
+from muster.relay.passing import Passing
+from muster.relay.relay import Relay
+from muster.relay.streams import Outbox
+from muster.relay.upstream import CONNECT, Upstream
+from muster.v1 import session_pb2 as pb
+
+MAX_UNSENT = 1_000
+"""Messages that may wait for a guest that does not read."""
+HELLO_TIMEOUT = 10.0
+"""Seconds that a guest has for its first message."""
+KEEPALIVE_MS = 1_000
+"""Ping a guest after so long without data, and wait so long for the answer: as often as a coordinator with
+the shortest session TTL, so that no death is noticed later than without the relay."""
+PING_INTERVAL_MS = 500
+"""The least milliseconds between two pings of a guest, as the coordinator has it."""
+MOST_MESSAGE = 64 << 20
+"""Bytes of one message."""
+MOST_STREAMS = 20_000
+"""Streams and calls at once."""
+
+
+class Session:
+    """One stream from below: the sink of a guest.
+
+    Args:
+        relay: takes the guest in.
+        visitor: what it may touch.
+    """
+
+    def __init__(self, relay: Relay, visitor: Visitor) -> None:
+        self._outbox = Outbox()
+        self._refusal: pb.Refusal | None = None
+        self._served = False
+        """Whether the stream has ended."""
+        self._patience = asyncio.timeout(None)
+        """Ends a write that does not end, since the guest does not read."""
+        self._guest: Guest = relay.guest(self, visitor.check_run)
+
+    def send(self, data: bytes) -> None:
+        """See ``Sink``."""
+        if self._served:
+            return
+        if len(self._outbox) >= MAX_UNSENT:
+            self._outbox.clear()
+            self._guest.end(refusals.slow_consumer(MAX_UNSENT))
+            if self._patience.when() is None:
+                self._patience.reschedule(0)
+            return
+        self._outbox.put(data)
+
+    def end(self, refusal: pb.Refusal | None) -> None:
+        """See ``Sink``."""
+        self._refusal = self._refusal or refusal
+        self._outbox.close()
+
+    async def serve(self, context: Any) -> None:
+        """Carry messages both ways until either side ends the stream."""
+        reader = asyncio.create_task(self._read(context))
+        try:
+            async with self._patience:
+                await self._outbox.write(context.write)
+        except TimeoutError:
+            pass  # The status says why.
+        finally:
+            self._served = True
+            reader.cancel()
+            self._guest.lost()
+        if self._refusal is not None:
+            await context.abort_with_status(status.of(self._refusal))
+
+    async def _read(self, context: Any) -> None:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                data = await context.read()
+            while data is not grpc.aio.EOF:
+                self._guest.hear(data)
+                data = await context.read()
+        except TimeoutError:
+            refused = refusals.hello_required(
+                f"no Hello came within {HELLO_TIMEOUT:g} s of opening the session"
+            )
+            self._guest.end(refused.refusal)
+        except refusals.Refused as refused:
+            self._guest.end(refused.refusal, tell=True)
+
+    def dismiss(self) -> None:
+        """The relay stops."""
+        self._guest.end(refusals.draining())
+
+
+class Sessions(grpc.GenericRpcHandler):
+    """``SessionService.Connect`` over raw bytes, so that a decision goes on as it came.
+
+    Args:
+        relay: takes guests in.
+        door: lets them in.
+        counts: what is measured.
+    """
+
+    def __init__(self, relay: Relay, door: Door, counts: Counts) -> None:
+        self._relay = relay
+        self._door = door
+        self._counts = counts
+        self._open: set[Session] = set()
+        self._draining = False
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """See ``grpc.GenericRpcHandler``."""
+        if handler_call_details.method != CONNECT:
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._connect)
+
+    async def _connect(self, _: object, context: Any) -> None:
+        if self._draining:
+            await context.abort_with_status(status.of(refusals.draining()))
+        try:
+            async with self._door.admitted(CONNECT, context.invocation_metadata() or ()) as visitor:
+                await self._serve(Session(self._relay, visitor), context)
+        except refusals.Refused as refused:
+            await context.abort_with_status(status.of(refused.refusal))
+
+    async def _serve(self, session: Session, context: Any) -> None:
+        self._open.add(session)
+        self._counts.workers += 1
+        try:
+            await session.serve(context)
+        finally:
+            self._open.discard(session)
+            self._counts.workers -= 1
+
+    def drain(self) -> None:
+        """Ask every guest to go on without this relay."""
+        self._draining = True
+        for session in list(self._open):
+            session.dismiss()
+
+
+class RelayServer:
+    """A relay that listens.
+
+    Args:
+        upstream: the way to the coordinator.
+        relay: the relay.
+        door: who is let in.
+        counts: what is measured.
+    """
+
+    def __init__(self, upstream: Upstream, relay: Relay, door: Door, counts: Counts) -> None:
+        self._upstream = upstream
+        self._sessions = Sessions(relay, door, counts)
+        self.server = grpc.aio.server(options=_options())
+        self.server.add_generic_rpc_handlers((self._sessions, Passing(upstream, door, counts)))
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Ask everyone to connect elsewhere, and stop.
+
+        Args:
+            grace: seconds that calls in flight get.
+        """
+        self._sessions.drain()
+        await self.server.stop(grace)
+        await self._upstream.close()
+
+
+def _options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.server.max_pending_requests", MOST_STREAMS),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_STREAMS),
+        # What the coordinator takes, each guest is told; this is what a relay holds in memory for one
+        # message.
+        ("grpc.max_receive_message_length", MOST_MESSAGE),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
+    ]

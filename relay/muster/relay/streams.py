@@ -1,0 +1,47 @@
+"""What waits to be said on a stream of grpc.aio, and the task that says it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+
+class Outbox:
+    """Messages in order, until it is closed."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque()
+        self._closed = False
+        self._wake: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, data: bytes) -> None:
+        """Say this next; once it is closed, nothing more is said."""
+        if not self._closed:
+            self._waiting.append(data)
+            self._notify()
+
+    def close(self) -> None:
+        """Say no more than what waits already."""
+        self._closed = True
+        self._notify()
+
+    def clear(self) -> None:
+        """Do not say what waits."""
+        self._waiting.clear()
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def write(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Say what comes, until it is closed and all is said."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._waiting:
+                await write(self._waiting.popleft())
+            if self._closed:
+                return
+            self._wake = loop.create_future()
+            await self._wake

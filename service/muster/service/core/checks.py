@@ -1,0 +1,132 @@
+"""What may come in: names, ranks, times and shapes, held against the bounds before anything is changed."""
+
+from collections.abc import Sequence
+
+from muster.service.core import report
+from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo
+from muster.service.core.limits import Limits
+from muster.service.core.model import Shape
+from muster.service.core.operations import Change, Operation, Waiting
+from muster.service.core.refusal import Reason, Refusal
+
+MOST_GENERATION = 2**31 - 1
+"""Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
+
+
+class Checks:
+    """What an event may say, whatever the state is. Each check raises ``Refusal``: INVALID_ARGUMENT.
+
+    Args:
+        limits: the coordinator's bounds.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def name(self, field: str, value: str) -> None:
+        """A name is short and can be printed."""
+        size, most = len(value.encode("utf-8", "replace")), self._limits.max_name_bytes
+        if not value:
+            raise invalid(field, '""', "it must not be empty")
+        if size > most:
+            raise invalid(
+                field,
+                f'"{report.printable(value[:20])}…"',
+                f"it has {size:,} bytes and may have {most}",
+            )
+        if not value.isprintable():
+            raise invalid(field, f'"{report.printable(value)}"', "control characters are not allowed")
+
+    def reason(self, reason: str) -> None:
+        """A reason is not too long."""
+        size, most = len(reason.encode("utf-8", "replace")), self._limits.max_reason_bytes
+        if size > most:
+            raise invalid("reason", f"{size:,} bytes", f"it may have {most:,}")
+
+    def generation(self, generation: int) -> None:
+        """A generation fits into every field that it is kept in."""
+        if generation > MOST_GENERATION:
+            raise invalid("generation", generation, f"it must be from 0 to {MOST_GENERATION}")
+
+    def timeout(self, timeout: float, field: str = "timeout") -> None:
+        """A timeout, in seconds, ends some day."""
+        most = self._limits.max_timeout_seconds
+        if not 0 < timeout <= most:
+            raise invalid(field, f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
+
+    def process(self, info: ProcessInfo) -> None:
+        """A process says who it is."""
+        if not 0 <= info.rank < self._limits.max_world_size:
+            raise invalid("rank", info.rank, f"it must be from 0 to {self._limits.max_world_size - 1}")
+        self.name("incarnation", info.incarnation)
+        self.name("host", info.host)
+        if info.pid < 0:
+            raise invalid("pid", info.pid, "a process id is not negative")
+
+    def processes(self, infos: Sequence[ProcessInfo]) -> None:
+        """A Hello names its processes, each of another rank."""
+        if not infos:
+            raise invalid("processes", "empty", "a Hello names at least one process")
+        ranks = {info.rank for info in infos}
+        if len(ranks) < len(infos):
+            raise invalid("processes", report.ranges(ranks), "a rank may be named only once")
+        for info in infos:
+            self.process(info)
+
+    def shape(self, event: JoinGroup | ArriveOnce) -> Shape:
+        """Whom the barriers of a group cover, as a process sees it."""
+        self.name("prefix", event.prefix)
+        world_size, participants = event.world_size, event.participants
+        if len(participants) > self._limits.max_world_size:
+            given = f"{len(participants):,} ranks"
+            raise invalid("participants", given, f"there may be {self._limits.max_world_size:,}")
+        if not 1 <= world_size <= self._limits.max_world_size:
+            raise invalid("world_size", world_size, f"it must be from 1 to {self._limits.max_world_size}")
+        ordered = tuple(sorted(set(participants)))
+        if len(ordered) < len(participants):
+            raise invalid("participants", list(participants)[:20], "a rank may be named only once")
+        outside = [rank for rank in ordered if not 0 <= rank < world_size]
+        if outside:
+            raise invalid("participants", outside[:20], f"ranks must be from 0 to {world_size - 1}")
+        return Shape(world_size, () if len(ordered) == world_size else ordered)
+
+    def node(self, event: JoinRendezvous) -> None:
+        """A node says who it is, and what it wants of a round."""
+        self.name("incarnation", event.node.incarnation)
+        self.name("address", event.node.address)
+        if event.node.pid < 0:
+            raise invalid("pid", event.node.pid, "a process id is not negative")
+        if event.attempt < 1:
+            raise invalid("attempt", event.attempt, "attempts are counted from 1")
+        settings, most = event.settings, self._limits.max_world_size
+        if not 1 <= settings.min_nodes <= most:
+            raise invalid("min_nodes", settings.min_nodes, f"it must be from 1 to {most}")
+        if not settings.min_nodes <= settings.max_nodes <= most:
+            raise invalid(
+                "max_nodes",
+                settings.max_nodes,
+                f"it must be from min_nodes, which is {settings.min_nodes}, to {most}",
+            )
+        self.timeout(settings.join_timeout, "join_timeout")
+        self.timeout(settings.last_call_timeout, "last_call_timeout")
+        self.timeout(settings.keep_alive_timeout, "keep_alive_timeout")
+
+    def operation(self, operation: Operation) -> None:
+        """A store's operation names its client and its number, and waits for no longer than it may."""
+        if isinstance(operation, Waiting) and operation.timeout:
+            self.timeout(operation.timeout)
+        if isinstance(operation, Change) and operation.id is not None:
+            self.name("operation.client", operation.id.client)
+            if operation.id.number < 1:
+                raise invalid("operation.number", operation.id.number, "a client's operations count from 1")
+
+
+def invalid(field: str, value: object, why: str) -> Refusal:
+    """The refusal of a value that no coordinator could take.
+
+    Args:
+        field: of the message.
+        value: what it says.
+        why: what it must be instead.
+    """
+    return Refusal(Reason.INVALID_ARGUMENT, f"{field} = {value}: {why}.", field=field)

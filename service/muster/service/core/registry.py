@@ -1,0 +1,78 @@
+"""Which runs are known, and how one begins. How they go, ``forgetting.py`` has."""
+
+from muster.service.core import report
+from muster.service.core.effects import Effects
+from muster.service.core.forgetting import Forgetting
+from muster.service.core.group import Group
+from muster.service.core.limits import Limits
+from muster.service.core.model import Closed, Instant
+from muster.service.core.process import Process
+from muster.service.core.refusal import limit_exceeded
+from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.run import Run
+from muster.service.core.store import Total, Waiter
+from muster.service.core.timers import Timers
+
+
+class Registry:
+    """Begins runs.
+
+    Args:
+        runs: all of the coordinator's, by id.
+        limits: the bounds.
+        timers: where the parts of a run ask to be woken.
+        stored: what the stores of all runs hold.
+        forgetting: makes room for a new run, if it can.
+    """
+
+    def __init__(
+        self,
+        runs: dict[str, Run],
+        limits: Limits,
+        timers: Timers[Group | Process | Rendezvous | Waiter],
+        stored: Total,
+        forgetting: Forgetting,
+    ) -> None:
+        self._runs = runs
+        self._limits = limits
+        self._timers = timers
+        self._stored = stored
+        self._forgetting = forgetting
+
+    def check_room(self, run_id: str, now: Instant) -> None:
+        """Refuse a run that would be one too many.
+
+        Raises:
+            Refusal: LIMIT_EXCEEDED.
+        """
+        known, most = len(self._runs), self._limits.max_runs
+        if run_id not in self._runs and known >= most and self._forgetting.finished(now) is None:
+            raise limit_exceeded(
+                "max_runs",
+                most,
+                f"{known} runs are known already, and none has been closed and out of use for ten minutes",
+            )
+
+    def find(self, run_id: str, generation: int, now: Instant) -> Run:
+        """The run of this id; if there is none, one that nobody knows until it is registered."""
+        return self._runs.get(run_id) or self.new(run_id, generation, now)
+
+    def new(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
+        """A run that nobody knows yet."""
+        return Run(run_id, self._limits, self._timers, generation, now, self._stored, closed)
+
+    def begin(self, run_id: str, generation: int, now: Instant, effects: Effects) -> Run:
+        """The run of this id, known from here on."""
+        run = self.find(run_id, generation, now)
+        self.register(run, now, effects)
+        return run
+
+    def register(self, run: Run, now: Instant, effects: Effects) -> None:
+        """Know a run from here on, if it is a new one."""
+        if run.run_id in self._runs:
+            return
+        most = self._limits.max_runs
+        if len(self._runs) >= most and (finished := self._forgetting.finished(now)) is not None:
+            self._forgetting.forget(finished, effects, report.made_room(finished.run_id, most))
+        self._runs[run.run_id] = run
+        run.keep(now, effects)

@@ -1,0 +1,410 @@
+"""For whom each stream, and each unary call, speaks.
+
+A worker's stream speaks for the processes that its Hello names, until it ends. A relay's, a *line*, begins
+with nobody; processes enter and part one by one, and what becomes of one is nothing to the others.
+"""
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field, replace
+
+from muster.service.core.checks import Checks, invalid
+from muster.service.core.effects import Effects, Entered, Entry, Parted, Refused, Welcome
+from muster.service.core.events import Arrival, Enter, Goodbye, Hello, Part, ProcessInfo, SessionId
+from muster.service.core.forgetting import Forgetting
+from muster.service.core.limits import Limits
+from muster.service.core.model import Instant
+from muster.service.core.process import Process
+from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.registry import Registry
+from muster.service.core.report import ranges
+from muster.service.core.run import Run
+from muster.service.core.timers import Alarms
+
+EPOCH_SHIFT = 32
+"""Ordinals are ``epoch << EPOCH_SHIFT | count``, so that a restarted coordinator never gives one again."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One stream, or one unary call."""
+
+    id: SessionId
+    run: Run
+    """A line's may be one that nobody knows yet: it begins with the first process that enters."""
+    generation: int
+    relay: str = ""
+    """Whose line it is; empty: it is none."""
+    processes: dict[int, Process] = field(default_factory=dict)
+    """By rank. On a line only those that still speak there."""
+
+
+class Sessions:
+    """Takes processes in, and lets them go.
+
+    Args:
+        registry: begins their runs.
+        forgetting: is told that a run is used.
+        limits: the bounds.
+        timers: where a process whose connection broke asks to be woken.
+        ttl: seconds that it may take to come back.
+        epoch: how often this coordinator's storage has been opened, from 1.
+        nodes: the streams of nodes, which share the bound.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        forgetting: Forgetting,
+        limits: Limits,
+        timers: Alarms[Process],
+        ttl: float,
+        epoch: int,
+        nodes: Sized,
+    ) -> None:
+        self.open: dict[SessionId, Session] = {}
+        self.relayed = 0
+        """How many processes speak on lines."""
+        self._registry = registry
+        self._forgetting = forgetting
+        self._limits = limits
+        self._checks = Checks(limits)
+        self._timers = timers
+        self._ttl = ttl
+        self._epoch = epoch
+        self._nodes = nodes
+        self._last_ordinal = epoch << EPOCH_SHIFT
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    # ------------------------------------------------------------------ streams
+
+    def hello(self, event: Hello, now: Instant, effects: Effects) -> None:
+        """A stream says for whom it speaks, or that it is a relay's."""
+        try:
+            self.check_hello(event, now)
+            session = self._open_line(event, now) if event.relay else self.let_in(event, now, effects)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal, final=True))
+            return
+        ordinals = tuple(process.ordinal for process in session.processes.values())
+        effects.send(event.session, Welcome(self._epoch, self._ttl, self._limits.max_payload_bytes, ordinals))
+        if session.processes and session.run.closed is not None:
+            effects.send(event.session, session.run.closed)
+
+    def check_hello(self, event: Hello, now: Instant) -> None:
+        """Refuse a Hello before it changes anything.
+
+        Raises:
+            Refusal: as a check, or for one of its processes.
+        """
+        if event.session in self.open:
+            raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
+        run = self._registry.find(event.run_id, event.generation, now)
+        self.check_room(_replaced_by(event, run))
+        self._checks.name("run_id", event.run_id)
+        if event.relay:
+            self._check_line(event)
+            return
+        self._registry.check_room(event.run_id, now)
+        self._checks.generation(event.generation)
+        self._checks.processes(event.processes)
+        for info in event.processes:
+            run.check_newcomer(event.generation, info)
+            run.check_room(event.generation, info)
+
+    def _check_line(self, event: Hello) -> None:
+        self._checks.name("relay", event.relay)
+        self._checks.generation(event.generation)
+        if event.processes:
+            named = f"{len(event.processes):,} of them"
+            raise invalid("processes", named, "a relay's Hello names none; they Enter one by one")
+
+    def check_room(self, replaced: int) -> None:
+        """There must be room for one more stream; it may end some that are open.
+
+        Raises:
+            Refusal: LIMIT_EXCEEDED.
+        """
+        most, count = self._limits.max_sessions, len(self.open) + len(self._nodes)
+        if count - replaced >= most:
+            raise limit_exceeded("max_sessions", most, f"{count} sessions are open")
+
+    def _open_line(self, event: Hello, now: Instant) -> Session:
+        run = self._registry.find(event.run_id, event.generation, now)
+        line = self.open[event.session] = Session(event.session, run, event.generation, event.relay)
+        return line
+
+    def let_in(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
+        """Processes that were checked enter their run, which begins with them if nobody knew it.
+
+        Raises:
+            Refusal: STALE_GENERATION.
+        """
+        run = self._registry.begin(event.run_id, event.generation, now, effects)
+        run.admit(event.generation, now, effects)
+        session = Session(event.session, run, event.generation)
+        for info in event.processes:
+            self._take_in(session, info, now, effects, unary)
+        self.open[event.session] = session
+        self._forgetting.used(run, now, effects)
+        return session
+
+    def _take_in(
+        self, session: Session, info: ProcessInfo, now: Instant, effects: Effects, unary: bool = False
+    ) -> Process:
+        known = session.run.roster.find(info.rank, info.incarnation)
+        if known is not None and known.session not in (None, session.id):
+            self._end_old_session(known, effects)
+        ordinal = self._ordinal(info)
+        process = session.run.enter(info, ordinal, session.id, unary, now, effects, relay=session.relay)
+        session.processes[info.rank] = process
+        return process
+
+    def _ordinal(self, info: ProcessInfo) -> int:
+        """What an earlier Welcome gave to the process; a new one at its first hello.
+
+        One of a later epoch was given by a coordinator whose state this one does not have: order anew.
+        """
+        known = 0 < info.ordinal <= self._last_ordinal
+        ordinal = info.ordinal if known else self._last_ordinal + 1
+        self._last_ordinal = max(self._last_ordinal, ordinal)
+        return ordinal
+
+    def _end_old_session(self, process: Process, effects: Effects) -> None:
+        """A process connected again before its old stream was seen to break; others speak on a line."""
+        assert process.session is not None
+        final = not process.relay
+        rank = None if final else process.rank
+        effects.send(process.session, Refused(_replaced(process), rank=rank, final=final))
+        self.let_go((process,))
+
+    def goodbye(self, event: Goodbye, now: Instant, effects: Effects) -> None:
+        """All who still speak on a stream leave on purpose."""
+        session = self._close(event.session)
+        if session is not None:
+            self._leave(session, session.processes.values(), event.reason, now, effects)
+
+    def disconnected(self, stream: SessionId, now: Instant, effects: Effects) -> None:
+        """A stream broke; all who still speak on it have the session TTL to come back."""
+        session = self._close(stream)
+        if session is not None:
+            self._lose(session, session.processes.values(), now, effects)
+
+    def end_all(self, run_id: str) -> list[SessionId]:
+        """The streams of a run, which are over from here on."""
+        ended = [session.id for session in self.open.values() if session.run.run_id == run_id]
+        for session in ended:
+            self._close(session)
+        return ended
+
+    def _close(self, stream: SessionId) -> Session | None:
+        session = self.open.pop(stream, None)
+        if session is not None and session.relay:
+            self.relayed -= len(session.processes)
+        return session
+
+    # ------------------------------------------------------------------ lines
+
+    def enter(self, event: Enter, now: Instant, effects: Effects) -> None:
+        """Processes begin to speak on a line, each judged as a Hello for it alone would be."""
+        try:
+            line = self._line(event.session)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+            return
+        entries: dict[int, Entry] = {}
+        answers = [self._entry(line, info, entries, now, effects) for info in event.processes]
+        effects.send(line.id, Entered(tuple(answers)))
+        entered = [rank for rank, entry in entries.items() if entry.refusal is None]
+        if entered and line.run.closed is not None:
+            effects.send(line.id, line.run.closed, entered)
+
+    def _entry(
+        self, line: Session, info: ProcessInfo, before: dict[int, Entry], now: Instant, effects: Effects
+    ) -> Entry:
+        """One process of an Enter, and those that were named before it."""
+        if info.rank in before:
+            return Entry(refusal=invalid("processes", info.rank, "a rank may be named only once"))
+        try:
+            self._check_entry(line, info, now)
+            entry = Entry(self._enter(line, info, now, effects).ordinal)
+        except Refusal as refusal:
+            entry = Entry(refusal=refusal)
+        before[info.rank] = entry
+        return entry
+
+    def _check_entry(self, line: Session, info: ProcessInfo, now: Instant) -> None:
+        self._checks.process(info)
+        self._registry.check_room(line.run.run_id, now)
+        run = self._registry.find(line.run.run_id, line.generation, now)
+        run.check_newcomer(line.generation, info)
+        run.check_room(line.generation, info)
+        known = run.roster.find(info.rank, info.incarnation)
+        most = self._limits.max_relayed_processes
+        moves = known is not None and known.session is not None and bool(known.relay)
+        if self.relayed - moves >= most:
+            counted = f"{self.relayed} processes speak through relays"
+            raise limit_exceeded("max_relayed_processes", most, counted)
+        holder = line.processes.get(info.rank)
+        if holder is not None and holder is not known and run.owns(holder):
+            raise invalid(
+                "rank",
+                info.rank,
+                f"{holder} speaks for it on this stream. Part that one first, or give the other another one",
+            )
+
+    def _enter(self, line: Session, info: ProcessInfo, now: Instant, effects: Effects) -> Process:
+        run = self._registry.begin(line.run.run_id, line.generation, now, effects)
+        run.admit(line.generation, now, effects)
+        if run is not line.run:
+            # The run was forgotten, and begins anew; whoever spoke here was of the old one.
+            for rank in list(line.processes):
+                self._part(line, rank)
+            line.run = run
+        more = info.rank not in line.processes
+        process = self._take_in(line, info, now, effects)
+        self.relayed += more
+        self._forgetting.used(run, now, effects)
+        return process
+
+    def part(self, event: Part, now: Instant, effects: Effects) -> None:
+        """Processes speak on a line no more. Those that do not are passed over."""
+        try:
+            line = self._line(event.session)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+            return
+        parted = [p for rank in event.ranks if (p := self._part(line, rank)) is not None]
+        if event.goodbye is None:
+            self._lose(line, parted, now, effects)
+        else:
+            self._leave(line, parted, event.goodbye, now, effects)
+        effects.send(line.id, Parted(event.ranks))
+
+    def let_go(self, processes: Iterable[Process]) -> None:
+        """They are sent away: those that speak on a line do so no more."""
+        for process in processes:
+            if process.relay and process.session is not None:
+                self._part(self.open[process.session], process.rank)
+
+    def _part(self, line: Session, rank: int) -> Process | None:
+        process = line.processes.pop(rank, None)
+        self.relayed -= process is not None
+        return process
+
+    def _line(self, stream: SessionId) -> Session:
+        line = self.of(stream)
+        if not line.relay:
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                "Enter and Part are for a relay, and the Hello of this session named none. Open a session "
+                "with Hello.relay, or one of its own for each process.",
+            )
+        return line
+
+    # ------------------------------------------------------------------ going
+
+    def _leave(
+        self, session: Session, processes: Iterable[Process], reason: str, now: Instant, effects: Effects
+    ) -> None:
+        run = session.run
+        leaving = list(processes)
+        for process in _still_its(session, leaving):
+            process.leave(now.monotonic)
+            run.gone(process, effects, reason)
+        if leaving:
+            run.check(now, effects)
+            self._forgetting.used(run, now, effects)
+
+    def _lose(self, session: Session, processes: Iterable[Process], now: Instant, effects: Effects) -> None:
+        lost = list(processes)
+        for process in _still_its(session, lost):
+            process.disconnect(now.monotonic)
+            self._timers.arm(process, now.monotonic + self._ttl)
+        if lost:
+            self._forgetting.used(session.run, now, effects)
+
+    # ------------------------------------------------------------------ looking up
+
+    def of(self, stream: SessionId) -> Session:
+        """Who speaks on a stream.
+
+        Raises:
+            Refusal: HELLO_REQUIRED.
+        """
+        found = self.open.get(stream)
+        if found is None:
+            raise Refusal(
+                Reason.HELLO_REQUIRED,
+                "the first message of a session must be a Hello that was welcomed.",
+            )
+        return found
+
+    def process(self, session: Session, rank: int) -> Process:
+        """Who speaks for a rank on a stream.
+
+        Raises:
+            Refusal: RANK_NOT_IN_SESSION, STALE_GENERATION or SESSION_REPLACED.
+        """
+        process = session.processes.get(rank)
+        if process is None:
+            raise _not_here(session, rank)
+        if process.generation != session.run.generation:
+            raise session.run.stale(process.generation)
+        if process.session != session.id:
+            raise _replaced(process)
+        return process
+
+    def refuse(self, stream: SessionId, refused: Refused, ranks: Iterable[int], effects: Effects) -> None:
+        """Tell a stream that a request was refused as a whole; on a line, each rank that it named.
+
+        Without a prefix that would send them away.
+        """
+        session = self.open.get(stream)
+        named = dict.fromkeys(ranks) if session is not None and session.relay and refused.prefix else None
+        for rank in named or [None]:
+            effects.send(stream, replace(refused, rank=rank))
+
+    def check_count(self, session: Session, field: str, given: Sequence[int] | Sequence[Arrival]) -> None:
+        """Refuse a message that would be answered more often than its session has ranks.
+
+        Whom a relay names may have been sent away meanwhile: that must not disturb the others.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT.
+        """
+        if not session.relay:
+            if len(given) > len(session.processes):
+                speaks_for = f"this session speaks for {len(session.processes)}"
+                raise invalid(field, f"{len(given):,} ranks", speaks_for)
+        elif len({one if isinstance(one, int) else one.rank for one in given}) < len(given):
+            raise invalid(field, f"{len(given):,} ranks", "a rank may be named only once")
+
+
+def _still_its(session: Session, processes: Iterable[Process]) -> list[Process]:
+    """Those that belong to the session's run and have not moved to another session."""
+    return [p for p in processes if p.session == session.id and session.run.owns(p)]
+
+
+def _replaced_by(event: Hello, run: Run) -> int:
+    """How many open sessions end when this Hello is welcomed, since their processes moved to it."""
+    known = (run.roster.find(info.rank, info.incarnation) for info in event.processes)
+    return len({p.session for p in known if p is not None and p.session is not None and not p.relay})
+
+
+def _replaced(process: Process) -> Refusal:
+    return Refusal(Reason.SESSION_REPLACED, f"{process} has opened another session; this one is over.")
+
+
+def _not_here(session: Session, rank: int) -> Refusal:
+    if session.relay:
+        return Refusal(
+            Reason.RANK_NOT_IN_SESSION,
+            f"nobody speaks for rank {rank} on this stream, or no more. Enter its process first.",
+        )
+    return Refusal(
+        Reason.RANK_NOT_IN_SESSION,
+        f"rank {rank} is not one of those that this session said hello for: "
+        f"{ranges(session.processes)}. Name every rank in the Hello.",
+    )

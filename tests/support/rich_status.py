@@ -1,0 +1,18 @@
+"""Refusals as they come off the wire, whoever refused."""
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+
+def rich_status(
+    reason: str, message: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, **metadata: str
+) -> grpc.Status:
+    """A status with an ErrorInfo."""
+    detail = Any()
+    detail.Pack(ErrorInfo(reason=reason, domain="muster", metadata=metadata))
+    status = rpc_status.to_status(Status(code=code.value[0], message=message, details=[detail]))
+    assert isinstance(status, grpc.Status)
+    return status

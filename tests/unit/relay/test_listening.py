@@ -1,0 +1,104 @@
+"""Where a relay listens, and where it refuses to."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from muster.relay.listening import ListenError, listen_at
+
+
+def unix(path: Path) -> str:
+    return f"unix://{path}"
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short one, for the relay's user alone."""
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "here", "unix:", "unix:///", "unix://relative.sock", "host", "host:port", "host:0", "a:1,b:1"],
+)
+def test_what_is_no_place_is_refused(given: str):
+    with pytest.raises(ListenError):
+        listen_at(given)
+
+
+def test_a_path_that_no_socket_can_have_is_refused_with_its_length():
+    with pytest.raises(ListenError, match="107"):
+        listen_at(f"unix:///{'x' * 107}")
+
+
+def test_a_free_path_in_a_folder_of_ones_own_is_fine(folder: Path):
+    listen = listen_at(unix(folder / "relay.sock"))
+    listen.prepare()
+    assert listen.path == folder / "relay.sock"
+    assert not listen.is_open
+
+
+@pytest.mark.parametrize(
+    ("given", "exposed"), [("127.0.0.1:1", False), ("[::1]:1", False), ("0.0.0.0:1", True)]
+)
+def test_an_address_beyond_loopback_is_open(given: str, exposed: bool):
+    listen = listen_at(given)
+    listen.prepare()
+    assert listen.is_open is exposed
+
+
+def test_a_folder_that_others_may_write_is_refused(folder: Path):
+    folder.chmod(0o777)
+    with pytest.raises(ListenError, match="others may write its folder"):
+        listen_at(unix(folder / "relay.sock")).prepare()
+
+
+def test_a_folder_that_is_not_there_is_made_so_that_nobody_else_may_write_it(folder: Path):
+    folder.chmod(0o777)  # As a pod's volume is.
+    listen_at(unix(folder / "own" / "relay.sock")).prepare()
+    assert not (folder / "own").stat().st_mode & 0o022
+
+
+def test_a_folder_that_cannot_be_made_is_named(folder: Path):
+    with pytest.raises(ListenError, match="nowhere/at/all, cannot be looked at"):
+        listen_at(unix(folder / "nowhere/at/all/relay.sock")).prepare()
+
+
+def test_a_folder_that_is_a_file_is_refused(folder: Path):
+    (folder / "file").touch()
+    with pytest.raises(ListenError):
+        listen_at(unix(folder / "file" / "relay.sock")).prepare()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_no_socket_is_left_alone(folder: Path, kind: str):
+    path = folder / "relay.sock"
+    if kind == "file":
+        path.write_text("important")
+    else:
+        path.mkdir()
+    with pytest.raises(ListenError, match="something that is no socket"):
+        listen_at(unix(path)).prepare()
+    assert path.exists()
+
+
+def test_a_socket_that_somebody_listens_to_is_left_alone(folder: Path):
+    path = folder / "relay.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(os.fspath(path))
+        other.listen()
+        with pytest.raises(ListenError, match="somebody listens there"):
+            listen_at(unix(path)).prepare()
+        assert path.exists()
+
+
+def test_the_socket_of_a_dead_relay_is_removed(folder: Path):
+    path = folder / "relay.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(path))
+    listen_at(unix(path)).prepare()
+    assert not path.exists()

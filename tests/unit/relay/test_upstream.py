@@ -1,0 +1,17 @@
+import pytest
+
+from muster.relay.upstream import HOLD, hold_within
+
+
+@pytest.mark.parametrize(
+    ("session_ttl_ms", "seconds"),
+    [
+        pytest.param(10_000, HOLD, id="the default"),
+        pytest.param(60_000, HOLD, id="a long one"),
+        pytest.param(3_000, 1.0, id="a short one"),
+    ],
+)
+def test_nobody_is_kept_waiting_for_longer_than_a_third_of_the_session_ttl(
+    session_ttl_ms: int, seconds: float
+):
+    assert hold_within(session_ttl_ms) == seconds

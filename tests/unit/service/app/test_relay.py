@@ -1,0 +1,136 @@
+"""Who is let in at a relay's port, and what is handed on for them."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+from muster.relay.refusals import Refused, info_of
+from muster.service.app.relay import REQUESTS, TokenDoor
+from muster.service.rpc.server import METHODS
+from muster.service.security.access import RULES, Access
+from muster.service.security.tokens import Grant, Role, Tokens
+from muster.v1 import store_pb2
+
+CONNECT = "/muster.v1.SessionService/Connect"
+SET = "/muster.v1.StoreService/Set"
+SECRETS = {role: f"{role.name.lower()}-0123456789" for role in Role}
+
+
+def granted(*runs: str, roles: tuple[Role, ...] = tuple(Role)) -> Tokens:
+    return Tokens(
+        tuple(
+            Grant(
+                name=role.name.lower(),
+                role=role,
+                runs=runs or ("*",),
+                digest=hashlib.sha256(SECRETS[role].encode()).digest(),
+            )
+            for role in roles
+        )
+    )
+
+
+def bearing(role: Role) -> list[tuple[str, str | bytes]]:
+    return [("user-agent", "x"), ("authorization", f"Bearer {SECRETS[role]}")]
+
+
+def reason_of(refused: Refused) -> str:
+    return str(info_of(refused.refusal).reason)
+
+
+async def outcome(door: TokenDoor, method: str, role: Role, run_id: str = "job") -> str:
+    """What becomes of a call: a reason, or OK."""
+    try:
+        async with door.admitted(method, bearing(role)) as visitor:
+            if method == CONNECT:
+                visitor.check_run(run_id)
+            else:
+                request = REQUESTS[method]()
+                if "run_id" in request.DESCRIPTOR.fields_by_name:
+                    setattr(request, "run_id", run_id)  # noqa: B010  # not every request has one
+                visitor.check_request(method, request.SerializeToString())
+    except Refused as refused:
+        return reason_of(refused)
+    return "OK"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ([], "TOKEN_MISSING"),
+        ([("authorization", "Basic x")], "TOKEN_MISSING"),
+        ([("authorization", b"Bearer x")], "TOKEN_MISSING"),
+        ([("authorization", "Bearer unknown")], "TOKEN_UNKNOWN"),
+    ],
+)
+async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | bytes]], reason: str):
+    door = TokenDoor(Access(granted))
+    with pytest.raises(Refused) as caught:
+        async with door.admitted(CONNECT, metadata):
+            raise AssertionError("it was let in")
+    assert reason_of(caught.value) == reason
+
+
+@pytest.mark.parametrize("method", sorted(REQUESTS))
+async def test_what_is_handed_on_is_what_a_worker_may_call(method: str):
+    """Whatever the caller may do: the relay's own token stands for it, and would show its own runs."""
+    door = TokenDoor(Access(granted))
+    rule = RULES[method]
+    expected = "OK" if rule.role <= Role.WORKER and not rule.shows else "ROLE_TOO_LOW"
+    assert await outcome(door, method, Role.WORKER) == expected
+    assert await outcome(door, method, Role.OPERATOR) == expected
+    looks = rule.role is Role.VIEWER
+    assert await outcome(door, method, Role.VIEWER) == (expected if looks else "ROLE_TOO_LOW")
+
+
+def test_all_that_a_worker_may_call_can_be_read():
+    assert {method for method in METHODS if RULES[method].role is Role.WORKER} <= set(REQUESTS)
+
+
+@pytest.mark.parametrize("method", [CONNECT, SET])
+async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
+    door = TokenDoor(Access(lambda: granted("a-*")))
+    assert await outcome(door, method, Role.WORKER, "a-1") == "OK"
+    assert await outcome(door, method, Role.WORKER, "b-1") == "RUN_NOT_ALLOWED"
+    assert await outcome(door, method, Role.WORKER, "") == "RUN_NOT_ALLOWED"
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "reason"),
+    [
+        (SET, b"\xff", "INVALID_ARGUMENT"),
+        ("/muster.v1.StoreService/Unheard", b"", "ROLE_TOO_LOW"),
+        ("/muster.v1.", b"", "ROLE_TOO_LOW"),
+    ],
+)
+async def test_what_cannot_be_read_is_not_handed_on(method: str, data: bytes, reason: str):
+    async with TokenDoor(Access(granted)).admitted(SET, bearing(Role.OPERATOR)) as visitor:
+        with pytest.raises(Refused) as caught:
+            visitor.check_request(method, data)
+    assert reason_of(caught.value) == reason
+    assert SECRETS[Role.OPERATOR] not in str(caught.value)
+
+
+async def test_who_loses_a_token_is_thrown_out():
+    access = Access(granted)
+    inside = asyncio.Event()
+
+    async def stay() -> str:
+        try:
+            async with TokenDoor(access).admitted(CONNECT, bearing(Role.WORKER)):
+                inside.set()
+                await asyncio.Event().wait()
+        except Refused as refused:
+            return reason_of(refused)
+        return "it left"
+
+    staying = asyncio.create_task(stay())
+    await inside.wait()
+    access.revoke(granted())
+    access.revoke(granted(roles=(Role.OPERATOR,)))
+    assert await staying == "TOKEN_UNKNOWN"
+
+
+def test_requests_are_those_of_the_protos():
+    assert REQUESTS[SET] is store_pb2.SetRequest

@@ -1,0 +1,127 @@
+"""How ``muster relay`` is told what to do, and what it says where it cannot."""
+
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from muster.relay.running import SOCKET_MODE
+from muster.service.app import relay as app_relay
+from muster.service.app.relay import RelaySettings
+from muster.service.cli.failure import Exit
+from muster.service.cli.main import app
+from muster.service.telemetry import logs
+from tests.unit.service.cli.test_main import invoke
+
+GOOD = ("relay", "--listen=127.0.0.1:7551", "--upstream=muster:7550")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
+    """What relays were told that began."""
+    settings: list[RelaySettings] = []
+
+    async def run(given: RelaySettings) -> None:
+        settings.append(given)
+
+    monkeypatch.setattr(app_relay, "run_relay", run)
+    monkeypatch.setattr(logs, "configure", lambda _: None)
+    return settings
+
+
+def test_what_is_given_is_done(told: list[RelaySettings], tmp_path: Path):
+    result = invoke(
+        *("relay", "--listen", "unix:///run/muster/relay.sock", "--upstream", "a:1, unix:///run/up.sock,a:1"),
+        *("--http", "127.0.0.1:9", "--patience-ms", "3.5", "--socket-mode", "660"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    (settings,) = told
+    assert settings.listen.path == Path("/run/muster/relay.sock")
+    assert settings.upstream == "a:1,unix:///run/up.sock"
+    assert str(settings.http) == "127.0.0.1:9"
+    assert (settings.patience, settings.socket_mode, settings.insecure) == (0.0035, 0o660, False)
+
+
+def test_the_environment_is_asked_too(told: list[RelaySettings]):
+    environment = {"MUSTER_RELAY_LISTEN": "127.0.0.1:1", "MUSTER_ENDPOINT": "a:1"}
+    assert CliRunner().invoke(app, ["relay"], env=environment).exit_code == 0
+    environment["MUSTER_RELAY_UPSTREAM"] = "b:1"
+    assert CliRunner().invoke(app, ["relay"], env=environment).exit_code == 0
+    assert [settings.upstream for settings in told] == ["a:1", "b:1"]
+    assert told[0].http is None
+    assert told[0].socket_mode == SOCKET_MODE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("relay", "--listen=127.0.0.1:1"), "upstream"),
+        (("relay", "--upstream=a:1"), "listen"),
+        (("relay", "--listen=here", "--upstream=a:1"), "here"),
+        (("relay", "--listen=unix://here", "--upstream=a:1"), "here"),
+        (("relay", f"--listen=unix:///{'x' * 107}", "--upstream=a:1"), "108 bytes"),
+        (("relay", "--listen=a:1,b:1", "--upstream=a:1"), "more than one place"),
+        ((*GOOD, "--upstream="), "neither HOST:PORT"),
+        ((*GOOD, "--upstream=a"), '"a" is neither HOST:PORT'),
+        ((*GOOD, "--upstream=a:1,,b:1"), "neither HOST:PORT"),
+        ((*GOOD, "--upstream=a:0"), "neither HOST:PORT"),
+        ((*GOOD, "--http=here"), "here"),
+        ((*GOOD, "--patience-ms=-1"), "patience-ms"),
+        ((*GOOD, "--patience-ms=1001"), "patience-ms"),
+        ((*GOOD, "--socket-mode=888"), "no mode of a file"),
+        ((*GOOD, "--socket-mode=1777"), "no mode of a file"),
+        ((*GOOD, "--socket-mode=66"), "no mode of a file"),
+        ((*GOOD, "--socket-mode=rw"), "no mode of a file"),
+        ((*GOOD, "--socket-mode=٦٦٠"), "no mode of a file"),
+        ((*GOOD, "--tls-cert=c"), "key"),
+        (("relay", "--listen=unix:///s", "--upstream=a:1", "--tokens-file=t"), "guarded by its file's"),
+        (
+            ("relay", "--listen=unix:///s", "--upstream=a:1", "--tls-cert=c", "--tls-key=k"),
+            "guarded by its file's",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    told: list[RelaySettings], arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MUSTER_ENDPOINT", raising=False)
+    result = invoke(*arguments)
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert (result.exit_code, told) == (Exit.USAGE, [])
+    assert words in said
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--listen=0.0.0.0:0",), "is not host:port"),
+        (("--listen=0.0.0.0:1",), "reachable from other machines"),
+        (("--listen=[::]:1",), "--insecure"),
+        (("--listen=127.0.0.1:1", "--tokens-file=/nowhere"), "/nowhere"),
+        (("--listen=127.0.0.1:1", "--tls-cert=/nowhere", "--tls-key=/nowhere"), "/nowhere"),
+        (("--listen=unix:///proc/nowhere/relay.sock",), "/proc/nowhere"),
+        (("--listen=unix:///proc/self/status/relay.sock",), "is no folder"),
+    ],
+)
+def test_where_it_cannot_begin_it_says_why(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logs, "configure", lambda _: None)
+    result = invoke("relay", "--upstream=a:1", *arguments)
+    assert result.exit_code != 0
+    assert "Traceback" not in result.stderr
+    assert words in " ".join(result.stderr.split())
+
+
+def test_a_port_in_use_is_named_and_no_socket_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "configure", lambda _: None)
+    with tempfile.TemporaryDirectory(prefix="m-") as folder, socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        for ports in ([f"--listen={taken}"], [f"--listen=unix://{folder}/s", f"--http={taken}"]):
+            result = invoke("relay", "--upstream=a:1", *ports)
+            assert result.exit_code == Exit.FAILED
+            assert taken in result.stderr
+            assert list(Path(folder).iterdir()) == []

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.worker.decision import Decision, Failure, Outcome
+from muster.worker.errors import error_for
 from muster.worker.pending import EarlyWarning
 from tests.support.patience import PATIENCE
 
@@ -69,6 +70,14 @@ class FakeBarrier:
         said = {self.rank: payload, 1: self.others_say.get(sequence, b"")}
         payloads = {rank: data for rank, data in said.items() if data}
         return Decision(self.prefix, sequence, Outcome.RELEASED, "released", payloads=payloads)
+
+    def abort(self, reason: str) -> Decision:
+        return self.vote(reason)
+
+    def execute_barrier(self) -> None:
+        decision = self.vote()
+        if not decision.released:
+            raise error_for(decision)
 
     def gather(self, payload: bytes, timeout_secs: float | None = None) -> list[bytes]:
         self.gathered.append(payload)

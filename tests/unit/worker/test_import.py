@@ -10,14 +10,13 @@ from torch.distributed.checkpoint._experimental import barriers as torchs
 
 import muster.worker
 from muster.worker import barriers, fallback_barriers
+from muster.worker.fork_guard import HANDLERS
 from tests.support.patience import PATIENCE
-
-VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def run(script: str, cwd: Path | None = None, **environ: str) -> str:
     """What a new interpreter prints; by default without the variable."""
-    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name != HANDLERS}
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=cwd,
@@ -33,14 +32,14 @@ def run(script: str, cwd: Path | None = None, **environ: str) -> str:
 
 # ---------------------------------------------------------------------- gRPC's fork handlers
 
-SHOW = f"import os; print(os.environ.get('{VARIABLE}'))"
+SHOW = f"import os; print(os.environ.get('{HANDLERS}'))"
 
 
 @pytest.mark.parametrize(
     ("before", "environ", "after"),
     [
         pytest.param("", {}, "0", id="grpc not imported yet"),
-        pytest.param("", {VARIABLE: "1"}, "1", id="the user has decided"),
+        pytest.param("", {HANDLERS: "1"}, "1", id="the user has decided"),
         pytest.param("import grpc", {}, "None", id="grpc imported already"),
         pytest.param("import torch", {}, "0", id="torch does not import grpc"),
     ],

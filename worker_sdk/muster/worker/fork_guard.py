@@ -24,6 +24,8 @@ GRPCS_THREADS = (
     b"resolver-execut",
 )
 """How the names of gRPC's own threads begin, as Linux shows them (grpcio 1.66 to 1.85)."""
+HANDLERS = "GRPC_ENABLE_FORK_SUPPORT"
+"""The variable by which gRPC's own fork handlers are on or off, from the moment that it is imported."""
 PATIENCE = 1.0
 """Seconds that a fork after the last claim waits for gRPC's threads to end; a few ms are usual."""
 LOOK_INTERVAL = 0.001
@@ -120,6 +122,19 @@ def forked(what: str, owner: int) -> MusterError:
     return MusterError(
         f"process {os.getpid()} was forked from process {owner}, which holds {what}: gRPC does not work "
         "across a fork. Report to the parent by exit code or pipe, or start the process by spawn."
+    )
+
+
+def handlers_hint() -> str | None:
+    """What to do about gRPC's own fork handlers; None if they are off.
+
+    They start gRPC's threads in a forked child, where these find the parent's streams in midst of a call.
+    """
+    if os.environ.get(HANDLERS, "1").lower() in ("0", "f", "false", "n", "no"):
+        return None
+    return (
+        "gRPC's fork handlers are on in this process, and may kill a forked child: import muster.worker "
+        f"before grpc, or start the program with {HANDLERS}=0."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from muster.worker.fork_guard import HANDLERS
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.priority import Priority
@@ -47,6 +48,18 @@ def fail(how: str) -> None:
     if how == "hang":
         signal.pause()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("value", "warns"), [(None, True), ("1", True), ("0", False)])
+def test_a_process_with_grpcs_fork_handlers_is_told_before_it_forks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str | None, warns: bool
+):
+    if value is None:
+        monkeypatch.delenv(HANDLERS, raising=False)
+    else:
+        monkeypatch.setenv(HANDLERS, value)
+    ForkCaller()
+    assert ("import muster.worker before grpc" in caplog.text) is warns
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from muster.worker.decision import Decision, Outcome
+from muster.worker.fork_guard import HANDLERS
 from muster.worker.saves.failure import MOST_TEXT, cut, different_saves, ending_text, failure_text, save_error
 
 
@@ -21,6 +22,13 @@ from muster.worker.saves.failure import MOST_TEXT, cut, different_saves, ending_
 def test_an_exit_status_has_words(status: int, text: str | None):
     said = ending_text(status)
     assert said is None if text is None else text in (said or "")
+
+
+def test_an_abort_in_a_child_may_be_of_grpcs_fork_handlers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(HANDLERS, raising=False)
+    assert "SIGABRT; gRPC's fork handlers are on" in str(ending_text(-signal.SIGABRT))
+    monkeypatch.setenv(HANDLERS, "False")
+    assert ending_text(-signal.SIGABRT) == "the writing process was killed by SIGABRT"
 
 
 def test_an_exception_begins_with_what_it_is_and_says_where():

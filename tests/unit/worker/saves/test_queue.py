@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
+from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError, OutcomeUnknownError
 from muster.worker.saves import (
     AsyncCallsQueue,
     AsyncRequest,
@@ -107,6 +107,36 @@ def test_what_not_every_rank_has_heard_is_not_finalized_where_all_must_agree(
     agreement.others_payloads = [b"2"]
     assert queue.maybe_finalize_async_calls() == [1, 2]
     assert agreement.gathered == [b"3", b"2", b"2"]
+
+
+def test_where_all_must_agree_each_save_is_finalized_by_all_before_the_next(
+    queue: AsyncCallsQueue, barrier: FakeBarrier
+):
+    agreement = barrier.siblings["save/agreement"]
+    met: list[int] = []
+    for _ in range(2):
+        queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: met.append(len(agreement.votes))]))
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0, 1]
+    assert met == [0, 1]
+    assert agreement.votes == [None, None]
+
+
+def test_a_finalize_function_that_raises_is_told_to_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    def break_() -> None:
+        raise OSError("cannot write the metadata")
+
+    agreement = barrier.siblings["save/agreement"]
+    for finalize in (break_, nothing, nothing):
+        queue.schedule_async_request(AsyncRequest(nothing, (), [finalize]))
+    with pytest.raises(OSError, match="cannot write"):
+        queue.maybe_finalize_async_calls(blocking=True)
+    (failure,) = agreement.votes
+    assert failure is not None
+    assert failure.startswith("finalizing save 0: OSError: cannot write the metadata")
+    agreement.others_fail[1] = "finalizing save 1: OSError: disk full"
+    with pytest.raises(BarrierAbortedError, match=r"rank 1 .* finalizing save 1: OSError: disk full"):
+        queue.maybe_finalize_async_calls(blocking=True)
+    assert queue.maybe_finalize_async_calls(blocking=True) == [2]
 
 
 def test_a_request_without_a_function_is_finalized(queue: AsyncCallsQueue):

@@ -1,6 +1,7 @@
 """Where a write happens: in a forked child, or in a worker process that was spawned once."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -13,11 +14,14 @@ from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
 from typing import ClassVar, Protocol
 
+from muster.worker.fork_guard import handlers_hint
 from muster.worker.saves import child, forking
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, synchronize, unshared
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PRIORITY = Priority()
 """That of this process."""
@@ -79,6 +83,10 @@ class ForkCaller:
     Tensors in shared memory are copied first, for a fork does not shield them. They are found in the
     arguments, and in dictionaries, lists and tuples there.
     """
+
+    def __init__(self) -> None:
+        if hint := handlers_hint():
+            logger.warning("saves are written by forked children, but %s", hint)
 
     def start(self, request: AsyncRequest) -> Write:
         """Fork a child that writes."""

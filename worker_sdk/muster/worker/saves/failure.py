@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
+from muster.worker.fork_guard import handlers_hint
 
 MOST_TEXT = 12_000
 """Bytes of a child's report; the coordinator keeps 16 KiB of a vote's reason."""
@@ -32,8 +33,12 @@ def ending_text(status: int) -> str | None:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    hint = "; the kernel may have killed it for want of memory (see dmesg)" if name == "SIGKILL" else ""
-    return f"the writing process was killed by {name}{hint}"
+    hints = {
+        "SIGKILL": "the kernel may have killed it for want of memory (see dmesg)",
+        "SIGABRT": handlers_hint(),
+    }
+    hint = hints.get(name)
+    return f"the writing process was killed by {name}" + (f"; {hint}" if hint else "")
 
 
 def save_error(name: str, call_idx: int, decision: Decision, *, written: bool = False) -> AsyncSaveError:

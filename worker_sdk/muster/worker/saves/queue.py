@@ -276,7 +276,8 @@ class AsyncCallsQueue:
             blocking: wait for all saves that were scheduled.
             no_dist: look at what this process has been told, which costs nothing, and may find a save a
                 little earlier or later than another rank does. Without it all ranks must call at the same
-                point, and find the same saves: for finalize functions that hold collectives.
+                point, and find the same saves: for finalize functions that hold collectives. Each save is
+                then finalized on every rank before this returns on any.
 
         Returns:
             The numbers of the saves that were finalized.
@@ -285,6 +286,8 @@ class AsyncCallsQueue:
             AsyncSaveError: a save was not committed, on any rank; later ones can still be finalized.
             OutcomeUnknownError: waiting, the coordinator could not be reached for as long as a save may
                 take; call again to wait on.
+            BarrierError: without ``no_dist``, a save was committed, and another rank failed to finalize it.
+            Exception: what a finalize function raised.
         """
         finalized: list[int] = []
         ready = self._ready(blocking, no_dist)
@@ -296,6 +299,12 @@ class AsyncCallsQueue:
             except AsyncSaveError as error:
                 error.finalized = tuple(finalized)
                 raise
+            except BaseException as error:
+                if not no_dist:
+                    self._agreement.abort(f"finalizing {call.name}: {failure_text(error)}")
+                raise
+            if not no_dist:
+                self._agreement.execute_barrier()
             finalized.append(call.request.call_idx)
         return finalized
 

@@ -19,7 +19,8 @@ from torch.distributed import DistStoreError
 from torch.distributed.checkpoint._experimental.barriers import TCPStoreBarrier
 
 from muster.worker import BarrierError, GrpcBarrier
-from muster.worker.session import Session, SessionConfig, Shape
+from muster.worker.group import Shape
+from muster.worker.session import Session, SessionConfig
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.expect import of_kind
 

@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/common.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x01\n\x0bMissingRank\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.muster.v1.MissingState\x12\x0f\n\x07gone_ms\x18\x05 \x01(\x04\x12\x1a\n\rlast_sequence\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_last_sequence\"S\n\x06\x43losed\x12\n\n\x02\x62y\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\tclosed_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"/\n\x0b\x42\x61rrierName\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"B\n\x07\x46\x61ilure\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"%\n\x07Payload\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xa6\x03\n\x08\x44\x65\x63ision\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12#\n\x07outcome\x18\x05 \x01(\x0e\x32\x12.muster.v1.Outcome\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\'\n\x07missing\x18\x07 \x03(\x0b\x32\x16.muster.v1.MissingRank\x12\x0f\n\x07\x61rrived\x18\x08 \x01(\x05\x12\x10\n\x08required\x18\t \x01(\x05\x12$\n\x08payloads\x18\n \x03(\x0b\x32\x12.muster.v1.Payload\x12$\n\x08\x66\x61ilures\x18\x0b \x03(\x0b\x32\x12.muster.v1.Failure\x12.\n\ndecided_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07wait_ms\x18\r \x01(\x04\x12\x0f\n\x07skew_ms\x18\x0e \x01(\x04\x12\x1e\n\x11last_arrival_rank\x18\x0f \x01(\x05H\x00\x88\x01\x01\x42\x14\n\x12_last_arrival_rank*\x95\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_RELEASED\x10\x01\x12\x15\n\x11OUTCOME_TIMED_OUT\x10\x02\x12\x13\n\x0fOUTCOME_ABORTED\x10\x03\x12\x17\n\x13OUTCOME_MEMBER_LOST\x10\x04\x12\x16\n\x12OUTCOME_MISMATCHED\x10\x05*\xc5\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MEMBER_STATE_CONNECTED\x10\x01\x12\x1d\n\x19MEMBER_STATE_DISCONNECTED\x10\x02\x12\x15\n\x11MEMBER_STATE_LOST\x10\x03\x12\x15\n\x11MEMBER_STATE_LEFT\x10\x04\x12\x15\n\x11MEMBER_STATE_IDLE\x10\x05\x12\x18\n\x14MEMBER_STATE_EVICTED\x10\x06*\xc2\x01\n\x0cMissingState\x12\x1d\n\x19MISSING_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aMISSING_STATE_NEVER_JOINED\x10\x01\x12\x1d\n\x19MISSING_STATE_NOT_ARRIVED\x10\x02\x12!\n\x1dMISSING_STATE_CONNECTION_LOST\x10\x03\x12\x16\n\x12MISSING_STATE_LEFT\x10\x04\x12\x19\n\x15MISSING_STATE_EVICTED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/common.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xac\x01\n\x0bMissingRank\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12&\n\x05state\x18\x04 \x01(\x0e\x32\x17.muster.v1.MissingState\x12\x0f\n\x07gone_ms\x18\x05 \x01(\x04\x12\x1a\n\rlast_sequence\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x64oing\x18\x07 \x01(\tB\x10\n\x0e_last_sequence\"S\n\x06\x43losed\x12\n\n\x02\x62y\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\tclosed_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"/\n\x0b\x42\x61rrierName\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"B\n\x07\x46\x61ilure\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"%\n\x07Payload\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xa6\x03\n\x08\x44\x65\x63ision\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12#\n\x07outcome\x18\x05 \x01(\x0e\x32\x12.muster.v1.Outcome\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\'\n\x07missing\x18\x07 \x03(\x0b\x32\x16.muster.v1.MissingRank\x12\x0f\n\x07\x61rrived\x18\x08 \x01(\x05\x12\x10\n\x08required\x18\t \x01(\x05\x12$\n\x08payloads\x18\n \x03(\x0b\x32\x12.muster.v1.Payload\x12$\n\x08\x66\x61ilures\x18\x0b \x03(\x0b\x32\x12.muster.v1.Failure\x12.\n\ndecided_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07wait_ms\x18\r \x01(\x04\x12\x0f\n\x07skew_ms\x18\x0e \x01(\x04\x12\x1e\n\x11last_arrival_rank\x18\x0f \x01(\x05H\x00\x88\x01\x01\x42\x14\n\x12_last_arrival_rank*\x95\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_RELEASED\x10\x01\x12\x15\n\x11OUTCOME_TIMED_OUT\x10\x02\x12\x13\n\x0fOUTCOME_ABORTED\x10\x03\x12\x17\n\x13OUTCOME_MEMBER_LOST\x10\x04\x12\x16\n\x12OUTCOME_MISMATCHED\x10\x05*\xc5\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MEMBER_STATE_CONNECTED\x10\x01\x12\x1d\n\x19MEMBER_STATE_DISCONNECTED\x10\x02\x12\x15\n\x11MEMBER_STATE_LOST\x10\x03\x12\x15\n\x11MEMBER_STATE_LEFT\x10\x04\x12\x15\n\x11MEMBER_STATE_IDLE\x10\x05\x12\x18\n\x14MEMBER_STATE_EVICTED\x10\x06*\xc2\x01\n\x0cMissingState\x12\x1d\n\x19MISSING_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aMISSING_STATE_NEVER_JOINED\x10\x01\x12\x1d\n\x19MISSING_STATE_NOT_ARRIVED\x10\x02\x12!\n\x1dMISSING_STATE_CONNECTION_LOST\x10\x03\x12\x16\n\x12MISSING_STATE_LEFT\x10\x04\x12\x19\n\x15MISSING_STATE_EVICTED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=897
-  _globals['_OUTCOME']._serialized_end=1046
-  _globals['_MEMBERSTATE']._serialized_start=1049
-  _globals['_MEMBERSTATE']._serialized_end=1246
-  _globals['_MISSINGSTATE']._serialized_start=1249
-  _globals['_MISSINGSTATE']._serialized_end=1443
+  _globals['_OUTCOME']._serialized_start=912
+  _globals['_OUTCOME']._serialized_end=1061
+  _globals['_MEMBERSTATE']._serialized_start=1064
+  _globals['_MEMBERSTATE']._serialized_end=1261
+  _globals['_MISSINGSTATE']._serialized_start=1264
+  _globals['_MISSINGSTATE']._serialized_end=1458
   _globals['_MISSINGRANK']._serialized_start=71
-  _globals['_MISSINGRANK']._serialized_end=228
-  _globals['_CLOSED']._serialized_start=230
-  _globals['_CLOSED']._serialized_end=313
-  _globals['_BARRIERNAME']._serialized_start=315
-  _globals['_BARRIERNAME']._serialized_end=362
-  _globals['_FAILURE']._serialized_start=364
-  _globals['_FAILURE']._serialized_end=430
-  _globals['_PAYLOAD']._serialized_start=432
-  _globals['_PAYLOAD']._serialized_end=469
-  _globals['_DECISION']._serialized_start=472
-  _globals['_DECISION']._serialized_end=894
+  _globals['_MISSINGRANK']._serialized_end=243
+  _globals['_CLOSED']._serialized_start=245
+  _globals['_CLOSED']._serialized_end=328
+  _globals['_BARRIERNAME']._serialized_start=330
+  _globals['_BARRIERNAME']._serialized_end=377
+  _globals['_FAILURE']._serialized_start=379
+  _globals['_FAILURE']._serialized_end=445
+  _globals['_PAYLOAD']._serialized_start=447
+  _globals['_PAYLOAD']._serialized_end=484
+  _globals['_DECISION']._serialized_start=487
+  _globals['_DECISION']._serialized_end=909
 # @@protoc_insertion_point(module_scope)

@@ -148,6 +148,7 @@ class MissingRank(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     GONE_MS_FIELD_NUMBER: builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    DOING_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     host: builtins.str
@@ -160,6 +161,8 @@ class MissingRank(google.protobuf.message.Message):
     """How long ago its connection was lost or it left, in milliseconds; 0 while it is connected."""
     last_sequence: builtins.int
     """The last sequence of this group that it arrived at; unset if it has arrived at none."""
+    doing: builtins.str
+    """What it was seen doing a few seconds ago, for people; empty if that is not known."""
     def __init__(
         self,
         *,
@@ -169,9 +172,10 @@ class MissingRank(google.protobuf.message.Message):
         state: global___MissingState.ValueType = ...,
         gone_ms: builtins.int = ...,
         last_sequence: builtins.int | None = ...,
+        doing: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_last_sequence", b"_last_sequence", "last_sequence", b"last_sequence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_last_sequence", b"_last_sequence", "gone_ms", b"gone_ms", "host", b"host", "last_sequence", b"last_sequence", "pid", b"pid", "rank", b"rank", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_last_sequence", b"_last_sequence", "doing", b"doing", "gone_ms", b"gone_ms", "host", b"host", "last_sequence", b"last_sequence", "pid", b"pid", "rank", b"rank", "state", b"state"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_last_sequence", b"_last_sequence"]) -> typing.Literal["last_sequence"] | None: ...
 
 global___MissingRank = MissingRank

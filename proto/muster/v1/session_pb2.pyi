@@ -10,6 +10,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import muster.v1.common_pb2
+import muster.v1.insight_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -26,6 +27,7 @@ class ConnectRequest(google.protobuf.message.Message):
     GOODBYE_FIELD_NUMBER: builtins.int
     ENTER_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
+    INSPECTED_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """Who is speaking; the first message, and only the first."""
@@ -50,6 +52,10 @@ class ConnectRequest(google.protobuf.message.Message):
     def part(self) -> global___Part:
         """Processes of a relay's node speak on its stream no more."""
 
+    @property
+    def inspected(self) -> muster.v1.insight_pb2.Inspected:
+        """What a process is doing, since it was asked."""
+
     def __init__(
         self,
         *,
@@ -59,10 +65,11 @@ class ConnectRequest(google.protobuf.message.Message):
         goodbye: global___Goodbye | None = ...,
         enter: global___Enter | None = ...,
         part: global___Part | None = ...,
+        inspected: muster.v1.insight_pb2.Inspected | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "enter", "part"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "enter", "part", "inspected"] | None: ...
 
 global___ConnectRequest = ConnectRequest
 
@@ -81,6 +88,7 @@ class ConnectResponse(google.protobuf.message.Message):
     CLOSED_FIELD_NUMBER: builtins.int
     ENTERED_FIELD_NUMBER: builtins.int
     PARTED_FIELD_NUMBER: builtins.int
+    INSPECT_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
@@ -119,8 +127,12 @@ class ConnectResponse(google.protobuf.message.Message):
         """The answer to a Part."""
 
     @property
+    def inspect(self) -> muster.v1.insight_pb2.Inspect:
+        """A question: what is the process doing?"""
+
+    @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """On a relay's stream: for which of its ranks a decision, a progress or a closing is; empty means all of them."""
+        """On a relay's stream: for which of its ranks a decision, a progress, a closing or a question is; empty means all of them."""
 
     def __init__(
         self,
@@ -134,11 +146,12 @@ class ConnectResponse(google.protobuf.message.Message):
         closed: muster.v1.common_pb2.Closed | None = ...,
         entered: global___Entered | None = ...,
         parted: global___Parted | None = ...,
+        inspect: muster.v1.insight_pb2.Inspect | None = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "message", b"message", "parted", b"parted", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "message", b"message", "parted", b"parted", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "entered", "parted"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "entered", "parted", "inspect"] | None: ...
 
 global___ConnectResponse = ConnectResponse
 

@@ -141,6 +141,8 @@ class Guest:
             self._part(request.part)
         elif kind == "goodbye":
             self._goodbye(request.goodbye)
+        elif kind == "inspected":
+            self._inspected(request)
         else:
             raise refusals.not_a_message(data, "it has no message, or one of a newer version")
 
@@ -216,6 +218,12 @@ class Guest:
         for line, ranks in lines.items():
             its = arrivals if len(ranks) == len(arrivals) else [one for one in arrivals if one.rank in ranks]
             line.arrive(arrive, its)
+
+    def _inspected(self, answer: pb.ConnectRequest) -> None:
+        self._check_hello("Inspected")
+        # Whoever speaks for the rank by now was asked by someone else: nobody waits for this one.
+        if (seat := self._seats.get(answer.inspected.rank)) is not None:
+            seat.line.inspected(answer)
 
     def _by_line(self, ranks: Iterable[int], prefix: str, sequence: int | None) -> dict[Line, list[int]]:
         """Where some ranks speak; who is none of this guest's is told so, whoever else speaks for it."""

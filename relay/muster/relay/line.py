@@ -241,6 +241,11 @@ class Line:
         held.message.arrivals.extend(arrivals)
         held.ranks |= ranks
 
+    def inspected(self, answer: pb.ConnectRequest) -> None:
+        """A process that speaks here says what it is doing: it goes on at once, past what is kept back."""
+        if self.welcome is not None and not self.ended:
+            self._say(answer)
+
     def part(
         self,
         guest: Guest,
@@ -335,7 +340,7 @@ class Line:
             self.end(upstream_lost(f"what it says is no message of muster.v1: {error}"))
             return
         kind = response.WhichOneof("message")
-        if kind in ("decision", "progress", "closed"):
+        if kind in ("decision", "progress", "closed", "inspect"):
             self._give(response, data)
         elif kind == "group_joined":
             self._group_joined(response.group_joined)

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import NO_RANKS, Effects, Kept, Message, Notice, RoundRecord
+from muster.service.core.effects import NO_RANKS, Effects, Kept, Look, Message, Notice, RoundRecord
 from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
@@ -105,7 +105,8 @@ class _Batch:
     @property
     def empty(self) -> bool:
         effects = self.effects
-        return not (effects.records or effects.deliveries or effects.notices or self.answers)
+        said = effects.deliveries or effects.notices or effects.looks
+        return not (effects.records or said or self.answers)
 
 
 class Driver:
@@ -166,6 +167,8 @@ class Driver:
         self._watchers: set[asyncio.Event] = set()
         self.commit_seconds = deque([engine.opening_seconds], maxlen=COMMITS_REMEMBERED)
         """How long the last commits took; the first is that of the epoch."""
+        self.look: Callable[[Look], None] = _look_away
+        """Asks processes what they are doing; whoever can do so sets it."""
         self.retired = False
         """Whether the coordinator is about to stop, and takes nothing more in."""
         self._idle = asyncio.Event()
@@ -195,6 +198,18 @@ class Driver:
     def submit(self, event: Event) -> None:
         """Hand an event in; it is taken in order, soon."""
         self._enter(event)
+
+    def tell(self, session: SessionId, message: Message, ranks: AbstractSet[int] = NO_RANKS) -> None:
+        """Say something that nothing follows from, past the order of events.
+
+        Args:
+            session: to whom; nothing happens if it is over.
+            message: what.
+            ranks: to which of a relay's ranks.
+        """
+        self._engine.check_lead()
+        if (sink := self._sinks.get(session)) is not None:
+            sink.deliver(Outgoing(message, self._encode), ranks)
 
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
         """Look at the state in order with the events; the answer waits until what it shows is durable.
@@ -328,6 +343,8 @@ class Driver:
             self._observer.noticed(notice)
         for run_id in batch.effects.forgotten:
             self._observer.forgotten(run_id)
+        for look in batch.effects.looks:
+            self.look(look)
         for answer in batch.answers:
             answer()
         for watcher in self._watchers:
@@ -365,6 +382,10 @@ class Driver:
         self._engine.close()
         if not self.failed.done():
             self.failed.cancel()
+
+
+def _look_away(_: Look) -> None:
+    """Where nobody asks."""
 
 
 @contextmanager

@@ -80,6 +80,7 @@ def missing_to_pb(missing: MissingRank) -> pb.MissingRank:
         state=pb.MissingState.ValueType(missing.state),
         gone_ms=milliseconds(missing.gone_for),
         last_sequence=missing.last_sequence,
+        doing=missing.doing,
     )
 
 
@@ -96,6 +97,7 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
         pid=message.pid,
         gone_for=message.gone_ms / 1000,
         last_sequence=message.last_sequence if message.HasField("last_sequence") else None,
+        doing=message.doing,
     )
 
 

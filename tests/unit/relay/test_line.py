@@ -5,6 +5,7 @@ import pytest
 from muster.relay.line import PATIENCE
 from muster.relay.refusals import info_of
 from muster.v1 import session_pb2 as pb
+from muster.v1.insight_pb2 import Inspect, Inspected, Report
 from tests.support.relay_bench import Below, House, decision
 
 
@@ -150,6 +151,27 @@ def test_a_group_that_only_some_have_joined_waits_for_no_others(house: House):
     house.above.take()
     workers[0].arrive(0, sequence=4, prefix="eval")
     assert [ranks_of(one) for one in house.above.take()] == [[0]]
+
+
+# ---------------------------------------------------------------------- questions
+
+
+def test_a_question_goes_to_those_whom_it_names_and_an_answer_goes_on_at_once(house: House):
+    workers = house.workers(0, 1, 2)
+    workers[2].arrive(2)
+    house.above.hear(inspect=Inspect(question=7), ranks=[0, 1])
+    assert [[one.inspect.question for one in worker.take()] for worker in workers] == [[7], [7], []]
+    workers[1].say(inspected=Inspected(question=7, rank=1, report=Report(cpu_ms=3)))
+    (said,) = house.above.take()
+    assert (said.inspected.question, said.inspected.rank, said.inspected.report.cpu_ms) == (7, 1, 3)
+    assert house.timers.waiting, "the arrival still waits for the others"
+
+
+def test_nobody_answers_for_another_rank(house: House):
+    zero, _ = house.workers(0, 1)
+    zero.say(inspected=Inspected(question=7, rank=1))
+    zero.say(inspected=Inspected(question=7, rank=99))
+    assert house.above.take() == []
 
 
 # ---------------------------------------------------------------------- entering and joining

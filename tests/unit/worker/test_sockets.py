@@ -21,7 +21,8 @@ from muster.worker import CoordinatorStore, MusterError, init_method, sessions
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
-from muster.worker.session import Session, SessionConfig, Shape
+from muster.worker.group import Shape
+from muster.worker.session import Session, SessionConfig
 from tests.support.patience import PATIENCE, until
 from tests.support.rich_status import rich_status
 

@@ -11,8 +11,9 @@ from muster.worker import environment
 from muster.worker.closed import Closed
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import error_for
+from muster.worker.group import Shape
 from muster.worker.pending import EarlyWarning
-from muster.worker.session import SessionConfig, Shape
+from muster.worker.session import SessionConfig
 from muster.worker.sessions import session_for
 
 try:

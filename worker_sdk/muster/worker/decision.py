@@ -55,6 +55,9 @@ class MissingRank:
     """Seconds since it was last seen: 0.0 if it was connected, None if it never was."""
     last_sequence: int | None = None
     """The last barrier of the group that it arrived at."""
+    doing: str = ""
+    """What it was seen doing a few seconds before, for people: ``main thread in all_reduce, train.py:214``.
+    Empty if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
         state=state,
         last_seen=message.gone_ms / 1000 if seen else None,
         last_sequence=message.last_sequence if message.HasField("last_sequence") else None,
+        doing=message.doing,
     )
 
 

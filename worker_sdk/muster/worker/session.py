@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -23,12 +23,15 @@ from muster.client.jitter import jittered
 from muster.client.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
+from muster.v1.insight_pb2 import Inspect, Inspected
 from muster.worker.age import age
 from muster.worker.channel import open_channel
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.fork_guard import start_thread
+from muster.worker.group import Group, Shape
+from muster.worker.insight.inspection import Inspection
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
 from muster.worker.version import VERSION
@@ -55,26 +58,6 @@ class SessionConfig:
     node_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Whom a group's barriers cover."""
-
-    world_size: int
-    participants: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class _Group:
-    shape: Shape
-    position: int | None = None
-    """The sequence of this process's next barrier; None until the coordinator has said."""
-    error: MusterError | None = None
-    """Why the group could not be joined."""
-    pending: Pending | None = None
-    turn: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the thread that executes a barrier of the group."""
-
-
 class Session:
     """A process's session, kept open until it is closed.
 
@@ -97,7 +80,7 @@ class Session:
         )
         self._owner = os.getpid()
         self._changed = threading.Condition()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         self._outbox: queue.SimpleQueue[pb.ConnectRequest | None] | None = None
         self._call: grpc.Call | None = None
         self._connected = False
@@ -112,6 +95,9 @@ class Session:
         """How the run was closed, as the coordinator told."""
         self._closing = False
         self._reason = ""
+        self._inspection = Inspection()
+        self._arrived_at: float | None = None
+        """When this process last arrived at a barrier."""
         self._parted = False
         """Whether the coordinator has heard our goodbye, or never knew us."""
         self._stop = threading.Event()
@@ -147,16 +133,16 @@ class Session:
             self._raise_fatal()
             group = self._groups.get(prefix)
             if group is None or group.error is not None:
-                group = _Group(shape)
+                group = Group(prefix, shape)
                 # What cannot be said must not stay in the table, for it is said at each Welcome.
-                request = self._join_request(prefix, group)
+                request = group.join_request()
                 self._groups[prefix] = group
                 if self._outbox is not None:
                     self._outbox.put(request)
             elif group.shape != shape:
                 raise RefusedError(
-                    f'this process has joined group "{prefix}" with {_described(group.shape)} already, and '
-                    f"cannot join it with {_described(shape)} as well. Use another prefix.",
+                    f'this process has joined group "{prefix}" with {group.shape} already, and '
+                    f"cannot join it with {shape} as well. Use another prefix.",
                     "SHAPE_CHANGED",
                 )
             while group.position is None:
@@ -201,6 +187,7 @@ class Session:
             check_payload(payload, self._max_payload_bytes)
             arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
             group.pending = arrival
+            self._arrived_at = time.monotonic()
             # Without a stream, the next one begins with all that is open.
             if self._outbox is not None:
                 self._outbox.put(arrival.message())
@@ -327,6 +314,10 @@ class Session:
             # Not under the lock: callers may want to close meanwhile.
             self._stop.wait(jittered(response.drain.retry_after_ms / 1000, 0.5, 1.5))
             return True
+        if kind == "inspect":
+            # Not under the lock: it may be what the process is stuck at.
+            outbox.put(self._inspected(response.inspect))
+            return False
         if kind == "welcome" and self._must_ping_faster(response.welcome):
             return True
         with self._changed:
@@ -352,6 +343,13 @@ class Session:
             self._changed.notify_all()
         return False
 
+    def _inspected(self, question: Inspect) -> pb.ConnectRequest:
+        """What this process is doing."""
+        waits_at = [at for group in list(self._groups.values()) if (at := group.waits_at()) is not None]
+        report = self._inspection.report(waits_at, self._arrived_at, all_threads=question.all_threads)
+        answer = Inspected(question=question.question, rank=self.config.rank, report=report)
+        return pb.ConnectRequest(inspected=answer)
+
     def _heard_closed(self, closed: Closed) -> None:
         if self.closed is None:
             logger.warning("run %s was closed by %s; barriers go on", self.config.run_id, closed)
@@ -367,8 +365,8 @@ class Session:
         self._connected = True
         self._outage.over()
         self._patience.renew()
-        for prefix, group in self._groups.items():
-            outbox.put(self._join_request(prefix, group))
+        for group in self._groups.values():
+            outbox.put(group.join_request())
             if group.pending is not None:
                 outbox.put(group.pending.message())
         logger.info(
@@ -457,15 +455,6 @@ class Session:
             )
         )
 
-    @staticmethod
-    def _join_request(prefix: str, group: _Group) -> pb.ConnectRequest:
-        shape = group.shape
-        return pb.ConnectRequest(
-            join_group=pb.JoinGroup(
-                prefix=prefix, world_size=shape.world_size, participants=shape.participants
-            )
-        )
-
     def _pending(self, prefix: str, sequence: int) -> Pending | None:
         group = self._groups.get(prefix)
         pending = group.pending if group is not None else None
@@ -501,8 +490,3 @@ class Session:
             sequence,
             Outcome.UNKNOWN,
         )
-
-
-def _described(shape: Shape) -> str:
-    covers = f" and participants {list(shape.participants)}" if shape.participants else ""
-    return f"world size {shape.world_size}{covers}"

@@ -19,6 +19,8 @@ from muster.v1 import (
     barrier_pb2_grpc,
     coordinator_pb2,
     coordinator_pb2_grpc,
+    insight_pb2,
+    insight_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -85,6 +87,7 @@ class _Line:
         self.barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
         self.coordinator = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         self.rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+        self.insight = insight_pb2_grpc.InsightServiceStub(channel)
 
 
 class Client:
@@ -168,6 +171,10 @@ class Client:
         return self._call(
             lambda line: line.rendezvous.Get, rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id)
         )
+
+    def stacks(self, request: insight_pb2.StacksRequest) -> insight_pb2.StacksResponse:
+        """Where the processes of a run stand."""
+        return self._call(lambda line: line.insight.Stacks, request)
 
     def close_run(self, request: rendezvous_pb2.CloseRequest) -> rendezvous_pb2.CloseResponse:
         """End the membership of a run, or see whom that would affect."""

@@ -18,6 +18,7 @@ from muster.service.cli.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
 from muster.service.cli.relay import relay
 from muster.service.cli.serve import serve
 from muster.service.cli.settings import CONTEXT_SETTINGS
+from muster.service.cli.stack import stack
 from muster.service.cli.top import top
 from muster.service.version import VERSION
 
@@ -38,6 +39,7 @@ app.command()(close)
 app.command()(evict)
 app.command()(forget)
 app.command()(top)
+app.command()(stack)
 app.command()(doctor)
 app.command()(backup)
 app.command()(restore)

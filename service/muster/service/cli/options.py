@@ -34,6 +34,7 @@ def _text(value: str | None) -> str | None:
 DEFAULT_ENDPOINT = "127.0.0.1:7550"
 DEFAULT_TIMEOUT = 10.0
 DEFAULT_INTERVAL = 2.0
+GREATEST_RANK = 2**31 - 1
 
 Run = Annotated[str, typer.Argument(callback=_text, metavar="RUN", help="The run's id.", show_default=False)]
 OptionalRun = Annotated[
@@ -49,7 +50,16 @@ Prefix = Annotated[
     ),
 ]
 Rank = Annotated[
-    int, typer.Argument(min=0, max=2**31 - 1, metavar="RANK", help="The rank.", show_default=False)
+    int, typer.Argument(min=0, max=GREATEST_RANK, metavar="RANK", help="The rank.", show_default=False)
+]
+Missing = Annotated[
+    str | None,
+    typer.Option(
+        callback=_text,
+        metavar="PREFIX",
+        help="Only those that the open barrier of this group waits for.",
+        show_default=False,
+    ),
 ]
 Reason = Annotated[
     str,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from muster.service.core import insight
 from muster.service.core.elapsed import COMING_BACK
 from muster.service.core.model import Failure, Shape
 from muster.service.core.process import Process
@@ -28,6 +29,8 @@ class OpenBarrier:
     payloads: dict[int, bytes] = field(default_factory=dict)
     payload_bytes: int = 0
     failures: list[Failure] = field(default_factory=list)
+    looked: bool = False
+    """Whether the missing were asked what they are doing, for the next time that people are told of them."""
 
     @classmethod
     def begin(
@@ -54,12 +57,18 @@ class OpenBarrier:
         )
 
     @property
-    def due(self) -> float:
-        """When there is something to tell, or to decide."""
+    def tells_at(self) -> float:
+        """When people are told of the missing next, on the monotonic clock."""
         return self.deadline if self.progress_at is None else self.progress_at
+
+    @property
+    def due(self) -> float:
+        """When there is something to ask, to tell or to decide."""
+        return self.tells_at if self.looked else self.tells_at - insight.ahead(self.timeout)
 
     def told(self, now: float) -> None:
         """Those who wait were told how it stands: once more at half of the timeout, if that is to come."""
+        self.looked = False
         half = self.opened_at + self.timeout / 2
         self.progress_at = half if now < half else None
 

@@ -6,7 +6,7 @@ The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the dr
 
 from collections.abc import Iterable
 
-from muster.service.core import report
+from muster.service.core import insight, report
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.effects import (
     NO_RANKS,
@@ -44,6 +44,7 @@ from muster.service.core.events import (
     JoinRendezvous,
     LeaveRendezvous,
     Part,
+    Seen,
     SessionId,
     StoreRequest,
     Tick,
@@ -149,6 +150,9 @@ class Coordinator:
                 self._forget(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)
+            case Seen():
+                if (run := self.runs.get(event.run_id)) is not None:
+                    insight.saw(run.roster, event, now.monotonic)
             case Tick():
                 self._tick(now, effects)
             case _:

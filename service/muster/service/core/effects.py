@@ -301,6 +301,14 @@ class RunForgotten:
     """Answers a Forget."""
 
 
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Asks what a process is doing."""
+
+    question: int
+    all_threads: bool = False
+
+
 Message: TypeAlias = (
     Welcome
     | Entered
@@ -317,6 +325,7 @@ Message: TypeAlias = (
     | RunClosed
     | Evicted
     | RunForgotten
+    | Inspect
     | Answer
 )
 
@@ -342,6 +351,27 @@ class Notice:
     message: str
 
 
+class Asked(NamedTuple):
+    """A process that is to be asked what it is doing."""
+
+    session: SessionId | None
+    """None: it has none, and cannot be asked."""
+    rank: int
+    incarnation: str
+    host: str
+    pid: int
+    relayed: bool
+    """Its session is a relay's line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """People are about to be told of a barrier's missing: ask those who are there what they are doing."""
+
+    run_id: str
+    processes: tuple[Asked, ...]
+
+
 @dataclass(slots=True)
 class Effects:
     """All that one step, or a batch of steps, asks for, in order."""
@@ -353,6 +383,8 @@ class Effects:
     rounds: list[RoundRecord] = field(default_factory=list)
     """The rounds completed, for log and metrics."""
     notices: list[Notice] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    """Whom to ask, without waiting for them."""
     forgotten: list[str] = field(default_factory=list)
     """The ids of the runs that are gone, for the metrics."""
 

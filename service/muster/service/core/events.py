@@ -208,6 +208,22 @@ class StoreRequest:
     operation: Operation
 
 
+class SeenOne(NamedTuple):
+    """What one process was seen doing."""
+
+    rank: int
+    incarnation: str
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Processes of a run were asked what they are doing: for people, and no decision."""
+
+    run_id: str
+    sights: tuple[SeenOne, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """The next deadline has come."""
@@ -229,5 +245,6 @@ Event: TypeAlias = (
     | Evict
     | Forget
     | StoreRequest
+    | Seen
     | Tick
 )

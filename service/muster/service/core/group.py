@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from muster.service.core import report
+from muster.service.core import insight, report
 from muster.service.core.barrier import OpenBarrier
 from muster.service.core.effects import (
     Delivery,
@@ -24,6 +24,7 @@ from muster.service.core.effects import (
     ForgetDecision,
     ForgetSpeaker,
     GroupRecord,
+    Look,
     Progress,
     Refused,
     SpeakerRecord,
@@ -440,7 +441,11 @@ class Group:
         if now.monotonic >= barrier.deadline:
             self._decide(Outcome.TIMED_OUT, report.timed_out(barrier.timeout), now, effects)
             return
-        if now.monotonic >= barrier.due:
+        if now.monotonic >= barrier.due and not barrier.looked:
+            barrier.looked = True
+            missing = (self._known(rank) for rank in barrier.shape if rank not in barrier.arrivals)
+            effects.looks.append(Look(self.run_id, insight.whom(missing)))
+        if now.monotonic >= barrier.tells_at:
             barrier.told(now.monotonic)
             progress = self.progress(barrier, now)
             effects.deliveries.append(Delivery(audience(barrier.arrivals.values()), progress))
@@ -555,13 +560,19 @@ class Group:
         message = report.progress(name, waited, arrived, required, missing)
         return Progress(self.prefix, barrier.sequence, arrived, required, missing, message)
 
-    def _missing_rank(self, rank: int, now: float) -> MissingRank:
+    def _known(self, rank: int) -> Process | None:
+        """The process to name for a rank: who speaks for it, or its newest."""
         speaker = self.speakers.get(rank)
-        process = self._roster.newest(rank)
-        if speaker is not None and (process is None or not _takes_over(process, speaker.process)):
-            process = speaker.process
+        newest = self._roster.newest(rank)
+        if speaker is not None and (newest is None or not _takes_over(newest, speaker.process)):
+            return speaker.process
+        return newest
+
+    def _missing_rank(self, rank: int, now: float) -> MissingRank:
+        process = self._known(rank)
         if process is None:
             return MissingRank(rank, MissingState.NEVER_JOINED)
+        speaker = self.speakers.get(rank)
         speaks = speaker is not None and speaker.process is process
         last = speaker.last if speaker is not None and speaks else None
         match process.state:
@@ -573,7 +584,8 @@ class Group:
                 state, gone_for = MissingState.EVICTED, now - process.since
             case MemberState.DISCONNECTED | MemberState.LOST:
                 state, gone_for = MissingState.CONNECTION_LOST, now - process.since
-        return MissingRank(rank, state, process.host, process.pid, gone_for, last)
+        doing = insight.doing(process, now)
+        return MissingRank(rank, state, process.host, process.pid, gone_for, last, doing)
 
     # ------------------------------------------------------------------ refusing
 

@@ -73,6 +73,15 @@ class MissingRank:
     """Seconds since its connection was lost or it left; 0 while it is connected."""
     last_sequence: int | None = None
     """The last sequence of the group that it arrived at."""
+    doing: str = ""
+    """What it was seen doing just before, for people; empty if nobody knows."""
+
+
+class Sight(NamedTuple):
+    """What a process was seen doing, and when on the monotonic clock."""
+
+    doing: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from muster.service.core import report
 from muster.service.core.effects import NO_RANKS, Delivery, Effects
 from muster.service.core.events import SessionId
-from muster.service.core.model import Decision, MemberState
+from muster.service.core.model import Decision, MemberState, Sight
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,6 +40,8 @@ class Process:
     """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
     prefixes: set[str] = field(default_factory=set)
     """The groups that it speaks in."""
+    sight: Sight | None = None
+    """What it was last seen doing."""
 
     def __str__(self) -> str:
         return report.process_name(self.rank, self.host, self.pid)

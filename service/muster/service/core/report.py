@@ -101,10 +101,11 @@ def why_missing(missing: MissingRank) -> str:
 
 
 def missing_one(missing: MissingRank) -> str:
-    """One missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``."""
+    """One missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``, then what it does."""
     if not missing.host:
         return f"rank {missing.rank} ({why_missing(missing)})"
-    return f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {why_missing(missing)})"
+    name = f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {why_missing(missing)})"
+    return f"{name}: {missing.doing}" if missing.doing else name
 
 
 @dataclass(slots=True)
@@ -115,19 +116,21 @@ class MissingOfHost:
     """Empty if no process of these ranks was ever seen."""
     state: MissingState
     why: str
+    doing: str = ""
+    """What they were seen doing, for people; empty if nobody knows."""
     ranks: list[int] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     """In the order of the ranks."""
 
 
 def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
-    """Missing ranks folded by host and reason, in the order in which each is first met."""
-    folded: dict[tuple[str, str], MissingOfHost] = {}
+    """Missing ranks folded by host, reason and what they do, in the order in which each is first met."""
+    folded: dict[tuple[str, str, str], MissingOfHost] = {}
     for one in missing:
-        key = one.host, why_missing(one)
+        key = one.host, why_missing(one), one.doing
         of_host = folded.get(key)
         if of_host is None:
-            of_host = folded[key] = MissingOfHost(one.host, one.state, key[1])
+            of_host = folded[key] = MissingOfHost(one.host, one.state, key[1], one.doing)
         of_host.ranks.append(one.rank)
         of_host.pids.append(one.pid)
     return list(folded.values())
@@ -136,10 +139,11 @@ def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
 def missing_all(missing: Sequence[MissingRank]) -> str:
     """All missing ranks, singly while they are few, else in ranges by host and reason."""
     if len(missing) <= MOST_NAMED_SINGLY:
-        return ", ".join(missing_one(one) for one in missing)
+        between = "; " if any(one.doing for one in missing) else ", "
+        return between.join(missing_one(one) for one in missing)
     return "; ".join(
         f"{'ranks' if len(one.ranks) > 1 else 'rank'} {ranges(one.ranks)} "
-        f"({f'{one.host}, ' if one.host else ''}{one.why})"
+        f"({f'{one.host}, ' if one.host else ''}{one.why}){f': {one.doing}' if one.doing else ''}"
         for one in by_host(missing)
     )
 

@@ -9,6 +9,7 @@ from muster.service.core import events
 from muster.service.core.effects import (
     Entered,
     GroupJoined,
+    Inspect,
     Message,
     NodesWaiting,
     Parted,
@@ -31,6 +32,7 @@ from muster.service.wire import (
     settings_from_pb,
 )
 from muster.v1 import rendezvous_pb2, session_pb2
+from muster.v1.insight_pb2 import Inspected
 
 T = TypeVar("T")
 
@@ -43,8 +45,8 @@ MOST_ENTRIES = 65_536
 # ---------------------------------------------------------------------- in
 
 
-def parse_session_message(session: events.SessionId, data: bytes) -> events.Event:
-    """What a worker said on its stream.
+def parse_session_message(session: events.SessionId, data: bytes) -> events.Event | Inspected:
+    """What a worker said on its stream: an event, or what a process is doing, which is none.
 
     Raises:
         Refusal: it is no message of this protocol, or of another version.
@@ -91,6 +93,8 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
         part = request.part
         goodbye = part.goodbye.reason if part.HasField("goodbye") else None
         return events.Part(session, at_most("ranks", part.ranks), goodbye)
+    if kind == "inspected":
+        return request.inspected
     raise Refusal(
         Reason.INVALID_ARGUMENT,
         "a ConnectRequest without a message, or with one that this coordinator does not know "
@@ -200,6 +204,9 @@ def encode_session_message(message: Message) -> bytes:
                 response.entered.entries.add(ordinal=one.ordinal, refusal=refusal)
         case Parted():
             response.parted.CopyFrom(session_pb2.Parted(ranks=message.ranks))
+        case Inspect():
+            response.inspect.question = message.question
+            response.inspect.all_threads = message.all_threads
     return response.SerializeToString()
 
 

@@ -9,11 +9,13 @@ from grpc_reflection.v1alpha import reflection
 
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
+from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.barrier import BarrierServicer
 from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
 from muster.service.rpc.health import HealthServicer
+from muster.service.rpc.insight import InsightServicer
 from muster.service.rpc.interceptor import CallInterceptor, CallObserver
 from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
@@ -24,6 +26,8 @@ from muster.v1 import (
     barrier_pb2_grpc,
     coordinator_pb2,
     coordinator_pb2_grpc,
+    insight_pb2,
+    insight_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -39,6 +43,7 @@ SERVICES = (
     rendezvous_pb2.DESCRIPTOR.services_by_name["RendezvousService"],
     run_pb2.DESCRIPTOR.services_by_name["RunService"],
     store_pb2.DESCRIPTOR.services_by_name["StoreService"],
+    insight_pb2.DESCRIPTOR.services_by_name["InsightService"],
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
 )
 
@@ -165,8 +170,14 @@ def build_server(
     def addresses() -> list[str]:
         return [replica.address for replica in replicas()]
 
+    inspector = Inspector(driver)
+    driver.look = inspector.look
     sessions = SessionServicer(
-        driver, max_open=2 * limits.max_sessions, replicas=addresses, keepalive_ms=keepalive_ms
+        driver,
+        max_open=2 * limits.max_sessions,
+        replicas=addresses,
+        keepalive_ms=keepalive_ms,
+        heard=inspector.hear,
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)
@@ -175,6 +186,7 @@ def build_server(
     rendezvous = RendezvousServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
+    insight_pb2_grpc.add_InsightServiceServicer_to_server(InsightServicer(driver, inspector), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(
         CoordinatorServicer(driver, replicas), server

@@ -4,18 +4,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from muster.service.core.effects import NO_RANKS, Refused, Welcome
-from muster.service.core.events import Disconnected, Event, Goodbye, Hello
+from muster.service.core.events import Disconnected, Event, Goodbye, Hello, SessionId
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
+from muster.v1.insight_pb2 import Inspected
+
+Heard: TypeAlias = Callable[[SessionId, Inspected], None]
+"""Takes what a process on a stream says that it is doing."""
+
+
+def nobody_asked(session: SessionId, answer: Inspected) -> None:
+    """Where nobody asks, an answer is of no interest."""
 
 
 class Session:
@@ -26,12 +34,18 @@ class Session:
         max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off. For a
             relay as many as a message may name ranks, each of which may be answered for itself.
         welcome: puts a Welcome on the wire.
+        heard: takes what processes say that they are doing.
     """
 
     def __init__(
-        self, driver: Driver, max_unsent: int, welcome: Callable[[Welcome], bytes] = codec.encode_welcome
+        self,
+        driver: Driver,
+        max_unsent: int,
+        welcome: Callable[[Welcome], bytes] = codec.encode_welcome,
+        heard: Heard = nobody_asked,
     ) -> None:
         self._driver = driver
+        self._heard = heard
         self._welcome = welcome
         self._max_unsent = max_unsent
         self._outbox: deque[bytes] = deque()
@@ -148,13 +162,16 @@ class Session:
         except Refusal as refusal:
             self.end(refusal)
 
-    def _submit(self, event: Event) -> None:
+    def _submit(self, event: Event | Inspected) -> None:
+        if isinstance(event, Inspected):
+            self._heard(self.id, event)
+            return
         if self._driver.retired:
             # Above all a goodbye must not be taken for heard.
             raise DRAINING
         self._driver.submit(event)
 
-    def _admitted(self, data: bytes, admission: Admission) -> Event:
+    def _admitted(self, data: bytes, admission: Admission) -> Event | Inspected:
         """A message, whose run the peer may touch. A Hello may come after others that were refused."""
         event = codec.parse_session_message(self.id, data)
         if type(event) is Hello:
@@ -174,6 +191,7 @@ class SessionServicer:
         max_open: streams that may be open, those that have not said hello yet among them.
         replicas: the addresses of all replicas, for those who are welcomed; empty: there is but this one.
         keepalive_ms: the keepalive that they are asked for; 0: a third of the session TTL.
+        heard: takes what processes say that they are doing.
     """
 
     def __init__(
@@ -185,8 +203,10 @@ class SessionServicer:
         max_open: int = 2 * Limits().max_sessions,
         replicas: Callable[[], Sequence[str]] = tuple,
         keepalive_ms: int = 0,
+        heard: Heard = nobody_asked,
     ) -> None:
         self._driver = driver
+        self._heard = heard
         self._hello_timeout = hello_timeout
         self._max_unsent = max_unsent
         self._max_open = max_open
@@ -201,7 +221,7 @@ class SessionServicer:
             await context.abort_with_status(errors.grpc_status(DRAINING))
         if (count := len(self.sessions)) >= self._max_open:
             raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
-        session = Session(self._driver, self._max_unsent, self._welcome)
+        session = Session(self._driver, self._max_unsent, self._welcome, self._heard)
         self.sessions.add(session)
         try:
             await session.serve(context, self._hello_timeout)

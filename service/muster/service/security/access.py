@@ -55,6 +55,7 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.StoreService/DeletePrefix": WORKS,
     "/muster.v1.StoreService/ListKeys": WORKS,
     "/muster.v1.StoreService/NumKeys": WORKS,
+    "/muster.v1.InsightService/Stacks": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
 }

@@ -50,6 +50,11 @@ def test_top_refuses_a_stdout_that_is_no_terminal():
         ("evict", "job1", str(2**31)),
         ("evict", "job1", "three"),
         ("forget",),
+        ("stack",),
+        ("stack", "job1", "three"),
+        ("stack", "job1", "--missing=\udcff"),
+        ("stack", "job1", "--missing="),
+        ("stack", "job1", "--interval=1"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(arguments):

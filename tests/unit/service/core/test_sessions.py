@@ -501,9 +501,11 @@ def test_a_line_is_told_for_whom_a_decision_is(world: World):
 def test_only_those_who_arrived_are_told_of_a_failure_and_of_progress(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 2)
+    world.tick()  # The missing are asked what they do.
     world.tick()
     ((_, ranks),) = node.told
     assert ranks == [0, 2]
+    world.tick()  # And once more.
     world.tick()
     ((decision, ranks),) = node.told
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.TIMED_OUT, [0, 2])

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess, current_process
 from typing import ClassVar, Protocol
 
 from muster.worker.fork_guard import handlers_hint
+from muster.worker.insight import saves
 from muster.worker.saves import child, forking
 from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
 from muster.worker.saves.priority import Priority
@@ -128,6 +129,7 @@ class ForkedWrite:
         self._reason: str | None = None
         self._ending = threading.Lock()
         """Its handle is closed once, and not used afterwards: the number is soon another file's."""
+        saves.begin(forked.pid)
 
     def wait(self, timeout: float) -> Ending:
         """Wait for the child's end, and read what it reports."""
@@ -147,6 +149,7 @@ class ForkedWrite:
         return Ending(failure, seconds)
 
     def _let_go(self) -> None:
+        saves.end(self.pid)
         with self._ending:
             if self._handle is not None:
                 os.close(self._handle)
@@ -307,9 +310,18 @@ class SpawnedWrite:
         self._worker = worker
         self._started = time.monotonic()
         self._held = held
+        saves.begin(worker.pid)
 
     def wait(self, timeout: float) -> Ending:
         """Wait for the worker's answer, or its end."""
+        try:
+            failure = self._failure(timeout)
+        finally:
+            saves.end(self.pid)
+        self._held.release()
+        return Ending(failure, time.monotonic() - self._started)
+
+    def _failure(self, timeout: float) -> str | None:
         left = max(0.0, self._started + timeout - time.monotonic())
         worker = self._worker
         if not worker.wait(left):
@@ -322,8 +334,7 @@ class SpawnedWrite:
         except (EOFError, ConnectionError):
             status = worker.exit_status()
             failure = worker.reason or ending_text(status) or "the writing process ended"
-        self._held.release()
-        return Ending(failure, time.monotonic() - self._started)
+        return failure
 
     def abort(self, reason: str) -> None:
         """SIGKILL the worker."""

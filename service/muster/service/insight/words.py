@@ -1,0 +1,76 @@
+"""What a process is doing, in a line."""
+
+from muster.service.core import report
+from muster.v1.insight_pb2 import Frame, Report, Thread
+
+NO_ANSWER = "does not answer: it is stopped, or something holds its interpreter's lock, or its host is silent"
+DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
+NEVER = "no process of it has been seen"
+NOT_CONNECTED = "has no connection"
+BY_CALLS = "has no session that could be asked: it arrives by unary calls"
+TOO_LARGE = "gave an answer that is too large"
+
+MOST_WAITS = 3
+"""Barriers that are named for one process; its threads may wait at more."""
+WRAPPERS = frozenset(
+    {"wrapper", "wrapped", "inner", "decorated", "_fn", "__call__", "_call_impl", "_wrapped_call_impl"}
+)
+"""Functions that stand between a program and what it calls, and say nothing."""
+
+
+def line(said: Report) -> str:
+    """A report in a line: ``main thread in all_reduce, train.py:214, for 41 s``.
+
+    Args:
+        said: by the process; names in it are not to be trusted, and are made printable.
+    """
+    if said.declined:
+        return DECLINED
+    main = next((thread for thread in said.threads if thread.main), None)
+    parts = [place(main) if main is not None else "tells of no main thread"]
+    if said.still_ms:
+        parts.append(f"for {report.seconds(said.still_ms / 1000)}")
+    if said.waits_at:
+        parts.append(f"waits at {' and '.join(map(report.shown, said.waits_at[:MOST_WAITS]))}")
+    parts += [f"saves in pid {one.pid}{_state(one.state)}" for one in said.saves[:1]]
+    return ", ".join(parts)
+
+
+def place(main: Thread) -> str:
+    """Where a main thread stands: what the program has called, and from where."""
+    if not main.frames:
+        return "main thread has ended"
+    position = next((n for n, frame in enumerate(main.frames) if not frame.library), None)
+    if position is None:
+        return f"main thread in {_function(main.frames[0])}, {_at(main.frames[0])}"
+    called = [frame for frame in main.frames[:position] if _short(frame) not in WRAPPERS]
+    inside = called[-1] if called else main.frames[position]
+    return f"main thread in {_function(inside)}, {_at(main.frames[position])}"
+
+
+def _short(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]
+
+
+def _function(frame: Frame) -> str:
+    return report.shown(_short(frame) or "?")
+
+
+def _at(frame: Frame) -> str:
+    return f"{report.shown(frame.file.rpartition('/')[2])}:{frame.line}"
+
+
+STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "waits for the disk",
+    "T": "is stopped",
+    "t": "is stopped by a debugger",
+    "Z": "has ended",
+}
+"""By Linux's letter, how a process stands."""
+
+
+def _state(letter: str) -> str:
+    words = STATES.get(letter)
+    return f", which {words}" if words else ""

@@ -1,0 +1,52 @@
+"""Folding what processes said: one who differs from a crowd is seen."""
+
+from muster.service.core.effects import Asked
+from muster.service.insight import words
+from muster.service.insight.crowds import stacks
+from muster.service.insight.inspector import Sighting
+from muster.v1.insight_pb2 import Frame, Report, Thread
+
+
+def asked(rank: int) -> Asked:
+    return Asked(rank, rank, f"life-{rank}", "node-0", 100 + rank, relayed=False)
+
+
+def at(line: int, *, more: int = 0) -> Report:
+    threads = [Thread(name="MainThread", main=True, frames=[Frame(function="f", file="t.py", line=line)])]
+    threads += [Thread(name=f"pin-{n}", frames=[Frame(function="g")]) for n in range(more)]
+    return Report(threads=threads, cpu_ms=line, still_ms=line * 1000)
+
+
+def test_those_at_one_place_are_one_the_most_frequent_first():
+    lines = [7, 214, 214, 8, 214]
+    told = stacks(Sighting(asked(rank), at(line, more=rank)) for rank, line in enumerate(lines))
+    assert [[one.rank for one in crowd.members] for crowd in told.crowds] == [[1, 2, 4], [0], [3]]
+    crowd = told.crowds[0]
+    assert crowd.line == "main thread in f, t.py:214"
+    assert [thread.name for thread in crowd.threads] == ["MainThread"]
+    assert [(one.host, one.pid, one.report.cpu_ms, len(one.report.threads)) for one in crowd.members] == [
+        ("node-0", 100 + rank, 214, 0) for rank in (1, 2, 4)
+    ]
+
+
+def test_of_one_alone_all_is_told():
+    (crowd,) = stacks([Sighting(asked(0), at(5, more=2))]).crowds
+    assert [thread.name for thread in crowd.threads] == ["MainThread", "pin-0", "pin-1"]
+    assert crowd.line == "main thread in f, t.py:5, for 5 s"
+
+
+def test_those_who_said_nothing_are_told_by_why():
+    told = stacks(
+        Sighting(asked(rank), None, words.NO_ANSWER if rank else words.NOT_CONNECTED) for rank in range(3)
+    )
+    assert not told.crowds
+    assert [(crowd.line, [one.rank for one in crowd.members]) for crowd in told.silent] == [
+        (words.NO_ANSWER, [1, 2]),
+        (words.NOT_CONNECTED, [0]),
+    ]
+    assert not told.silent[0].members[0].HasField("report")
+
+
+def test_4096_ranks_fold_into_what_differs():
+    told = stacks(Sighting(asked(rank), at(1 if rank % 342 == 0 else 2)) for rank in range(4096))
+    assert [len(crowd.members) for crowd in told.crowds] == [4084, 12]

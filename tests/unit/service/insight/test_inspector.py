@@ -1,0 +1,130 @@
+"""Asking processes what they do: who is asked, how long is waited, and what hostile answers do."""
+
+import asyncio
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from muster.service.core.effects import Asked, Inspect, Look, Message
+from muster.service.core.events import Event, Seen, SeenOne
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.insight import inspector as module
+from muster.service.insight import words
+from muster.service.insight.inspector import MOST_AT_ONCE, MOST_REPORT, Inspector
+from muster.v1.insight_pb2 import Frame, Inspected, Report, Thread
+
+REPORT = Report(
+    threads=[Thread(name="MainThread", main=True, frames=[Frame(function="f", file="t.py", line=3)])]
+)
+
+
+class Sessions:
+    """Takes the questions, as a driver does, and answers for those whom the test lets answer."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, Inspect, AbstractSet[int]]] = []
+        self.submitted: asyncio.Queue[Event] = asyncio.Queue()
+        self.inspector = Inspector(self)  # type: ignore[arg-type]
+        self.answers: dict[int, list[Inspected]] = {}
+
+    def tell(self, session: int, message: Message, ranks: AbstractSet[int]) -> None:
+        assert isinstance(message, Inspect)
+        self.told.append((session, message, ranks))
+        for answer in self.answers.get(session, []):
+            answer.question = answer.question or message.question
+            self.inspector.hear(session, answer)
+
+    def submit(self, event: Event) -> None:
+        self.submitted.put_nowait(event)
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(module, "LOOK_TIMEOUT", 0.05)
+    return Sessions()
+
+
+def process(rank: int, session: int | None, *, relayed: bool = False) -> Asked:
+    return Asked(session, rank, f"life-{rank}", "node-0", 100 + rank, relayed)
+
+
+async def test_each_is_asked_once_and_a_line_once_for_all_its_ranks(sessions: Sessions):
+    sessions.answers = {
+        1: [Inspected(rank=0, report=REPORT)],
+        2: [Inspected(rank=rank, report=REPORT) for rank in (1, 2)],
+    }
+    line = [process(rank, 2, relayed=True) for rank in (1, 2)]
+    found = await sessions.inspector.ask([process(0, 1), *line])
+    assert [one.report for one in found] == [REPORT] * 3
+    assert [(session, ranks) for session, _, ranks in sessions.told] == [(1, frozenset()), (2, {1, 2})]
+    assert {message.all_threads for _, message, _ in sessions.told} == {False}
+
+
+async def test_a_single_process_is_asked_for_all_its_threads(sessions: Sessions):
+    await sessions.inspector.ask([process(0, 1)])
+    assert sessions.told[0][1].all_threads
+
+
+async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
+    sessions.answers = {
+        2: [Inspected(rank=2, report=Report(declined=True))],
+        3: [Inspected(rank=3, report=Report(waits_at=["x" * MOST_REPORT]))],
+    }
+    found = await sessions.inspector.ask([process(0, None), *(process(rank, rank) for rank in (1, 2, 3))])
+    assert [(one.report, one.why) for one in found] == [
+        (None, words.NOT_CONNECTED),
+        (None, words.NO_ANSWER),
+        (None, words.DECLINED),
+        (None, words.TOO_LARGE),
+    ]
+
+
+async def test_nobody_is_asked_where_nobody_can_be(sessions: Sessions):
+    assert await sessions.inspector.ask([]) == []
+    assert [one.why for one in await sessions.inspector.ask([process(0, None)])] == [words.NOT_CONNECTED]
+    assert sessions.told == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Inspected(question=99, rank=0, report=REPORT),
+        Inspected(rank=1, report=REPORT),
+        Inspected(rank=-5, report=REPORT),
+    ],
+    ids=["to another question", "for another's rank", "for no rank"],
+)
+async def test_an_answer_that_nobody_waits_for_is_passed_over(sessions: Sessions, answer: Inspected):
+    sessions.answers = {7: [answer]}
+    found = await sessions.inspector.ask([process(0, 7), process(1, 8)])
+    assert [one.report for one in found] == [None, None]
+
+
+async def test_the_first_answer_counts(sessions: Sessions):
+    sessions.answers = {
+        1: [Inspected(rank=0, report=REPORT), Inspected(rank=0, report=Report(declined=True))],
+    }
+    (found, _) = await sessions.inspector.ask([process(0, 1), process(1, 2)])
+    assert found.report == REPORT
+
+
+async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
+    asking = [asyncio.create_task(sessions.inspector.ask([process(0, 1)])) for _ in range(MOST_AT_ONCE)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal, match="max_inspections") as caught:
+        await sessions.inspector.ask([process(0, 1)])
+    assert caught.value.reason is Reason.LIMIT_EXCEEDED
+    await asyncio.gather(*asking)
+    await sessions.inspector.ask([process(0, 1)])
+
+
+async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
+    sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
+    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2))))
+    assert await sessions.submitted.get() == Seen(
+        "job",
+        (SeenOne(0, "life-0", "main thread in f, t.py:3"), SeenOne(1, "life-1", words.NO_ANSWER)),
+    )
+    sessions.inspector.look(Look("job", ()))
+    assert len(sessions.told) == 2

@@ -1,0 +1,105 @@
+"""The registry of the processes that write a save."""
+
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.worker.insight import saves
+from muster.worker.insight.process import child_state
+from muster.worker.saves import AsyncRequest, ForkCaller
+from muster.worker.saves.callers import SpawnedWrite
+from tests.support.patience import PATIENCE
+
+# No process has such a number.
+ONE, TWO = 2**30, 2**30 + 1
+
+
+@pytest.fixture(autouse=True)
+def _others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes that other tests have left are none of ours."""
+    monkeypatch.setattr(saves, "_pids", [])
+
+
+def test_who_has_begun_is_under_way_until_the_end():
+    saves.begin(TWO)
+    saves.begin(ONE)
+    assert saves.under_way() == [ONE, TWO]
+    saves.end(TWO)
+    assert saves.under_way() == [ONE]
+
+
+def test_a_worker_is_under_way_until_it_has_written_all_and_is_told_once():
+    saves.begin(ONE)
+    saves.begin(ONE)
+    assert saves.under_way() == [ONE]
+    saves.end(ONE)
+    assert saves.under_way() == [ONE]
+    saves.end(ONE)
+    assert saves.under_way() == []
+
+
+def test_the_end_of_what_never_began_changes_nothing():
+    saves.begin(ONE)
+    saves.end(TWO)
+    assert saves.under_way() == [ONE]
+
+
+def test_a_forked_child_begins_with_none():
+    saves.begin(ONE)
+    mine, its = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(its, str(saves.under_way()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(mine, 100) == b"[]"
+    assert saves.under_way() == [ONE]
+    for end in (mine, its):
+        os.close(end)
+
+
+def test_a_forked_write_is_under_way_until_it_was_waited_for():
+    write = ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert saves.under_way() == [write.pid]
+    assert child_state(write.pid) in ("R", "S")
+    write.abort("given up")
+    assert write.wait(PATIENCE).failure == "given up"
+    assert saves.under_way() == []
+
+
+def test_a_child_that_could_not_be_forked_or_watched_is_not(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert saves.under_way() == []
+
+
+def spawned_write(answer: Any) -> SpawnedWrite:
+    """A request that a worker has which answers at once."""
+    pipe = SimpleNamespace(poll=lambda: True, recv=answer)
+    worker: Any = SimpleNamespace(pid=ONE, pipe=pipe, wait=lambda _: True)
+    held: Any = SimpleNamespace(release=lambda: None)
+    return SpawnedWrite(worker, 0.0, 0.0, held)
+
+
+def test_a_workers_write_is_under_way_until_its_answer_was_taken():
+    write = spawned_write(lambda: "no room")
+    assert saves.under_way() == [ONE]
+    assert write.wait(PATIENCE).failure == "no room"
+    assert saves.under_way() == []
+
+
+def test_so_it_is_if_its_answer_cannot_be_read():
+    def answer() -> str:
+        raise ValueError("no answer")
+
+    write = spawned_write(answer)
+    with pytest.raises(ValueError, match="no answer"):
+        write.wait(PATIENCE)
+    assert saves.under_way() == []

@@ -1,0 +1,224 @@
+"""Where threads stand, told by another thread."""
+
+import gc
+import subprocess
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from muster.v1 import insight_pb2 as pb
+from muster.worker.insight import stacks
+from muster.worker.insight.stacks import MOST_FRAMES, MOST_NAME, MOST_THREADS, is_library
+from tests.support.patience import PATIENCE
+
+Stand = Callable[[Any, Any], None]
+
+
+def wait_in_a_lock(here: Any, gate: Any) -> None:
+    # Calls of C functions only: they have no frames of their own.
+    here.release()
+    gate.acquire()
+
+
+def renamed(**names: str) -> Stand:
+    """The same function under another name or in another file, as nobody would write it."""
+    code: Any = wait_in_a_lock.__code__
+    return types.FunctionType(code.replace(**names), {})
+
+
+@contextmanager
+def standing(stand: Stand = wait_in_a_lock, name: str = "stands") -> Iterator[threading.Thread]:
+    """A thread that stands where it is until the end."""
+    here, gate = threading.Lock(), threading.Lock()
+    here.acquire()
+    gate.acquire()
+    thread = threading.Thread(target=stand, args=(here, gate), name=name)
+    thread.start()
+    try:
+        assert here.acquire(timeout=PATIENCE)
+        yield thread
+    finally:
+        gate.release()
+        thread.join()
+
+
+def asked() -> tuple[list[pb.Thread], int]:
+    """What another thread is told."""
+    with ThreadPoolExecutor(1, "asks") as pool:
+        return pool.submit(stacks.threads).result()
+
+
+def told(name: str = "stands") -> pb.Thread:
+    (thread,) = [thread for thread in asked()[0] if thread.name == name]
+    return thread
+
+
+def test_a_thread_that_waits_in_a_lock_is_told_with_function_file_and_line():
+    with standing():
+        thread = told()
+    first = wait_in_a_lock.__code__.co_firstlineno
+    innermost = thread.frames[0]
+    assert (innermost.function, innermost.file, innermost.library) == ("wait_in_a_lock", __file__, False)
+    assert first < innermost.line <= first + 3
+    assert [frame.function for frame in thread.frames[1:]] == [
+        "Thread.run",
+        "Thread._bootstrap_inner",
+        "Thread._bootstrap",
+    ]
+    assert all(frame.library for frame in thread.frames[1:])
+    assert (thread.main, thread.frames_left_out) == (False, 0)
+
+
+def test_a_function_is_told_with_its_class():
+    class Trainer:
+        def step(self, here: Any, gate: Any) -> None:
+            wait_in_a_lock(here, gate)
+
+    with standing(Trainer().step):
+        assert told().frames[1].function.endswith("Trainer.step")
+
+
+def test_the_main_thread_comes_first_and_is_marked_and_who_asks_is_left_out():
+    with standing(name="one"), standing(name="two"):
+        threads, left_out = asked()
+    assert [thread.main for thread in threads] == [True] + [False] * (len(threads) - 1)
+    assert threads[0].name == "MainThread"
+    assert "asked" in [frame.function for frame in threads[0].frames]
+    names = [thread.name for thread in threads]
+    assert names.index("one") < names.index("two"), "as they were started"
+    assert not any(name.startswith("asks") for name in names)
+    assert left_out == 0
+
+
+def test_of_a_deep_recursion_the_innermost_frames_are_told():
+    def recur(depth: int, here: Any, gate: Any) -> None:
+        if depth == 0:
+            wait_in_a_lock(here, gate)
+        else:
+            recur(depth - 1, here, gate)
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        with standing(lambda here, gate: recur(10_000, here, gate)):
+            thread = told()
+    finally:
+        sys.setrecursionlimit(limit)
+    assert thread.frames[0].function == "wait_in_a_lock"
+    assert {frame.function.rpartition(".")[2] for frame in thread.frames[1:]} == {"recur"}
+    assert len(thread.frames) == MOST_FRAMES
+    assert len(thread.frames) + thread.frames_left_out == 10_000 + 1 + 1 + 1 + 3
+
+
+def test_of_too_many_threads_the_main_one_is_told(monkeypatch: pytest.MonkeyPatch):
+    idents = [*range(1, 101), threading.main_thread().ident]
+    monkeypatch.setattr(sys, "_current_frames", lambda: dict.fromkeys(idents, sys._getframe()))
+    threads, left_out = asked()
+    assert len(threads) == MOST_THREADS
+    assert threads[0].main
+    assert threads[0].frames
+    assert left_out == 101 - MOST_THREADS
+
+
+def test_a_thread_that_python_did_not_start_is_called_by_its_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "_current_frames", lambda: {0xBEEF: sys._getframe()})
+    assert [thread.name for thread in asked()[0]] == ["MainThread", "0xbeef"]
+
+
+def test_a_main_thread_that_has_no_frame_is_there_without_any(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "_current_frames", dict)
+    assert asked() == ([pb.Thread(name="MainThread", main=True)], 0)
+
+
+def test_a_main_thread_whose_program_has_ended_has_no_frames():
+    """The interpreter still waits for the other threads: it stands in a function of Python's own."""
+    program = """
+import threading
+from muster.worker.insight import stacks
+
+def ask():
+    threading.main_thread().join()
+    print(stacks.threads())
+
+threading.Thread(target=ask).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == '([name: "MainThread"\nmain: true\n], 0)\n'
+
+
+def test_names_that_no_one_would_choose_travel_as_utf_8():
+    with standing(renamed(co_qualname="\x1b[31m<b>\udcff", co_filename="/\udcfe/€\n.py"), "\ud800\x07"):
+        (thread,) = [thread for thread in asked()[0] if "\x07" in thread.name]
+    assert thread.name == "\\ud800\x07"
+    assert thread.frames[0].function == "\x1b[31m<b>\\udcff"
+    assert thread.frames[0].file == "/\\udcfe/€\n.py"
+    assert pb.Thread.FromString(thread.SerializeToString()) == thread
+
+
+@pytest.mark.parametrize("letter", ["x", "€", "\udcff"])
+def test_of_long_names_the_beginning_is_told_and_of_long_paths_the_end(letter: str):
+    long = letter * 5_000
+    with standing(renamed(co_qualname=f"step{long}", co_filename=f"/{long}/train.py"), f"stands{long}"):
+        (thread,) = [thread for thread in asked()[0] if thread.name.startswith("stands")]
+    frame = thread.frames[0]
+    assert frame.function.startswith("step")
+    assert frame.file.endswith("/train.py")
+    assert (thread.name[-1], frame.function[-1], frame.file[0]) == ("…", "…", "…")
+    for name in (thread.name, frame.function, frame.file):
+        assert MOST_NAME - 10 < len(name.encode()) <= MOST_NAME
+
+
+def test_a_name_of_just_the_greatest_length_is_whole():
+    name = "x" * MOST_NAME
+    with standing(renamed(co_qualname=name, co_filename=name)):
+        frame = told().frames[0]
+    assert (frame.function, frame.file) == (name, name)
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/home/me/train.py", False),
+        ("train.py", False),
+        ("<string>", False),
+        ("<stdin>", False),
+        ("/home/me/muster/train.py", False),
+        ("/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", True),
+        ("/usr/lib/python3/dist-packages/torch/optim/adam.py", True),
+        ("<frozen runpy>", True),
+        (threading.__file__, True),
+        (stacks.__file__, True),
+        (pb.__file__, True),
+        (__file__, False),
+    ],
+)
+def test_what_is_a_library_and_what_the_program(file: str, library: bool):
+    assert is_library(file) is library
+
+
+def test_nothing_that_the_frames_hold_lives_longer_for_it():
+    class Tensor:
+        pass
+
+    held: list[weakref.ref[Tensor]] = []
+
+    def hold(here: Any, gate: Any) -> None:
+        tensor = Tensor()
+        held.append(weakref.ref(tensor))
+        wait_in_a_lock(here, gate)
+
+    gc.disable()
+    try:
+        with standing(hold):
+            assert "hold" in told().frames[1].function
+            assert held[0]() is not None
+        assert held[0]() is None
+    finally:
+        gc.enable()

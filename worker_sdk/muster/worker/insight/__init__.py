@@ -1,0 +1,1 @@
+"""What this process is doing, for people: its threads, what it uses, and the saves under way."""

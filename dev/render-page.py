@@ -36,7 +36,7 @@ def take(url: str, image: Path, height: int, scale: float) -> None:
 
 async def draw(scene: scenes.Scene, path: str, name: str, *, height: int, scale: float) -> None:
     """Serve a scene, and draw one of its pages."""
-    runner = web.AppRunner(build_site(CollectorRegistry, lambda: None, scene))
+    runner = web.AppRunner(build_site(CollectorRegistry, lambda: None, scene, scene.ask))
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

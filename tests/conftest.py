@@ -1,11 +1,15 @@
 """What all tests share."""
 
+import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.patience import PATIENCE
+
+# A test's process may import grpc before muster.worker, which then cannot do this; tests fork as well.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

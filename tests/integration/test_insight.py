@@ -117,6 +117,19 @@ def test_one_process_is_shown_with_all_its_threads(coordinator: Coordinator):
         assert "no process has spoken for rank 9" in muster(coordinator, "stack", "one", "9").stderr
 
 
+@pytest.mark.also_through_relay
+def test_how_far_ranks_have_come_is_seen_without_a_barrier(coordinator: Coordinator):
+    def steps() -> list[int | None]:
+        told = json.loads(muster(coordinator, "get", "members", "steps", "-o", "json").stdout)
+        return [member.get("step") and int(member["step"]) for member in told]
+
+    with stuck(coordinator.endpoint, "steps", ["sleeps", "in_a_lock"]):
+        until(lambda: steps() == [41, 41])
+        (run,) = json.loads(muster(coordinator, "get", "runs", "-o", "json").stdout)
+        assert (run["steps"]["highest"], run["steps"]["lowest"]) == ("41", "41")
+        assert 'muster_run_step{run="steps"} 41.0' in coordinator.get("/metrics")[1]
+
+
 def test_a_user_may_refuse_all_of_it(coordinator: Coordinator):
     with stuck(coordinator.endpoint, "off", ["sleeps"], MUSTER_INSPECT="off"):
         shown = muster(coordinator, "stack", "off").stdout

@@ -24,6 +24,7 @@ from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker.group import Shape
 from muster.worker.sessions import session_for
 from tests.support.authority import Authority
 from tests.support.coordinator import MUSTER, Coordinator
@@ -226,7 +227,7 @@ def test_a_goodbye_reaches_the_next_leader(succession: Succession):
         )
         for rank in range(2)
     )
-    shape = muster.worker.session.Shape(2)
+    shape = Shape(2)
     for session in (stays, leaves):
         session.join("p", shape, PATIENCE)
     decided = in_thread(lambda: stays.barrier("p", PATIENCE))

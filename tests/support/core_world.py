@@ -58,6 +58,7 @@ from muster.service.core.events import (
     Hello,
     JoinGroup,
     ProcessInfo,
+    Stepped,
     Tick,
 )
 from muster.service.core.group import Group
@@ -316,6 +317,11 @@ class Client:
         arrival = Arrival(self.rank, seat.payload, seat.failure)
         asked = seat.timeout, (arrival,), seat.progress_after, self.world.now - seat.sent_at
         self.world.do(Arrive(self.session, prefix, seat.position, *asked))
+
+    def step(self, number: int) -> None:
+        """Tell how far the training has come."""
+        assert self.session is not None
+        self.world.do(Stepped(self.session, ((self.rank, number),)))
 
     def goodbye(self) -> None:
         assert self.session is not None

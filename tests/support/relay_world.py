@@ -24,6 +24,7 @@ from muster.service.core.refusal import Refusal
 from muster.service.rpc import codec, errors
 from muster.v1 import common_pb2
 from muster.v1 import session_pb2 as pb
+from muster.v1.insight_pb2 import Inspected
 from tests.support.relay_bench import Timers
 
 RUN = "job"
@@ -124,6 +125,8 @@ class AtCoordinator:
         except Refusal as refusal:
             self._end(refusal)
             return
+        if isinstance(event, Inspected):
+            return  # Nobody has asked.
         self._world.step(event)
         if type(event) is Goodbye and not self.over:
             self._end(None)

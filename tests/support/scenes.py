@@ -1,10 +1,10 @@
 """Made-up coordinators to look at: the real core, with events fed in and the time moved by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Effects
+from muster.service.core.effects import Asked, Effects
 from muster.service.core.events import (
     Arrival,
     Arrive,
@@ -19,6 +19,9 @@ from muster.service.core.events import (
 )
 from muster.service.core.model import Instant, NodeInfo, RendezvousSettings
 from muster.service.draining import DRAINING
+from muster.service.insight import words
+from muster.service.insight.inspector import Sighting
+from muster.v1.insight_pb2 import Report
 
 T = TypeVar("T")
 WALL = 1_790_000_000.0
@@ -27,18 +30,26 @@ TTL = 10.0
 
 
 class Scene:
-    """A coordinator and its time; the status page may look at it as at a driver."""
+    """A coordinator and its time; the status page may look at it as at a driver, and ask its processes."""
 
     def __init__(self) -> None:
         self.coordinator = Coordinator(session_ttl=TTL, epoch=3)
         self.now = 1_000.0
         self.retired = False
+        self.says: dict[int, Report] = {}
+        """By rank, what a process says when it is asked; the others do not answer."""
         self._sessions = 0
 
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
         if self.retired:
             raise DRAINING
         return ask(self.coordinator, self.instant)
+
+    async def ask(self, processes: Sequence[Asked]) -> list[Sighting]:
+        return [
+            Sighting(one, said := self.says.get(one.rank), "" if said else words.NO_ANSWER)
+            for one in processes
+        ]
 
     @property
     def instant(self) -> Instant:

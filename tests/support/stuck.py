@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from muster.worker import AsyncCallsQueue, AsyncRequest, GrpcBarrier
+from muster.worker import AsyncCallsQueue, AsyncRequest, GrpcBarrier, step
 
 FOR_EVER = 600.0
 
@@ -84,6 +84,7 @@ KINDS: tuple[Callable[[], None], ...] = (
 def main() -> None:
     """Join the barrier, say that it comes, and get stuck on the way."""
     GrpcBarrier(barrier_prefix="checkpoint")
+    step(41)
     print("joined", flush=True)
     next(kind for kind in KINDS if kind.__name__ == sys.argv[1])()
 

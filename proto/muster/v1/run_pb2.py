@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/run.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xb1\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tconnected\x18\x03 \x01(\x05\x12\x0f\n\x07members\x18\x04 \x01(\x05\x12\x0e\n\x06groups\x18\x05 \x01(\x05\x12\x15\n\ropen_barriers\x18\x06 \x01(\x05\x12\x18\n\x10\x64\x65\x63ided_barriers\x18\x07 \x01(\x04\x12\x12\n\x05round\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05nodes\x18\t \x01(\x05\x12\x15\n\rnodes_waiting\x18\n \x01(\x05\x12\x12\n\nstore_keys\x18\x0b \x01(\x04\x12\x13\n\x0bstore_bytes\x18\x0c \x01(\x04\x12!\n\x06\x63losed\x18\r \x01(\x0b\x32\x11.muster.v1.Closed\x12\x11\n\tforgotten\x18\x0e \x01(\x08\x42\x08\n\x06_round\"M\n\rGroupPosition\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x1a\n\rlast_sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_last_sequence\"\x83\x02\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07ordinal\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.muster.v1.MemberState\x12\x10\n\x08since_ms\x18\x07 \x01(\x04\x12(\n\x06groups\x18\x08 \x03(\x0b\x32\x18.muster.v1.GroupPosition\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x16\n\tnode_rank\x18\n \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05relay\x18\x0b \x01(\tB\x0c\n\n_node_rank\"M\n\x0c\x45victRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"d\n\rEvictResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\x12/\n\x0f\x66\x61iled_barriers\x18\x02 \x03(\x0b\x32\x16.muster.v1.BarrierName\"?\n\rForgetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"x\n\x0e\x46orgetResponse\x12\x11\n\tprocesses\x18\x01 \x01(\x05\x12\r\n\x05nodes\x18\x02 \x01(\x05\x12-\n\ropen_barriers\x18\x03 \x03(\x0b\x32\x16.muster.v1.BarrierName\x12\x15\n\rwaiting_calls\x18\x04 \x01(\x05\"\x17\n\x15RunServiceListRequest\"6\n\x16RunServiceListResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.muster.v1.Run\"&\n\x14RunServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x15RunServiceGetResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run\" \n\x0eMembersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"5\n\x0fMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\"\x1e\n\x0cWatchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\",\n\rWatchResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run2\x9e\x03\n\nRunService\x12K\n\x04List\x12 .muster.v1.RunServiceListRequest\x1a!.muster.v1.RunServiceListResponse\x12H\n\x03Get\x12\x1f.muster.v1.RunServiceGetRequest\x1a .muster.v1.RunServiceGetResponse\x12@\n\x07Members\x12\x19.muster.v1.MembersRequest\x1a\x1a.muster.v1.MembersResponse\x12:\n\x05\x45vict\x12\x17.muster.v1.EvictRequest\x1a\x18.muster.v1.EvictResponse\x12=\n\x06\x46orget\x12\x18.muster.v1.ForgetRequest\x1a\x19.muster.v1.ForgetResponse\x12<\n\x05Watch\x12\x17.muster.v1.WatchRequest\x1a\x18.muster.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/run.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xd5\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tconnected\x18\x03 \x01(\x05\x12\x0f\n\x07members\x18\x04 \x01(\x05\x12\x0e\n\x06groups\x18\x05 \x01(\x05\x12\x15\n\ropen_barriers\x18\x06 \x01(\x05\x12\x18\n\x10\x64\x65\x63ided_barriers\x18\x07 \x01(\x04\x12\x12\n\x05round\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05nodes\x18\t \x01(\x05\x12\x15\n\rnodes_waiting\x18\n \x01(\x05\x12\x12\n\nstore_keys\x18\x0b \x01(\x04\x12\x13\n\x0bstore_bytes\x18\x0c \x01(\x04\x12!\n\x06\x63losed\x18\r \x01(\x0b\x32\x11.muster.v1.Closed\x12\x11\n\tforgotten\x18\x0e \x01(\x08\x12\"\n\x05steps\x18\x0f \x01(\x0b\x32\x13.muster.v1.RunStepsB\x08\n\x06_round\"@\n\x08RunSteps\x12\x0f\n\x07highest\x18\x01 \x01(\x04\x12\x0e\n\x06lowest\x18\x02 \x01(\x04\x12\x13\n\x0blowest_rank\x18\x03 \x01(\x05\"M\n\rGroupPosition\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x1a\n\rlast_sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_last_sequence\"\xb0\x02\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07ordinal\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.muster.v1.MemberState\x12\x10\n\x08since_ms\x18\x07 \x01(\x04\x12(\n\x06groups\x18\x08 \x03(\x0b\x32\x18.muster.v1.GroupPosition\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x16\n\tnode_rank\x18\n \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05relay\x18\x0b \x01(\t\x12\x11\n\x04step\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07step_ms\x18\r \x01(\x04\x42\x0c\n\n_node_rankB\x07\n\x05_step\"M\n\x0c\x45victRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"d\n\rEvictResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\x12/\n\x0f\x66\x61iled_barriers\x18\x02 \x03(\x0b\x32\x16.muster.v1.BarrierName\"?\n\rForgetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"x\n\x0e\x46orgetResponse\x12\x11\n\tprocesses\x18\x01 \x01(\x05\x12\r\n\x05nodes\x18\x02 \x01(\x05\x12-\n\ropen_barriers\x18\x03 \x03(\x0b\x32\x16.muster.v1.BarrierName\x12\x15\n\rwaiting_calls\x18\x04 \x01(\x05\"\x17\n\x15RunServiceListRequest\"6\n\x16RunServiceListResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.muster.v1.Run\"&\n\x14RunServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x15RunServiceGetResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run\" \n\x0eMembersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"5\n\x0fMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\"\x1e\n\x0cWatchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\",\n\rWatchResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run2\x9e\x03\n\nRunService\x12K\n\x04List\x12 .muster.v1.RunServiceListRequest\x1a!.muster.v1.RunServiceListResponse\x12H\n\x03Get\x12\x1f.muster.v1.RunServiceGetRequest\x1a .muster.v1.RunServiceGetResponse\x12@\n\x07Members\x12\x19.muster.v1.MembersRequest\x1a\x1a.muster.v1.MembersResponse\x12:\n\x05\x45vict\x12\x17.muster.v1.EvictRequest\x1a\x18.muster.v1.EvictResponse\x12=\n\x06\x46orget\x12\x18.muster.v1.ForgetRequest\x1a\x19.muster.v1.ForgetResponse\x12<\n\x05Watch\x12\x17.muster.v1.WatchRequest\x1a\x18.muster.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.run_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUN']._serialized_start=59
-  _globals['_RUN']._serialized_end=364
-  _globals['_GROUPPOSITION']._serialized_start=366
-  _globals['_GROUPPOSITION']._serialized_end=443
-  _globals['_MEMBER']._serialized_start=446
-  _globals['_MEMBER']._serialized_end=705
-  _globals['_EVICTREQUEST']._serialized_start=707
-  _globals['_EVICTREQUEST']._serialized_end=784
-  _globals['_EVICTRESPONSE']._serialized_start=786
-  _globals['_EVICTRESPONSE']._serialized_end=886
-  _globals['_FORGETREQUEST']._serialized_start=888
-  _globals['_FORGETREQUEST']._serialized_end=951
-  _globals['_FORGETRESPONSE']._serialized_start=953
-  _globals['_FORGETRESPONSE']._serialized_end=1073
-  _globals['_RUNSERVICELISTREQUEST']._serialized_start=1075
-  _globals['_RUNSERVICELISTREQUEST']._serialized_end=1098
-  _globals['_RUNSERVICELISTRESPONSE']._serialized_start=1100
-  _globals['_RUNSERVICELISTRESPONSE']._serialized_end=1154
-  _globals['_RUNSERVICEGETREQUEST']._serialized_start=1156
-  _globals['_RUNSERVICEGETREQUEST']._serialized_end=1194
-  _globals['_RUNSERVICEGETRESPONSE']._serialized_start=1196
-  _globals['_RUNSERVICEGETRESPONSE']._serialized_end=1248
-  _globals['_MEMBERSREQUEST']._serialized_start=1250
-  _globals['_MEMBERSREQUEST']._serialized_end=1282
-  _globals['_MEMBERSRESPONSE']._serialized_start=1284
-  _globals['_MEMBERSRESPONSE']._serialized_end=1337
-  _globals['_WATCHREQUEST']._serialized_start=1339
-  _globals['_WATCHREQUEST']._serialized_end=1369
-  _globals['_WATCHRESPONSE']._serialized_start=1371
-  _globals['_WATCHRESPONSE']._serialized_end=1415
-  _globals['_RUNSERVICE']._serialized_start=1418
-  _globals['_RUNSERVICE']._serialized_end=1832
+  _globals['_RUN']._serialized_end=400
+  _globals['_RUNSTEPS']._serialized_start=402
+  _globals['_RUNSTEPS']._serialized_end=466
+  _globals['_GROUPPOSITION']._serialized_start=468
+  _globals['_GROUPPOSITION']._serialized_end=545
+  _globals['_MEMBER']._serialized_start=548
+  _globals['_MEMBER']._serialized_end=852
+  _globals['_EVICTREQUEST']._serialized_start=854
+  _globals['_EVICTREQUEST']._serialized_end=931
+  _globals['_EVICTRESPONSE']._serialized_start=933
+  _globals['_EVICTRESPONSE']._serialized_end=1033
+  _globals['_FORGETREQUEST']._serialized_start=1035
+  _globals['_FORGETREQUEST']._serialized_end=1098
+  _globals['_FORGETRESPONSE']._serialized_start=1100
+  _globals['_FORGETRESPONSE']._serialized_end=1220
+  _globals['_RUNSERVICELISTREQUEST']._serialized_start=1222
+  _globals['_RUNSERVICELISTREQUEST']._serialized_end=1245
+  _globals['_RUNSERVICELISTRESPONSE']._serialized_start=1247
+  _globals['_RUNSERVICELISTRESPONSE']._serialized_end=1301
+  _globals['_RUNSERVICEGETREQUEST']._serialized_start=1303
+  _globals['_RUNSERVICEGETREQUEST']._serialized_end=1341
+  _globals['_RUNSERVICEGETRESPONSE']._serialized_start=1343
+  _globals['_RUNSERVICEGETRESPONSE']._serialized_end=1395
+  _globals['_MEMBERSREQUEST']._serialized_start=1397
+  _globals['_MEMBERSREQUEST']._serialized_end=1429
+  _globals['_MEMBERSRESPONSE']._serialized_start=1431
+  _globals['_MEMBERSRESPONSE']._serialized_end=1484
+  _globals['_WATCHREQUEST']._serialized_start=1486
+  _globals['_WATCHREQUEST']._serialized_end=1516
+  _globals['_WATCHRESPONSE']._serialized_start=1518
+  _globals['_WATCHRESPONSE']._serialized_end=1562
+  _globals['_RUNSERVICE']._serialized_start=1565
+  _globals['_RUNSERVICE']._serialized_end=1979
 # @@protoc_insertion_point(module_scope)

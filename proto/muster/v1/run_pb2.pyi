@@ -33,6 +33,7 @@ class Run(google.protobuf.message.Message):
     STORE_BYTES_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     FORGOTTEN_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its id."""
     generation: builtins.int
@@ -63,6 +64,10 @@ class Run(google.protobuf.message.Message):
     def closed(self) -> muster.v1.common_pb2.Closed:
         """How it was closed; unset while it is open."""
 
+    @property
+    def steps(self) -> global___RunSteps:
+        """The training steps that its ranks are at; unset if none ever told."""
+
     def __init__(
         self,
         *,
@@ -80,12 +85,39 @@ class Run(google.protobuf.message.Message):
         store_bytes: builtins.int = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
         forgotten: builtins.bool = ...,
+        steps: global___RunSteps | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "steps", b"steps", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Run = Run
+
+@typing.final
+class RunSteps(google.protobuf.message.Message):
+    """RunSteps is how far the ranks of a run have come, of those that are there and tell it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HIGHEST_FIELD_NUMBER: builtins.int
+    LOWEST_FIELD_NUMBER: builtins.int
+    LOWEST_RANK_FIELD_NUMBER: builtins.int
+    highest: builtins.int
+    """The step of the first."""
+    lowest: builtins.int
+    """The step of the last."""
+    lowest_rank: builtins.int
+    """The last one: a rank that is at the lowest step, for the longest time."""
+    def __init__(
+        self,
+        *,
+        highest: builtins.int = ...,
+        lowest: builtins.int = ...,
+        lowest_rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["highest", b"highest", "lowest", b"lowest", "lowest_rank", b"lowest_rank"]) -> None: ...
+
+global___RunSteps = RunSteps
 
 @typing.final
 class GroupPosition(google.protobuf.message.Message):
@@ -128,6 +160,8 @@ class Member(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     NODE_RANK_FIELD_NUMBER: builtins.int
     RELAY_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    STEP_MS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     incarnation: builtins.str
@@ -148,6 +182,10 @@ class Member(google.protobuf.message.Message):
     """The rank of its node, if it told; the node's address is that of this rank in the run's rendezvous."""
     relay: builtins.str
     """Through which relay it speaks: its host and process id, for people; empty if it has a stream of its own."""
+    step: builtins.int
+    """The training step that it is at; unset if it never told."""
+    step_ms: builtins.int
+    """For how long it has been there, in milliseconds, as far as is known."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupPosition]:
         """The groups that it speaks in."""
@@ -166,10 +204,15 @@ class Member(google.protobuf.message.Message):
         generation: builtins.int = ...,
         node_rank: builtins.int | None = ...,
         relay: builtins.str = ...,
+        step: builtins.int | None = ...,
+        step_ms: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "relay", b"relay", "since_ms", b"since_ms", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "_step", b"_step", "node_rank", b"node_rank", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "_step", b"_step", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "relay", b"relay", "since_ms", b"since_ms", "state", b"state", "step", b"step", "step_ms", b"step_ms"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
 
 global___Member = Member
 

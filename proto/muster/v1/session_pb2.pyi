@@ -28,6 +28,7 @@ class ConnectRequest(google.protobuf.message.Message):
     ENTER_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     INSPECTED_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """Who is speaking; the first message, and only the first."""
@@ -56,6 +57,10 @@ class ConnectRequest(google.protobuf.message.Message):
     def inspected(self) -> muster.v1.insight_pb2.Inspected:
         """What a process is doing, since it was asked."""
 
+    @property
+    def steps(self) -> global___Steps:
+        """How far processes have come in their training."""
+
     def __init__(
         self,
         *,
@@ -66,10 +71,11 @@ class ConnectRequest(google.protobuf.message.Message):
         enter: global___Enter | None = ...,
         part: global___Part | None = ...,
         inspected: muster.v1.insight_pb2.Inspected | None = ...,
+        steps: global___Steps | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "enter", "part", "inspected"] | None: ...
+    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "enter", "part", "inspected", "steps"] | None: ...
 
 global___ConnectRequest = ConnectRequest
 
@@ -372,6 +378,7 @@ class Welcome(google.protobuf.message.Message):
     ORDINALS_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
     KEEPALIVE_MS_FIELD_NUMBER: builtins.int
+    STEPS_INTERVAL_MS_FIELD_NUMBER: builtins.int
     coordinator_version: builtins.str
     """The coordinator's version, for people."""
     epoch: builtins.int
@@ -384,6 +391,8 @@ class Welcome(google.protobuf.message.Message):
     """After how long without data to ping, and how long to wait for the answer, in milliseconds; 0: a third of
     the session TTL.
     """
+    steps_interval_ms: builtins.int
+    """How often to tell of training steps (Steps), in milliseconds at the least; 0: never."""
     @property
     def ordinals(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The order of each process among its rank's incarnations, as in Hello; send it when you reconnect."""
@@ -402,8 +411,9 @@ class Welcome(google.protobuf.message.Message):
         ordinals: collections.abc.Iterable[builtins.int] | None = ...,
         replicas: collections.abc.Iterable[builtins.str] | None = ...,
         keepalive_ms: builtins.int = ...,
+        steps_interval_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["coordinator_version", b"coordinator_version", "epoch", b"epoch", "keepalive_ms", b"keepalive_ms", "max_payload_bytes", b"max_payload_bytes", "ordinals", b"ordinals", "replicas", b"replicas", "session_ttl_ms", b"session_ttl_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinator_version", b"coordinator_version", "epoch", b"epoch", "keepalive_ms", b"keepalive_ms", "max_payload_bytes", b"max_payload_bytes", "ordinals", b"ordinals", "replicas", b"replicas", "session_ttl_ms", b"session_ttl_ms", "steps_interval_ms", b"steps_interval_ms"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -560,6 +570,50 @@ class Arrive(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "prefix", b"prefix", "progress_after_ms", b"progress_after_ms", "sequence", b"sequence", "timeout_ms", b"timeout_ms", "waited_ms", b"waited_ms"]) -> None: ...
 
 global___Arrive = Arrive
+
+@typing.final
+class Steps(google.protobuf.message.Message):
+    """Steps says how far processes have come in their training, for people. It is sent every few seconds at most, and only
+    of a process that has moved.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankStep]:
+        """One for each process."""
+
+    def __init__(
+        self,
+        *,
+        steps: collections.abc.Iterable[global___RankStep] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["steps", b"steps"]) -> None: ...
+
+global___Steps = Steps
+
+@typing.final
+class RankStep(google.protobuf.message.Message):
+    """RankStep is one process's training step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """The rank that it speaks for."""
+    step: builtins.int
+    """The step that it is at."""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rank", b"rank", "step", b"step"]) -> None: ...
+
+global___RankStep = RankStep
 
 @typing.final
 class Goodbye(google.protobuf.message.Message):

@@ -143,6 +143,8 @@ class Guest:
             self._goodbye(request.goodbye)
         elif kind == "inspected":
             self._inspected(request)
+        elif kind == "steps":
+            self._steps(request.steps)
         else:
             raise refusals.not_a_message(data, "it has no message, or one of a newer version")
 
@@ -224,6 +226,13 @@ class Guest:
         # Whoever speaks for the rank by now was asked by someone else: nobody waits for this one.
         if (seat := self._seats.get(answer.inspected.rank)) is not None:
             seat.line.inspected(answer)
+
+    def _steps(self, steps: pb.Steps) -> None:
+        self._check_hello("Steps")
+        _at_most("steps", steps.steps)
+        for one in steps.steps:
+            if (seat := self._seats.get(one.rank)) is not None:
+                seat.line.stepped(one)
 
     def _by_line(self, ranks: Iterable[int], prefix: str, sequence: int | None) -> dict[Line, list[int]]:
         """Where some ranks speak; who is none of this guest's is told so, whoever else speaks for it."""

@@ -19,6 +19,8 @@ from muster.v1 import session_pb2 as pb
 
 Item = TypeVar("Item")
 
+STEPS_PATIENCE = 1.0
+"""Seconds that a process's training step waits for those of the node's other ranks."""
 PATIENCE = 0.01
 """Seconds that the first of a node's arrivals waits for the others. No barrier is released later for it,
 since none is without the node's last rank; a shorter one splits a node's message on a busy machine: 128
@@ -151,6 +153,8 @@ class Line:
         self._arrivals: dict[tuple[str, int, int, int, int], Held] = {}
         """What is kept back for a moment, by group, sequence and times."""
         self._turns: dict[str, Turn] = {}
+        self._steps: dict[int, pb.RankStep] = {}
+        """By rank: how far it has come, as the coordinator is to be told in a moment."""
 
     # ------------------------------------------------------------------ places
 
@@ -240,6 +244,17 @@ class Line:
         held = self._arrivals.setdefault(key, Held(_without_arrivals(arrive), set()))
         held.message.arrivals.extend(arrivals)
         held.ranks |= ranks
+
+    def stepped(self, step: pb.RankStep) -> None:
+        """A process that speaks here has come to a training step: those of a node are told together."""
+        if not self._steps:
+            self._after(STEPS_PATIENCE, self._tell_steps)
+        self._steps[step.rank] = step
+
+    def _tell_steps(self) -> None:
+        steps, self._steps = self._steps, {}
+        if self.welcome is not None and not self.ended:
+            self._say(pb.ConnectRequest(steps=pb.Steps(steps=steps.values())))
 
     def inspected(self, answer: pb.ConnectRequest) -> None:
         """A process that speaks here says what it is doing: it goes on at once, past what is kept back."""

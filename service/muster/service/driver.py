@@ -207,9 +207,15 @@ class Driver:
             message: what.
             ranks: to which of a relay's ranks.
         """
-        self._engine.check_lead()
-        if (sink := self._sinks.get(session)) is not None:
-            sink.deliver(Outgoing(message, self._encode), ranks)
+        sink = self._sinks.get(session)
+        if sink is None or self.failed.done():
+            return
+        try:
+            self._engine.check_lead()
+        except StorageError as error:
+            self._fail(error)
+            return
+        sink.deliver(Outgoing(message, self._encode), ranks)
 
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
         """Look at the state in order with the events; the answer waits until what it shows is durable.

@@ -187,7 +187,13 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
         store_keys=view.store_keys,
         store_bytes=view.store_bytes,
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
+        steps=steps_to_pb(view.steps) if view.steps is not None else None,
     )
+
+
+def steps_to_pb(view: views.StepsView) -> run_pb2.RunSteps:
+    """How far a run has come, as people see it."""
+    return run_pb2.RunSteps(highest=view.highest, lowest=view.lowest, lowest_rank=view.lowest_rank)
 
 
 def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
@@ -251,6 +257,8 @@ def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
             generation=member.generation,
             node_rank=member.node_rank,
             relay=member.relay,
+            step=member.step,
+            step_ms=milliseconds(member.step_age),
             groups=[
                 run_pb2.GroupPosition(prefix=prefix, last_sequence=last) for prefix, last in member.groups
             ],

@@ -29,7 +29,7 @@ def test_garbage_is_refused_in_a_sentence(house: House, data: bytes):
         house.stream().guest.hear(data)
 
 
-@pytest.mark.parametrize("kind", ["arrive", "join_group", "goodbye", "enter", "part", "inspected"])
+@pytest.mark.parametrize("kind", ["arrive", "join_group", "goodbye", "enter", "part", "inspected", "steps"])
 def test_a_hello_comes_first(house: House, kind: str):
     reason, sentence = refused(house.stream(), **{kind: {}})
     assert reason == "HELLO_REQUIRED"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.relay.line import PATIENCE
+from muster.relay.line import PATIENCE, STEPS_PATIENCE
 from muster.relay.refusals import info_of
 from muster.v1 import session_pb2 as pb
 from muster.v1.insight_pb2 import Inspect, Inspected, Report
@@ -165,6 +165,20 @@ def test_a_question_goes_to_those_whom_it_names_and_an_answer_goes_on_at_once(ho
     (said,) = house.above.take()
     assert (said.inspected.question, said.inspected.rank, said.inspected.report.cpu_ms) == (7, 1, 3)
     assert house.timers.waiting, "the arrival still waits for the others"
+
+
+def test_the_steps_of_a_node_are_told_together_a_moment_later(house: House):
+    workers = house.workers(0, 1)
+    for number in (7, 8):
+        for rank, worker in enumerate(workers):
+            worker.say(steps=pb.Steps(steps=[pb.RankStep(rank=rank, step=number)]))
+    workers[0].say(steps=pb.Steps(steps=[pb.RankStep(rank=1, step=99), pb.RankStep(rank=5, step=99)]))
+    ((seconds, _),) = house.timers.waiting
+    assert seconds == STEPS_PATIENCE
+    assert house.above.take() == []
+    house.timers.fire()
+    (said,) = house.above.take()
+    assert [(one.rank, one.step) for one in said.steps.steps] == [(0, 8), (1, 8)]
 
 
 def test_nobody_answers_for_another_rank(house: House):

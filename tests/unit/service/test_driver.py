@@ -15,6 +15,8 @@ from muster.service.core.effects import (
     NO_RANKS,
     GroupJoined,
     GroupRecord,
+    Inspect,
+    Look,
     Message,
     Notice,
     Progress,
@@ -505,6 +507,20 @@ async def test_who_may_not_lead_any_more_answers_nothing_that_needs_no_commit():
         asked.cancel()
 
 
+async def test_who_may_not_lead_any_more_asks_nobody_what_they_do():
+    engine = LeaderEngine()
+    async with driving(engine) as driver:
+        rank = Rank(driver, 0)
+        driver.tell(rank.id, Inspect(1))
+        assert rank.told == [Inspect(1)]
+        engine.leads = False
+        driver.tell(rank.id, Inspect(2))
+        with pytest.raises(LeadLostError):
+            await driver.failed
+        driver.tell(rank.id, Inspect(3))
+        assert rank.told == [Inspect(1)]
+
+
 async def test_an_engine_that_does_not_block_fails_alike():
     engine = CountingEngine(fail_at=2)
     async with driving(engine) as driver:
@@ -592,13 +608,17 @@ async def test_a_rank_that_had_not_heard_gets_the_same_decision_after_a_restart(
 @in_virtual_time
 async def test_a_barrier_is_decided_at_its_deadline_and_told_of_at_half():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
-        rank = Rank(driver, 0).hello().arrive(timeout=300.0)
+        rank, missing = Rank(driver, 0).hello().arrive(timeout=300.0), Rank(driver, 1).hello()
+        looks: list[tuple[float, Look]] = []
+        driver.look = lambda look: looks.append((asyncio.get_running_loop().time(), look))
         progress = await rank.hears(Progress)
         assert asyncio.get_running_loop().time() == START + 150
         assert progress.arrived == 1
         decision = await rank.hears(Decision)
         assert asyncio.get_running_loop().time() == START + 300
         assert (decision.outcome, decision.wait) == (Outcome.TIMED_OUT, 300.0)
+        assert [at for at, _ in looks] == [START + 148, START + 298], "the missing are asked just before"
+        assert [one.session for _, look in looks for one in look.processes] == [missing.id] * 2
 
 
 @in_virtual_time

@@ -32,6 +32,7 @@ from muster.worker.errors import (
 )
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, Checkpointer, TorchAsyncCheckpoint
 from muster.worker.sessions import close
+from muster.worker.steps import step
 from muster.worker.store import CoordinatorStore
 
 register()
@@ -64,5 +65,6 @@ __all__ = [
     "TorchAsyncCheckpoint",
     "close",
     "create_barrier_from_config",
+    "step",
     "synchronize",
 ]

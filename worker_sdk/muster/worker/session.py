@@ -11,6 +11,8 @@ import queue
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import grpc
@@ -34,6 +36,7 @@ from muster.worker.group import Group, Shape
 from muster.worker.insight.inspection import Inspection
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
+from muster.worker.steps import News
 from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -96,6 +99,7 @@ class Session:
         self._closing = False
         self._reason = ""
         self._inspection = Inspection()
+        self._news = News()
         self._arrived_at: float | None = None
         """When this process last arrived at a barrier."""
         self._parted = False
@@ -275,7 +279,7 @@ class Session:
             outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
             outbox.put(self._hello())
             stub = session_pb2_grpc.SessionServiceStub(channel)
-            call = stub.Connect(iter(outbox.get, None), metadata=search.metadata)
+            call = stub.Connect(self._requests(outbox), metadata=search.metadata)
             self._call = call
             silence = threading.Timer(WELCOME_TIMEOUT, call.cancel)
             silence.daemon = True
@@ -302,6 +306,18 @@ class Session:
                 self._call = None
         finally:
             channel.close()
+
+    def _requests(self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> Iterator[pb.ConnectRequest]:
+        """What is said on one stream, and in between every few seconds how far the training has come."""
+        news = self._news = News()
+        while True:
+            with suppress(queue.Empty):
+                if (request := outbox.get(timeout=news.interval)) is None:
+                    return
+                yield request
+            if (number := news.take(time.monotonic())) is not None:
+                step = pb.RankStep(rank=self.config.rank, step=number)
+                yield pb.ConnectRequest(steps=pb.Steps(steps=[step]))
 
     def _handle(
         self,
@@ -357,6 +373,7 @@ class Session:
 
     def _welcomed(self, welcome: pb.Welcome, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
         self._process.ordinal = welcome.ordinals[0]
+        self._news.welcomed(welcome.steps_interval_ms / 1000)
         self._max_payload_bytes = welcome.max_payload_bytes
         if self._closing:
             self._say_goodbye(outbox)

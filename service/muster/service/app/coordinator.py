@@ -20,6 +20,7 @@ from muster.service.app.ports import (
 from muster.service.app.surroundings import Surroundings
 from muster.service.core.effects import Kept
 from muster.service.driver import Driver
+from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.server import RpcServer, build_server
@@ -82,8 +83,11 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
         metrics.began(driver.coordinator.epoch, around.clock.now().wall)
         metrics.commit_open.set_function(driver.commit_age)
         state = StateCollector(driver.coordinator, metrics, around.clock)
+        inspector = Inspector(driver)
+        driver.look = inspector.look
         rpc = build_server(
             driver,
+            inspector,
             session_ttl=config.session_ttl,
             limits=config.limits,
             observer=metrics,
@@ -96,6 +100,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             lambda: _scrape(engine, state, metrics),
             lambda: _why_not_ready(driver, stop),
             driver,
+            inspector.ask,
             part.replicas,
         )
         site = site_runner(application, config, gate)

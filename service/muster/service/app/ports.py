@@ -48,6 +48,7 @@ def _http_guard(security: Security, gate: Gate) -> Middleware:
     return guarded(
         gate.access if security.http_tokens else None,
         needs_certificate=security.http_tls and security.knows_clients,
+        knows_operators=security.http_knows_operators,
     )
 
 

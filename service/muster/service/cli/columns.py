@@ -50,6 +50,23 @@ def member_node(member: run_pb2.Member) -> str:
     return str(member.node_rank) if member.HasField("node_rank") else NOTHING
 
 
+def member_step(member: run_pb2.Member) -> str:
+    """The training step that a process is at."""
+    return str(member.step) if member.HasField("step") else NOTHING
+
+
+def _step_age(member: run_pb2.Member) -> str:
+    return duration(member.step_ms) if member.HasField("step") else NOTHING
+
+
+def run_steps(run: run_pb2.Run) -> str:
+    """The training step that a run's ranks are at, or that of the last and that of the first."""
+    if not run.HasField("steps"):
+        return NOTHING
+    steps = run.steps
+    return str(steps.highest) if steps.lowest == steps.highest else f"{steps.lowest}-{steps.highest}"
+
+
 def member_state(member: run_pb2.Member) -> str:
     """How a process stands."""
     return name(common_pb2.MemberState.DESCRIPTOR, member.state, "MEMBER_STATE_")
@@ -107,6 +124,7 @@ RUNS: list[Column[run_pb2.Run]] = [
     Column(title="GROUPS", cell=lambda run: str(run.groups), wide=True),
     Column(title="OPEN", cell=lambda run: str(run.open_barriers)),
     Column(title="DECIDED", cell=lambda run: str(run.decided_barriers)),
+    Column(title="STEP", cell=run_steps),
 ]
 
 BARRIERS: list[Column[barrier_pb2.Barrier]] = [
@@ -132,6 +150,8 @@ MEMBERS: list[Column[run_pb2.Member]] = [
     Column(title="PID", cell=lambda member: str(member.pid)),
     Column(title="STATE", cell=member_state, state=True),
     Column(title="SINCE", cell=lambda member: duration(member.since_ms)),
+    Column(title="STEP", cell=member_step),
+    Column(title="AT IT FOR", cell=_step_age, wide=True),
     Column(title="GENERATION", cell=lambda member: str(member.generation), wide=True),
     Column(title="ORDINAL", cell=lambda member: str(member.ordinal), wide=True),
     Column(title="INCARNATION", cell=lambda member: member.incarnation, wide=True),

@@ -1,13 +1,10 @@
 """Where the processes of a run stand, as lines for people."""
 
-from collections.abc import Iterable, Sequence
-
 from rich.cells import cell_len
 
-from muster.service.cells import duration
 from muster.service.cli.table import counted
 from muster.service.core import report
-from muster.service.insight.words import STATES
+from muster.service.insight import words
 from muster.v1 import insight_pb2
 
 MOST_ALIGNED = 40
@@ -20,10 +17,8 @@ def stacks_lines(run_id: str, response: insight_pb2.StacksResponse) -> list[str]
     asked = answered + sum(len(crowd.members) for crowd in response.silent)
     processes = counted(asked, "process", "processes")
     lines = [_one_line(f"run {run_id}: {answered:,} of {processes} answered")]
-    if len(response.crowds) > 1 and 2 * len(response.crowds[0].members) > answered:
-        others = [member for crowd in response.crowds[1:] for member in crowd.members]
-        differ = counted(len(others), "differs", "differ")
-        lines.append(f"{differ} from the crowd: {_ranks(one.rank for one in others)}")
+    if others := words.differing(response):
+        lines.append(words.differ(others))
     for crowd in response.crowds:
         lines += ["", *_crowd(crowd)]
     if response.silent:
@@ -37,11 +32,11 @@ def stacks_lines(run_id: str, response: insight_pb2.StacksResponse) -> list[str]
 def _crowd(crowd: insight_pb2.Crowd) -> list[str]:
     members = crowd.members
     own = members[0].report if len(members) == 1 and members[0].HasField("report") else None
-    lines = [_who(members)]
+    lines = [_one_line(words.crowd(members))]
     if crowd.line:
         lines.append(f"  {_one_line(crowd.line)}")
     if own is not None:
-        lines.append(f"  {_facts(own)}")
+        lines.append(f"  {_one_line(words.facts(own))}")
     for thread in sorted(crowd.threads, key=lambda one: not one.main):
         if thread.frames:  # That the main one has ended is said.
             lines += (f"  {line}" for line in _thread(thread))
@@ -63,64 +58,11 @@ def _thread(thread: insight_pb2.Thread) -> list[str]:
     return lines
 
 
-def _facts(own: insight_pb2.Report) -> str:
-    """What a process says of itself beside its threads."""
-    facts = []
-    if own.HasField("since_arrival_ms"):
-        facts.append(f"last arrived {duration(own.since_arrival_ms)} ago")
-    else:
-        facts.append("has not arrived anywhere yet")
-    if own.cpu_over_ms:
-        facts.append(f"used {duration(own.cpu_ms)} of processor time in {duration(own.cpu_over_ms)}")
-    if own.resident_bytes:
-        facts.append(f"{_size(own.resident_bytes)} resident")
-    facts += map(_child, own.saves)
-    return "; ".join(facts)
-
-
-def _child(child: insight_pb2.ChildOfSave) -> str:
-    state = STATES.get(child.state) or f"(state {_one_line(child.state) or 'unknown'})"
-    return f"save child {child.pid} {state}"
-
-
 # ---------------------------------------------------------------------- the silent
 
 
 def _silent(crowd: insight_pb2.Crowd) -> str:
-    members = sorted(crowd.members, key=lambda one: one.rank)
-    if len(members) <= report.MOST_NAMED_SINGLY:
-        who = ", ".join(map(_process, members))
-    else:
-        who = _ranks(one.rank for one in members)
-    return f"{who}: {_one_line(crowd.line)}"
-
-
-# ---------------------------------------------------------------------- words
-
-
-def _who(members: Sequence[insight_pb2.Onlooked]) -> str:
-    if len(members) == 1:
-        return _process(members[0])
-    ranks = {one.rank for one in members}
-    if len(ranks) == len(members):
-        return f"{len(ranks):,} ranks: {report.ranges(ranks)}"
-    return f"{len(members):,} processes of {_ranks(ranks)}"
-
-
-def _process(member: insight_pb2.Onlooked) -> str:
-    if not member.host:
-        return f"rank {member.rank}"
-    return _one_line(report.process_name(member.rank, member.host, member.pid))
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    """Ranks by number; one that several processes speak for is named once."""
-    named = set(ranks)
-    return f"{'rank' if len(named) == 1 else 'ranks'} {report.ranges(named)}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+    return f"{_one_line(words.singly(crowd.members))}: {_one_line(crowd.line)}"
 
 
 def _one_line(text: str) -> str:

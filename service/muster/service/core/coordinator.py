@@ -46,6 +46,7 @@ from muster.service.core.events import (
     Part,
     Seen,
     SessionId,
+    Stepped,
     StoreRequest,
     Tick,
 )
@@ -150,6 +151,8 @@ class Coordinator:
                 self._forget(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)
+            case Stepped():
+                self.sessions.stepped(event, now, effects)
             case Seen():
                 if (run := self.runs.get(event.run_id)) is not None:
                     insight.saw(run.roster, event, now.monotonic)

@@ -114,6 +114,15 @@ class ArriveOnce:
 
 
 @dataclass(frozen=True, slots=True)
+class Stepped:
+    """Processes of a session say how far they have come in their training: for people, and no decision."""
+
+    session: SessionId
+    steps: tuple[tuple[int, int], ...]
+    """(rank, step)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """A session's processes leave on purpose."""
 
@@ -236,6 +245,7 @@ Event: TypeAlias = (
     | JoinGroup
     | Arrive
     | ArriveOnce
+    | Stepped
     | Goodbye
     | Disconnected
     | Abort

@@ -77,6 +77,13 @@ class MissingRank:
     """What it was seen doing just before, for people; empty if nobody knows."""
 
 
+class Step(NamedTuple):
+    """A training step that a process has come to, and since when, on the monotonic clock."""
+
+    number: int
+    since: float
+
+
 class Sight(NamedTuple):
     """What a process was seen doing, and when on the monotonic clock."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from muster.service.core import report
 from muster.service.core.effects import NO_RANKS, Delivery, Effects
 from muster.service.core.events import SessionId
-from muster.service.core.model import Decision, MemberState, Sight
+from muster.service.core.model import Decision, MemberState, Sight, Step
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -42,6 +42,8 @@ class Process:
     """The groups that it speaks in."""
     sight: Sight | None = None
     """What it was last seen doing."""
+    step: Step | None = None
+    """The training step that it is at, if it tells that."""
 
     def __str__(self) -> str:
         return report.process_name(self.rank, self.host, self.pid)

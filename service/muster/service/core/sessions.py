@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.effects import Effects, Entered, Entry, Parted, Refused, Welcome
-from muster.service.core.events import Arrival, Enter, Goodbye, Hello, Part, ProcessInfo, SessionId
+from muster.service.core.events import Arrival, Enter, Goodbye, Hello, Part, ProcessInfo, SessionId, Stepped
 from muster.service.core.forgetting import Forgetting
 from muster.service.core.limits import Limits
-from muster.service.core.model import Instant
+from muster.service.core.model import Instant, Step
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.registry import Registry
@@ -281,6 +281,18 @@ class Sessions:
         else:
             self._leave(line, parted, event.goodbye, now, effects)
         effects.send(line.id, Parted(event.ranks))
+
+    def stepped(self, event: Stepped, now: Instant, effects: Effects) -> None:
+        """Processes have come to a training step. Who has been sent away meanwhile is passed over."""
+        try:
+            session = self.of(event.session)
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+            return
+        for rank, number in event.steps:
+            process = session.processes.get(rank)
+            if process is not None and (process.step is None or process.step.number != number):
+                process.step = Step(number, now.monotonic)
 
     def let_go(self, processes: Iterable[Process]) -> None:
         """They are sent away: those that speak on a line do so no more."""

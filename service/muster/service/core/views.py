@@ -62,6 +62,10 @@ class MemberView:
     """Through which it speaks, or spoke last; empty: it has a stream of its own."""
     groups: tuple[tuple[str, int | None], ...]
     """(prefix, last sequence that it arrived at)."""
+    step: int | None
+    """The training step that it is at; None: it never told."""
+    step_age: float
+    """Seconds that it has been there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,18 @@ class HostView:
     state: MemberState
     ranks: tuple[int, ...]
     """Ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsView:
+    """How far the ranks of a run have come in their training, of those that are there and tell it."""
+
+    highest: int
+    lowest: int
+    lowest_rank: int
+    """Of the ranks at the lowest step, the one that has been there for the longest time."""
+    moved_at: float
+    """When one of them moved last, on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +111,8 @@ class RunView:
     store_keys: int
     store_bytes: int
     closed: Closed | None
+    steps: StepsView | None
+    """None: no rank tells its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +214,25 @@ def run(run: Run) -> RunView:
         store_keys=len(run.store.values),
         store_bytes=run.store.bytes,
         closed=run.closed,
+        steps=steps(run),
+    )
+
+
+def steps(run: Run) -> StepsView | None:
+    """How far the connected ranks of a run have come; None: none of them tells."""
+    told = [
+        (process.step, process.rank)
+        for process in run.roster
+        if process.step is not None and process.state is MemberState.CONNECTED
+    ]
+    if not told:
+        return None
+    last, lowest_rank = min(told)
+    return StepsView(
+        highest=max(step.number for step, _ in told),
+        lowest=last.number,
+        lowest_rank=lowest_rank,
+        moved_at=max(step.since for step, _ in told),
     )
 
 
@@ -255,6 +292,8 @@ def _member(run: Run, process: Process, now: Instant) -> MemberView:
         node_rank=process.node_rank,
         relay=process.relay,
         groups=tuple((prefix, run.groups[prefix].speakers[process.rank].last) for prefix in prefixes),
+        step=process.step.number if process.step is not None else None,
+        step_age=now.monotonic - process.step.since if process.step is not None else 0.0,
     )
 
 

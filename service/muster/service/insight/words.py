@@ -1,7 +1,10 @@
-"""What a process is doing, in a line."""
+"""What processes are doing, in words: for the command, the status page and the lines about the missing."""
 
+from collections.abc import Iterable, Sequence
+
+from muster.service.cells import duration
 from muster.service.core import report
-from muster.v1.insight_pb2 import Frame, Report, Thread
+from muster.v1.insight_pb2 import ChildOfSave, Frame, Onlooked, Report, StacksResponse, Thread
 
 NO_ANSWER = "does not answer: it is stopped, or something holds its interpreter's lock, or its host is silent"
 DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
@@ -74,3 +77,73 @@ STATES = {
 def _state(letter: str) -> str:
     words = STATES.get(letter)
     return f", which {words}" if words else ""
+
+
+# ---------------------------------------------------------------------- in full
+# Whoever shows these makes them printable: names in them are as they were sent.
+
+
+def facts(own: Report) -> str:
+    """What a process says of itself beside its threads."""
+    told = []
+    if own.HasField("since_arrival_ms"):
+        told.append(f"last arrived {duration(own.since_arrival_ms)} ago")
+    else:
+        told.append("has not arrived anywhere yet")
+    if own.cpu_over_ms:
+        told.append(f"used {duration(own.cpu_ms)} of processor time in {duration(own.cpu_over_ms)}")
+    if own.resident_bytes:
+        told.append(f"{_size(own.resident_bytes)} resident")
+    told += map(_child, own.saves)
+    return "; ".join(told)
+
+
+def differing(told: StacksResponse) -> list[Onlooked]:
+    """Those who answered and stand elsewhere than most; nobody if there is no place where most stand."""
+    answered = sum(len(crowd.members) for crowd in told.crowds)
+    if not told.crowds or 2 * len(told.crowds[0].members) <= answered:
+        return []
+    return [member for crowd in told.crowds[1:] for member in crowd.members]
+
+
+def differ(members: Sequence[Onlooked]) -> str:
+    """That these differ from most."""
+    return f"{len(members):,} {'differs' if len(members) == 1 else 'differ'} from the crowd: {ranks(members)}"
+
+
+def crowd(members: Sequence[Onlooked]) -> str:
+    """Who stands at a place."""
+    if len(members) == 1:
+        return _process(members[0])
+    numbers = {one.rank for one in members}
+    if len(numbers) == len(members):
+        return f"{len(members):,} ranks: {report.ranges(numbers)}"
+    return f"{len(members):,} processes of {ranks(members)}"
+
+
+def singly(members: Sequence[Onlooked]) -> str:
+    """Processes, one by one while they are few."""
+    if len(members) > report.MOST_NAMED_SINGLY:
+        return ranks(members)
+    return ", ".join(map(_process, sorted(members, key=lambda one: one.rank)))
+
+
+def ranks(members: Iterable[Onlooked]) -> str:
+    """Ranks by number; one that several processes speak for is named once."""
+    numbers = {one.rank for one in members}
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {report.ranges(numbers)}"
+
+
+def _process(member: Onlooked) -> str:
+    if not member.host:
+        return f"rank {member.rank}"
+    return report.process_name(member.rank, member.host, member.pid)
+
+
+def _child(child: ChildOfSave) -> str:
+    state = STATES.get(child.state) or f"(state {child.state or 'unknown'})"
+    return f"save child {child.pid} {state}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"

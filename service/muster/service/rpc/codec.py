@@ -40,6 +40,8 @@ PROTOCOL_VERSION = 1
 """The version of ``muster.v1`` sessions that this coordinator speaks."""
 MOST_ENTRIES = 65_536
 """In a repeated field; ``max_world_size``, since no list is longer than one that names every rank."""
+STEPS_INTERVAL_MS = 5_000
+"""Milliseconds between two messages of a process that tell how far its training has come."""
 
 
 # ---------------------------------------------------------------------- in
@@ -93,6 +95,9 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
         part = request.part
         goodbye = part.goodbye.reason if part.HasField("goodbye") else None
         return events.Part(session, at_most("ranks", part.ranks), goodbye)
+    if kind == "steps":
+        steps = at_most("steps", request.steps.steps)
+        return events.Stepped(session, tuple((one.rank, one.step) for one in steps))
     if kind == "inspected":
         return request.inspected
     raise Refusal(
@@ -238,6 +243,7 @@ def encode_welcome(message: Welcome, replicas: Sequence[str] = (), keepalive_ms:
         ordinals=message.ordinals,
         replicas=replicas,
         keepalive_ms=keepalive_ms,
+        steps_interval_ms=STEPS_INTERVAL_MS,
     )
     return session_pb2.ConnectResponse(welcome=welcome).SerializeToString()
 

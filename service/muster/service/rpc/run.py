@@ -95,8 +95,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                     yield run_pb2.WatchResponse(run=forgotten)
                 for view in found:
                     wanted = request.run_id in ("", view.run_id)
-                    # A store that is used changes all the time, and nobody watches it.
-                    counts = dataclasses.replace(view, store_keys=0, store_bytes=0)
+                    # A store that is used and a job that trains change all the time, and nobody watches it.
+                    counts = dataclasses.replace(view, store_keys=0, store_bytes=0, steps=None)
                     if wanted and shown.get(view.run_id) != counts:
                         shown[view.run_id] = counts
                         yield run_pb2.WatchResponse(run=run_to_pb(view))

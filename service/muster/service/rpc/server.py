@@ -142,6 +142,7 @@ def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tu
 
 def build_server(
     driver: Driver,
+    inspector: Inspector,
     *,
     session_ttl: float,
     limits: Limits,
@@ -155,6 +156,7 @@ def build_server(
 
     Args:
         driver: what every service speaks to.
+        inspector: asks processes what they are doing.
         session_ttl: seconds that a lost session may take to come back; sets the keepalive.
         limits: the coordinator's bounds.
         observer: who is told of calls.
@@ -170,8 +172,6 @@ def build_server(
     def addresses() -> list[str]:
         return [replica.address for replica in replicas()]
 
-    inspector = Inspector(driver)
-    driver.look = inspector.look
     sessions = SessionServicer(
         driver,
         max_open=2 * limits.max_sessions,

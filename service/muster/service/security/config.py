@@ -48,6 +48,11 @@ class Security:
         """Whether clients must show a certificate."""
         return self.tls is not None and self.tls.client_ca is not None
 
+    @property
+    def http_knows_operators(self) -> bool:
+        """Whether the HTTP port asks all of its callers that the gRPC port does, and may show as much."""
+        return (self.http_tokens or self.tokens_file is None) and (self.http_tls or not self.knows_clients)
+
     def __post_init__(self) -> None:
         if self.http_tls and self.tls is None:
             raise ValueError("--http-tls needs a certificate: give --tls-cert and --tls-key as well.")

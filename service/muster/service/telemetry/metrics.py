@@ -309,6 +309,17 @@ class StateCollector(Collector):
                 "muster_sessions", "Open sessions; a relay's is one.", labels=["run"]
             ),
             "closed": GaugeMetricFamily("muster_run_closed", "1 if the run is closed.", labels=["run"]),
+            "step": GaugeMetricFamily(
+                "muster_run_step",
+                "The training step of the run's first rank, of those that tell theirs.",
+                labels=["run"],
+            ),
+            "spread": GaugeMetricFamily(
+                "muster_run_step_spread", "Steps between the run's first rank and its last.", labels=["run"]
+            ),
+            "still": GaugeMetricFamily(
+                "muster_run_still_seconds", "Time since one of the run's ranks took a step.", labels=["run"]
+            ),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
                 "Nodes without a round: those that come together, and those that wait to be let in.",
@@ -340,6 +351,10 @@ class StateCollector(Collector):
                 continue
             if run_label != OVERFLOW:
                 closed[run_label] = int(run.closed is not None)
+                if (steps := views.steps(run)) is not None:
+                    families["step"].add_metric([run_label], steps.highest)
+                    families["spread"].add_metric([run_label], steps.highest - steps.lowest)
+                    families["still"].add_metric([run_label], now - steps.moved_at)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
             newest = {process.rank: process.state for process in run.roster}

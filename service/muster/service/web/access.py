@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler, Middleware
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.security.access import Access, check_role, check_run
 from muster.service.security.tokens import Role
+from muster.service.web import links
 from muster.service.web.status import ASSETS, OVERVIEWS
 from muster.service.web.viewer import GRANT
 
@@ -16,16 +17,18 @@ PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that need neither certificate nor token: probes have none."""
 
 
-def guarded(access: Access | None, *, needs_certificate: bool) -> Middleware:
+def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: bool = True) -> Middleware:
     """The middleware that lets requests in.
 
     A path that names a run (``{run}`` in its route) needs a token for that run. The overviews show the runs
     that the token is for, and what the page is made of is the same for everyone: they need any token. Every
-    other path shows all runs, and needs a token for all.
+    other path shows all runs, and needs a token for all. Whole stacks (``{stacks}`` in the route) are for
+    operators.
 
     Args:
         access: checks tokens; None: none are asked for.
         needs_certificate: whether a client must have shown a certificate in the TLS handshake.
+        knows_operators: whether who passes these checks may do what an operator may, or shows that it is one.
     """
 
     @web.middleware
@@ -37,10 +40,17 @@ def guarded(access: Access | None, *, needs_certificate: bool) -> Middleware:
             return _refused(
                 403, "this port asks for a client certificate, and none came: curl --cert FILE --key FILE …"
             )
+        whole_stacks = links.STACKS in request.match_info
+        if whole_stacks and not knows_operators:
+            return _refused(
+                403,
+                "where processes stand is for operators, and this port does not ask who its callers are as "
+                "the gRPC port does. Give --http-tls and --http-tokens, or use: muster stack",
+            )
         if access is not None:
             try:
                 grant = access.identify(_authorization(request))
-                check_role(grant, Role.VIEWER, request.path)
+                check_role(grant, Role.OPERATOR if whole_stacks else Role.VIEWER, request.path)
                 if request.path not in ASSETS and request.path not in OVERVIEWS:
                     check_run(grant, request.match_info.get("run", ""))
             except Refusal as refusal:

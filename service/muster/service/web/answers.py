@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -22,11 +23,15 @@ class Answer:
 
 
 class Answers:
-    """Answers by what was asked for; each is made once while it is fresh, and one at a time."""
+    """Answers by what was asked for; each is made once while it is fresh.
 
-    def __init__(self) -> None:
+    Args:
+        in_turn: whether one is made at a time.
+    """
+
+    def __init__(self, *, in_turn: bool = True) -> None:
         self._kept: dict[object, asyncio.Task[Answer]] = {}
-        self._turn = asyncio.Lock()
+        self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if in_turn else nullcontext()
 
     async def get(self, key: object, make: Callable[[], Awaitable[Answer]]) -> Answer:
         """The answer for a key; ``make`` makes it if there is none."""

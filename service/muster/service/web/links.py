@@ -1,6 +1,7 @@
 """Where the page of a run is, whatever its id looks like."""
 
-from urllib.parse import quote
+from collections.abc import Iterable
+from urllib.parse import quote, urlencode
 
 PAGE = ".html"
 TWIN = ".json"
@@ -9,6 +10,11 @@ RUN = r"{run:[\s\S]+}"
 TWIN_ROUTE = f"/runs/{RUN}{TWIN}"
 PAGE_ROUTES = f"/runs/{RUN}{PAGE}", f"/runs/{RUN}"
 """The routes of a run's page, which come after that of its twin."""
+STACKS = "stacks"
+"""In a route, the part by which a page shows whole stacks, which are for operators."""
+STACKS_TWIN_ROUTES = tuple(rf"{route}/{{{STACKS}:stacks\.json}}" for route in PAGE_ROUTES)
+STACKS_ROUTES = tuple(f"{route}/{{{STACKS}:stacks}}" for route in PAGE_ROUTES)
+"""The routes of where a run's processes stand, which come before those of the run."""
 
 
 def run_page(run_id: str) -> str:
@@ -24,3 +30,18 @@ def run_page(run_id: str) -> str:
 def run_twin(run_id: str) -> str:
     """The path of a run's JSON twin, from the root of the site."""
     return f"runs/{quote(run_id, safe='')}{TWIN}"
+
+
+def stacks_page(run_id: str, ranks: Iterable[int] = (), missing: str = "") -> str:
+    """The path of where a run's processes stand, from the root of the site; of all of them, or of some."""
+    return f"{run_page(run_id)}/stacks{_query(ranks, missing)}"
+
+
+def stacks_twin(run_id: str, ranks: Iterable[int], missing: str) -> str:
+    """The path of the JSON twin of :func:`stacks_page`."""
+    return f"{run_page(run_id)}/stacks{TWIN}{_query(ranks, missing)}"
+
+
+def _query(ranks: Iterable[int], missing: str) -> str:
+    wishes = [*(("rank", str(rank)) for rank in ranks), *([("missing", missing)] if missing else [])]
+    return f"?{urlencode(wishes, quote_via=quote, safe='')}" if wishes else ""

@@ -15,17 +15,19 @@ from muster.service import cells
 from muster.service.core import report, views
 from muster.service.core.model import MemberState, MissingState
 from muster.service.core.refusal import Refusal
+from muster.service.insight import words as insight_words
 from muster.service.rounds import rounds_of
 from muster.service.saves import SAVES
 from muster.service.version import VERSION
 from muster.service.web import links
 from muster.service.web.look import Overview, RunLook, named
 from muster.service.web.rankmap import RankMap, rank_map
+from muster.service.web.stacks import StacksLook
 from muster.service.wire import milliseconds, rendezvous_to_pb, timestamp_to_pb
-from muster.v1 import coordinator_pb2
+from muster.v1 import coordinator_pb2, insight_pb2
 
 FOLDED_ABOVE = 16
-"""Hosts in a list that is longer are shown when someone asks for them."""
+"""Hosts in a list that is longer, and the stacks of further places, are shown when someone asks for them."""
 HURRY = 0.2
 """With less than this part of its timeout left, a barrier's time is shown as pressing."""
 STATES = {
@@ -94,6 +96,21 @@ class Members:
     """Where all are connected."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """Processes at the same place, or without an answer for the same reason."""
+
+    who: str
+    line: str
+    facts: str
+    """What a single process says of itself beside its threads."""
+    threads: Sequence[insight_pb2.Thread]
+    """The main one first."""
+    threads_left_out: int
+    open: bool
+    """Whether its main thread is shown at once."""
+
+
 def visible(value: object) -> object:
     """What is printed in a template: control characters are made visible, in text that is data."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
@@ -153,6 +170,8 @@ def _environment() -> Environment:
     environment.globals.update(
         run_page=links.run_page,
         run_twin=links.run_twin,
+        stacks_page=links.stacks_page,
+        stacks_twin=links.stacks_twin,
         saves=SAVES,
         command=report.command,
         nothing="–",
@@ -212,6 +231,22 @@ def run_page(look: RunLook, root: str) -> str:
         members=_members(look),
         rendezvous=look.rendezvous,
         rounds=rounds_of(rendezvous_to_pb(look.rendezvous)),
+    )
+
+
+def stacks_page(look: StacksLook, root: str) -> str:
+    """The page of where processes of a run stand; arguments as of :func:`overview_page`."""
+    told = look.told
+    return _TEMPLATES.get_template("stacks.html").render(
+        root=root,
+        look=look,
+        wish=look.wish,
+        differ=insight_words.differ(look.differing) if look.differing else "",
+        crowds=[
+            _crowd(crowd, insight_words.crowd(crowd.members), open=at < FOLDED_ABOVE)
+            for at, crowd in enumerate(told.crowds)
+        ],
+        silent=[_crowd(crowd, insight_words.singly(crowd.members), open=False) for crowd in told.silent],
     )
 
 
@@ -279,6 +314,23 @@ def _members(look: RunLook) -> Members:
         counts={words: len(ranks[words]) for words in [*STATES.values(), NEVER_JOINED] if words in ranks},
         trouble=[host for host in look.hosts if host.state is not MemberState.CONNECTED],
         well=[host for host in look.hosts if host.state is MemberState.CONNECTED],
+    )
+
+
+def _crowd(crowd: insight_pb2.Crowd, who: str, *, open: bool) -> Crowd:
+    first = crowd.members[0]
+    alone = first.report if len(crowd.members) == 1 and first.HasField("report") else None
+    return Crowd(
+        who=who,
+        line=crowd.line,
+        facts=insight_words.facts(alone) if alone is not None else "",
+        threads=[
+            thread
+            for thread in sorted(crowd.threads, key=lambda one: not one.main)
+            if thread.frames or thread.frames_left_out  # That the main one has ended is said.
+        ],
+        threads_left_out=alone.threads_left_out if alone is not None else 0,
+        open=open,
     )
 
 

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.web.answers import Answer, Answers, rendered, response
+from muster.service.web.stacks import Ask
 from muster.service.web.status import State, add_status
 
 OPENMETRICS = "application/openmetrics-text"
@@ -17,6 +18,7 @@ def build_site(
     scrape: Callable[[], Collector],
     ready: Callable[[], str | None],
     state: State,
+    ask: Ask,
     replicas: Replicas = no_replicas,
 ) -> web.Application:
     """Assemble the HTTP application of a coordinator.
@@ -25,11 +27,12 @@ def build_site(
         scrape: takes what /metrics shows, on the loop; it is collected and encoded in a thread.
         ready: why the coordinator does not serve now, or None if it does.
         state: what the status page shows.
+        ask: asks processes what they do, for those who want to see that.
         replicas: all coordinators of the state, if there can be several.
     """
     site = web.Application()
     add_probes(site, scrape, ready)
-    add_status(site, state, replicas)
+    add_status(site, state, ask, replicas)
     return site
 
 

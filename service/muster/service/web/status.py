@@ -1,5 +1,6 @@
 """The status page and its JSON twins: for reading, and for nothing else."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from aiohttp import web
 
+from muster.service.core import asking
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.core.refusal import Reason, Refusal
@@ -15,6 +17,7 @@ from muster.service.replicas import Replicas, no_replicas
 from muster.service.security.tokens import Grant
 from muster.service.web import links, look, pages, twins
 from muster.service.web.answers import Answer, Answers, rendered, response
+from muster.service.web.stacks import Ask, StacksLook, fold, read_wish
 from muster.service.web.viewer import narrowed_to
 
 T = TypeVar("T")
@@ -42,6 +45,10 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 """Of every answer of the site."""
+STATUSES = {Reason.INVALID_ARGUMENT: 400, Reason.LIMIT_EXCEEDED: 429}
+"""By reason, how what cannot be shown of processes is answered; else with 404."""
+MOST_ASKING = 2
+"""Looks at processes that are made for pages at once; ``muster stack`` is to find a place beside them."""
 
 
 class State(Protocol):
@@ -61,17 +68,20 @@ class State(Protocol):
         ...
 
 
-def add_status(site: web.Application, state: State, replicas: Replicas = no_replicas) -> None:
+def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas = no_replicas) -> None:
     """Add the page, its twins, and what they are made of to a site."""
     answers = Answers()
+    # Processes have seconds to say where they stand, and nobody else is to wait for them.
+    answers_of_processes = Answers(in_turn=False)
+    places = asyncio.Semaphore(MOST_ASKING)
 
     async def given(
-        request: web.Request, key: object, make: Callable[[], Awaitable[Answer]]
+        request: web.Request, key: object, make: Callable[[], Awaitable[Answer]], among: Answers = answers
     ) -> web.StreamResponse:
         """An answer that may have been made before."""
         if state.retired:
             raise _stopping()
-        return response(request, await answers.get(key, make))
+        return response(request, await among.get(key, make))
 
     async def asked(ask: Callable[[Coordinator, Instant], T]) -> T:
         try:
@@ -131,13 +141,68 @@ def add_status(site: web.Application, state: State, replicas: Replicas = no_repl
 
         return await given(request, ("twin", run_id), make)
 
+    async def whole_stacks(
+        request: web.Request,
+        content_type: str,
+        show: Callable[[StacksLook], str],
+        refuse: Callable[[Refusal], str],
+    ) -> web.StreamResponse:
+        run_id, query = request.match_info["run"], request.query
+
+        async def seen() -> Answer:
+            wish = read_wish(run_id, query)
+            if places.locked():
+                raise _busy()
+            async with places:
+                processes, taken_at = await asked(
+                    lambda core, now: (asking.whom(core, run_id, wish.ranks, wish.missing), now.wall)
+                )
+                sightings = await ask(processes)
+                if state.retired:
+                    raise _stopping()
+                return await _rendered(lambda: show(fold(taken_at, wish, sightings)), content_type)
+
+        async def make() -> Answer:
+            try:
+                return await seen()
+            except Refusal as refusal:
+                refused = refusal
+                status = STATUSES.get(refusal.reason, 404)
+                return await _rendered(lambda: refuse(refused), content_type, status)
+
+        key = content_type, run_id, _root(request), tuple(query.getall("rank", ())), query.get("missing")
+        return await given(request, key, make, answers_of_processes)
+
+    async def stacks(request: web.Request) -> web.StreamResponse:
+        root = _root(request)
+        return await whole_stacks(
+            request,
+            HTML,
+            lambda taken: pages.stacks_page(taken, root),
+            lambda refusal: pages.refusal_page(refusal, root),
+        )
+
+    async def stacks_twin(request: web.Request) -> web.StreamResponse:
+        return await whole_stacks(request, JSON, twins.stacks_twin, twins.refusal_twin)
+
     site.router.add_get(OVERVIEW, overview)
     site.router.add_get(OVERVIEW_TWIN, overview_twin)
+    for route in links.STACKS_TWIN_ROUTES:
+        site.router.add_get(route, stacks_twin)
+    for route in links.STACKS_ROUTES:
+        site.router.add_get(route, stacks)
     site.router.add_get(links.TWIN_ROUTE, run_twin)
     for route in links.PAGE_ROUTES:
         site.router.add_get(route, run)
     add_assets(site)
     site.on_response_prepare.append(add_headers)
+
+
+def _busy() -> Refusal:
+    return Refusal(
+        Reason.LIMIT_EXCEEDED,
+        f"processes are being asked for {MOST_ASKING} other pages. Load this one again in a few seconds.",
+    )
 
 
 def _stopping() -> web.HTTPException:

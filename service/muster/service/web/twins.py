@@ -7,6 +7,7 @@ from typing import Any
 from muster.service.core.refusal import Refusal
 from muster.service.version import VERSION
 from muster.service.web.look import Overview, RunLook, named
+from muster.service.web.stacks import StacksLook
 from muster.service.wire import (
     as_dict,
     barrier_to_pb,
@@ -37,6 +38,13 @@ def run_twin(look: RunLook) -> str:
         rendezvous=as_dict(rendezvous_to_pb(look.rendezvous)),
         members=[as_dict(one) for one in members_to_pb(look.members)],
         barriers=_barriers(look),
+    )
+
+
+def stacks_twin(look: StacksLook) -> str:
+    """Where processes of a run stand; but for the time and what is left out, as ``muster stack -o json``."""
+    return _document(
+        taken_at=_moment(look.taken_at), crowds_left_out=look.crowds_left_out, **as_dict(look.told)
     )
 
 

@@ -64,13 +64,22 @@ def test_runs():
         "other-job", connected=0, members=0, round=3, nodes=2, nodes_waiting=1, closed=samples.closed()
     )
     assert lines([samples.run(), other], columns.RUNS) == [
-        "RUN         STATE    GENERATION   ROUND   NODES   CONNECTED   OPEN   DECIDED",
-        "job1        OPEN     0            -       -       15/16       1      7",
-        "other-job   CLOSED   0            3       2       0/0         1      7",
+        "RUN         STATE    GENERATION   ROUND   NODES   CONNECTED   OPEN   DECIDED   STEP",
+        "job1        OPEN     0            -       -       15/16       1      7         -",
+        "other-job   CLOSED   0            3       2       0/0         1      7         -",
     ]
     assert lines([samples.run()], columns.RUNS, wide=True)[0].split() == [
         "RUN", "STATE", "GENERATION", "ROUND", "NODES", "WAITING", "CONNECTED", "GROUPS", "OPEN", "DECIDED",
+        "STEP",
     ]  # fmt: skip
+
+
+def test_the_steps_of_a_run_are_those_of_its_last_rank_and_its_first():
+    run = samples.run()
+    run.steps.lowest = run.steps.highest = 0
+    assert columns.run_steps(run) == "0"
+    run.steps.highest = 1200
+    assert columns.run_steps(run) == "0-1200"
 
 
 def test_barriers():
@@ -91,11 +100,11 @@ def test_wide_barriers_name_the_missing_in_the_words_of_the_coordinator():
 
 
 def test_members():
-    rows = [samples.member(0), samples.member(1, state=3, host="node-1", node_rank=0)]
+    rows = [samples.member(0), samples.member(1, state=3, host="node-1", node_rank=0, step=1200)]
     assert lines(rows, columns.MEMBERS) == [
-        "RANK   NODE   HOST     PID    STATE       SINCE   GROUPS",
-        "0      -      node-0   4000   CONNECTED   65s     checkpoint#6,eval#-",
-        "1      0      node-1   4001   LOST        65s     checkpoint#6,eval#-",
+        "RANK   NODE   HOST     PID    STATE       SINCE   STEP   GROUPS",
+        "0      -      node-0   4000   CONNECTED   65s     -      checkpoint#6,eval#-",
+        "1      0      node-1   4001   LOST        65s     1200   checkpoint#6,eval#-",
     ]
     assert "life-1" in lines(rows, columns.MEMBERS, wide=True)[2]
 

@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 
-from muster.service.core import asking, insight
+from muster.service.core import asking, insight, views
 from muster.service.core.effects import Asked
-from muster.service.core.events import Seen, SeenOne
+from muster.service.core.events import Seen, SeenOne, Stepped
 from muster.service.core.model import Outcome
 from muster.service.core.refusal import Reason, Refusal
 from tests.support.core_world import CKPT, RUN, Client, World
+from tests.support.expect import some
 
 LINE = "main thread in all_reduce, train.py:214"
 
@@ -118,6 +119,49 @@ def test_few_are_asked_of_many_and_of_all_hosts():
     (asked, *_) = looks(world, 4.0)
     assert len(asked) == insight.MOST_ASKED
     assert {a.host for a in asked} >= {f"b{rank}" for rank in range(150, 200)}
+
+
+# ---------------------------------------------------------------------- how far a run has come
+
+
+def test_a_run_has_come_as_far_as_its_connected_ranks_say():
+    world = World(3)
+    zero, one, two = world.ranks()
+    run = world.coordinator.runs[RUN]
+    assert views.steps(run) is None
+    zero.step(7)
+    two.step(5)
+    world.now += 1.0
+    one.step(5)
+    found = some(views.steps(run))
+    assert (found.highest, found.lowest, found.lowest_rank) == (7, 5, 2), "it has been there for longer"
+    assert found.moved_at == world.now
+    two.lose_connection()
+    assert some(views.steps(run)).lowest_rank == 1
+    steps = {view.rank: (view.step, view.step_age) for view in views.members(run, world.instant)}
+    assert steps == {0: (7, 1.0), 1: (5, 0.0), 2: (5, 1.0)}
+
+
+def test_a_step_that_is_told_again_is_no_move():
+    world = World(1)
+    (zero,) = world.ranks()
+    zero.step(7)
+    world.now += 60.0
+    zero.lose_connection()
+    zero.connect()
+    zero.step(7)
+    assert some(views.steps(world.coordinator.runs[RUN])).moved_at == world.now - 60.0
+    zero.step(3)
+    assert some(views.steps(world.coordinator.runs[RUN])).lowest == 3, "a job may go back to a checkpoint"
+
+
+def test_nobody_tells_another_ranks_step(world: World):
+    zero, _ = world.ranks()
+    world.do(Stepped(some(zero.session), ((1, 99), (-3, 1), (0, 2))))
+    found = some(views.steps(world.coordinator.runs[RUN]))
+    assert (found.highest, found.lowest) == (2, 2)
+    world.do(Stepped(999, ((0, 50),)))
+    assert some(views.steps(world.coordinator.runs[RUN])).highest == 2
 
 
 # ---------------------------------------------------------------------- on demand

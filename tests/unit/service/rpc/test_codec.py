@@ -12,6 +12,7 @@ from muster.service.core.effects import (
     Entered,
     Entry,
     GroupJoined,
+    Inspect,
     NodesWaiting,
     Parted,
     Progress,
@@ -36,6 +37,7 @@ from muster.service.rpc import codec
 from muster.service.version import VERSION
 from muster.service.wire import decision_from_pb, members_to_pb, rendezvous_to_pb
 from muster.v1 import common_pb2, rendezvous_pb2, session_pb2
+from muster.v1 import insight_pb2 as insight
 from tests.support import records
 from tests.support.expect import of_kind
 
@@ -51,7 +53,7 @@ MISSING_PB = common_pb2.MissingRank(
 )
 
 
-def parse(**message: object) -> events.Event:
+def parse(**message: object) -> events.Event | insight.Inspected:
     data = session_pb2.ConnectRequest(**message).SerializeToString()  # type: ignore[arg-type]
     return codec.parse_session_message(SESSION, data)
 
@@ -163,6 +165,14 @@ class TestParse:
         assert refusal.reason is Reason.INVALID_ARGUMENT
         assert "= 70,000 entries: a message may have 65,536" in refusal.message
 
+    def test_what_a_process_does_is_no_event(self):
+        answer = insight.Inspected(question=7, rank=3, report=insight.Report(cpu_ms=2))
+        assert parse(inspected=answer) == answer
+
+    def test_steps(self):
+        steps = [session_pb2.RankStep(rank=3, step=2**63), session_pb2.RankStep(rank=-1)]
+        assert parse(steps=session_pb2.Steps(steps=steps)) == events.Stepped(SESSION, ((3, 2**63), (-1, 0)))
+
     def test_a_goodbye(self):
         assert parse(goodbye=session_pb2.Goodbye(reason="done")) == events.Goodbye(SESSION, "done")
 
@@ -225,6 +235,7 @@ class TestEncode:
             session_ttl_ms=2_500,
             max_payload_bytes=1 << 20,
             ordinals=[7, 1 << 40],
+            steps_interval_ms=codec.STEPS_INTERVAL_MS,
         )
 
     def test_a_welcome_of_one_of_several_replicas(self):
@@ -251,6 +262,9 @@ class TestEncode:
     @pytest.mark.parametrize(("message", "kind"), [(Entered(()), "entered"), (Parted(()), "parted")])
     def test_an_answer_for_nobody_is_still_that_answer(self, message: object, kind: str):
         assert encode(message).WhichOneof("message") == kind
+
+    def test_a_question(self):
+        assert encode(Inspect(7, all_threads=True)).inspect == insight.Inspect(question=7, all_threads=True)
 
     def test_ranks_that_parted(self):
         assert encode(Parted((3, 3, 1))).parted == session_pb2.Parted(ranks=[3, 3, 1])
@@ -306,10 +320,13 @@ def test_members_are_shown_with_their_groups():
         node_rank=1,
         relay="node-0 (pid 70)",
         groups=(("ckpt", 6), ("eval", None)),
+        step=1200,
+        step_age=0.25,
     )
     (shown,) = members_to_pb([view])
     assert (shown.rank, shown.pid, shown.since_ms, shown.generation) == (3, 4121, 1_250, 2)
     assert shown.relay == "node-0 (pid 70)"
+    assert (shown.step, shown.step_ms) == (1200, 250)
     assert shown.state == common_pb2.MEMBER_STATE_DISCONNECTED
     assert shown.node_rank == 1
     assert [(g.prefix, g.HasField("last_sequence")) for g in shown.groups] == [

@@ -20,6 +20,7 @@ from muster.service.security.tokens import Grant, Role
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
 from muster.v1 import common_pb2, session_pb2
+from muster.v1.insight_pb2 import Inspected
 from tests.support.expect import some
 from tests.support.virtual_time import START, LoopClock, in_virtual_time
 
@@ -136,6 +137,18 @@ async def test_what_comes_in_goes_to_the_driver_in_order():
             "disconnect",
             Disconnected(ID),
         ]
+
+
+async def test_what_a_process_does_goes_past_the_driver():
+    heard: list[tuple[int, Inspected]] = []
+    async with stream() as one:
+        one.session._heard = lambda session, answer: heard.append((session, answer))
+        answer = Inspected(question=7, rank=3)
+        one.context.says(session_pb2.ConnectRequest(inspected=answer))
+        one.context.says(GOODBYE)
+        await one.ends()
+        assert heard == [(ID, answer)]
+        assert not any(isinstance(event, Inspected) for event in one.driver.events)
 
 
 async def test_what_is_delivered_goes_out_in_order():

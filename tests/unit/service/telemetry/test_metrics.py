@@ -36,6 +36,9 @@ FAMILIES = {
     "muster_members": "gauge",
     "muster_sessions": "gauge",
     "muster_run_closed": "gauge",
+    "muster_run_step": "gauge",
+    "muster_run_step_spread": "gauge",
+    "muster_run_still_seconds": "gauge",
     "muster_rendezvous_waiting_nodes": "gauge",
     "muster_rendezvous_rounds_total": "counter",
     "muster_rendezvous_join_seconds": "histogram",
@@ -524,6 +527,24 @@ def test_a_closed_run_is_shown_as_such(metrics: Metrics):
     assert value(metrics, "muster_run_closed", run=RUN) == 1
     assert value(metrics, "muster_run_closed", run="job2") == 0
     assert value(metrics, "muster_rendezvous_waiting_nodes", run=RUN) == 0
+
+
+def test_how_far_a_run_has_come_is_shown_of_ranks_that_tell_it_and_are_there(metrics: Metrics):
+    world = World(2)
+    watch(metrics, world)
+    zero, one = world.ranks()
+    names = "muster_run_step", "muster_run_step_spread", "muster_run_still_seconds"
+    assert [value(metrics, name, run=RUN) for name in names] == [None] * 3
+    zero.step(120)
+    world.now += 30.0
+    one.step(118)
+    world.now += 12.0
+    one.step(118)
+    assert [value(metrics, name, run=RUN) for name in names] == [120, 2, 12]
+    one.lose_connection()
+    assert [value(metrics, name, run=RUN) for name in names] == [120, 0, 42]
+    zero.goodbye()
+    assert [value(metrics, name, run=RUN) for name in names] == [None] * 3
 
 
 def test_an_evicted_rank_is_counted_as_such(metrics: Metrics):

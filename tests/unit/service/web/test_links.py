@@ -13,14 +13,14 @@ from muster.service.web.status import add_status
 from tests.support import scenes
 
 SITE = web.Application()
-add_status(SITE, scenes.Scene())
+add_status(SITE, scenes.Scene(), scenes.Scene().ask)
 
 
-def routed(path: str) -> tuple[str, bool]:
+def routed(path: str) -> tuple[str, str]:
     """What the router takes a path for, as it came over the wire."""
     request = make_mocked_request("GET", "/").clone(rel_url=URL(path, encoded=True))
     match = asyncio.run(SITE.router.resolve(request))
-    return match["run"], match.handler.__name__ == "run_twin"
+    return match["run"], match.handler.__name__
 
 
 run_ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)
@@ -46,31 +46,63 @@ def test_a_run_has_a_twin():
     assert links.run_twin("team/job 1") == "runs/team%2Fjob%201.json"
 
 
+@pytest.mark.parametrize(
+    ("run_id", "page"),
+    [
+        ("job1", "runs/job1/stacks"),
+        ("team/stacks", "runs/team%2Fstacks/stacks"),
+        ("..", "runs/...html/stacks"),
+        ("a.json", "runs/a.json.html/stacks"),
+    ],
+)
+def test_where_processes_of_a_run_stand_has_a_page_and_a_twin(run_id: str, page: str):
+    assert links.stacks_page(run_id) == page
+    assert links.stacks_twin(run_id, (), "") == f"{page}.json"
+
+
+def test_of_whom_one_wants_to_know_stands_in_the_query():
+    query = "?rank=3&rank=5&missing=a%2Fb%26c%20d%23"
+    assert links.stacks_page("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks{query}"
+    assert links.stacks_twin("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks.json{query}"
+
+
 @settings(deadline=None)
 @given(run_ids)
 @example("..")
 @example("%2e%2e")
 @example(".json")
 @example("a%2Fb%252F%")
+@example("a/stacks")
+@example("a/stacks.json")
 @example("a\x00\n\r\t\u202e b")
 def test_every_name_comes_back_from_its_links(run_id: str):
-    for path, twin in ((links.run_page(run_id), False), (links.run_twin(run_id), True)):
+    for path, handler in (
+        (links.run_page(run_id), "run"),
+        (links.run_twin(run_id), "run_twin"),
+        (links.stacks_page(run_id), "stacks"),
+        (links.stacks_twin(run_id, (), ""), "stacks_twin"),
+    ):
         assert set(path) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/%._-~")
-        assert path.count("/") == 1
-        assert path.partition("/")[2] not in (".", ".."), "browsers take it for a folder"
+        assert path.count("/") == (2 if "stacks" in handler else 1)
+        assert not {".", ".."} & {*path.split("/")}, "browsers take it for a folder"
         assert urlsplit(f"/{path}").path == f"/{path}"
-        assert routed(f"/{path}") == (run_id, twin)
+        assert routed(f"/{path}") == (run_id, handler)
 
 
 @pytest.mark.parametrize(
-    ("path", "run_id", "twin"),
+    ("path", "run_id", "handler"),
     [
-        ("/runs/team/job1", "team/job1", False),
-        ("/runs/runs/runs/.json", "runs/runs/", True),
-        ("/runs/.json", ".json", False),
-        ("/runs/a%2fb%2Fc%252fd", "a/b/c%2fd", False),
-        ("/runs/a.json?b.html", "a", True),
+        ("/runs/team/job1", "team/job1", "run"),
+        ("/runs/runs/runs/.json", "runs/runs/", "run_twin"),
+        ("/runs/.json", ".json", "run"),
+        ("/runs/a%2fb%2Fc%252fd", "a/b/c%2fd", "run"),
+        ("/runs/a.json?b.html", "a", "run_twin"),
+        ("/runs/team/job1/stacks", "team/job1", "stacks"),
+        ("/runs/a%2fstacks", "a/stacks", "run"),
+        ("/runs/a/stacks.html", "a/stacks", "run"),
+        ("/runs/stacks", "stacks", "run"),
+        ("/runs/a/stacks.json?rank=3", "a", "stacks_twin"),
     ],
 )
-def test_whatever_a_path_says_is_one_name(path: str, run_id: str, twin: bool):
-    assert routed(path) == (run_id, twin)
+def test_whatever_a_path_says_is_one_name(path: str, run_id: str, handler: str):
+    assert routed(path) == (run_id, handler)

@@ -36,7 +36,8 @@ def readiness() -> Readiness:
 async def client(readiness: Readiness) -> AsyncIterator[Client]:
     registry = CollectorRegistry()
     Counter("muster_things", "Things.", registry=registry).inc(3)
-    async with TestClient(TestServer(build_site(lambda: registry, readiness, scenes.Scene()))) as client:
+    scene = scenes.Scene()
+    async with TestClient(TestServer(build_site(lambda: registry, readiness, scene, scene.ask))) as client:
         yield client
 
 
@@ -81,7 +82,8 @@ async def scraper(
     readiness: Readiness, scraped: Scraped, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Client]:
     monkeypatch.setattr(answers, "FRESH_FOR", 600.0)
-    async with TestClient(TestServer(build_site(scraped, readiness, scenes.Scene()))) as scraper:
+    scene = scenes.Scene()
+    async with TestClient(TestServer(build_site(scraped, readiness, scene, scene.ask))) as scraper:
         yield scraper
 
 

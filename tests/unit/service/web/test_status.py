@@ -68,7 +68,8 @@ async def scene() -> CountedScene:
 
 @pytest.fixture
 async def client(scene: CountedScene) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(build_site(CollectorRegistry, lambda: None, scene))) as client:
+    site = build_site(CollectorRegistry, lambda: None, scene, scene.ask)
+    async with TestClient(TestServer(site)) as client:
         yield client
 
 
@@ -140,7 +141,7 @@ async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene)
         Grant(name=runs, role=Role.VIEWER, runs=(runs,), digest=hashlib.sha256(token.encode()).digest())
         for runs, token in tokens.items()
     ]
-    site = build_site(CollectorRegistry, lambda: None, scene)
+    site = build_site(CollectorRegistry, lambda: None, scene, scene.ask)
     site.middlewares.append(guarded(Access(lambda: Tokens(tuple(grants))), needs_certificate=False))
     async with TestClient(TestServer(site)) as client:
         for runs, seen in (("*", {"a-1", "b-1"}), ("a-*", {"a-1"}), ("c-*", set())):
@@ -219,7 +220,8 @@ async def test_it_is_sent_zipped_to_those_who_take_that(client: Client, scene: C
 
 async def test_the_twin_has_the_fields_of_the_wire(client: Client):
     sixteen = scenes.sixteen()
-    async with TestClient(TestServer(build_site(CollectorRegistry, lambda: None, sixteen))) as client:
+    site = build_site(CollectorRegistry, lambda: None, sixteen, sixteen.ask)
+    async with TestClient(TestServer(site)) as client:
         shown = json.loads(await (await client.get("/status.json")).text())
         run = json.loads(await (await client.get("/runs/llama-70b.json")).text())
     assert set(shown) == {"taken_at", "version", "epoch", "runs", "barriers"}

@@ -1,0 +1,49 @@
+"""How far this process has come in its training, which people see without any barrier."""
+
+import math
+
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks at whether there is something to tell, until the coordinator says how often."""
+
+_number: int | None = None
+
+
+def step(number: int) -> None:
+    """Note that this process has come to a training step.
+
+    It costs an assignment. Sessions tell the coordinator every few seconds, if the step has changed, so that
+    a job that stands still is seen before its next barrier. A process without a barrier tells nobody.
+
+    Args:
+        number: of the step, from 0; all ranks count alike.
+    """
+    global _number
+    _number = number
+
+
+class News:
+    """What one stream has told of the steps, and when it may tell more."""
+
+    def __init__(self) -> None:
+        self.interval = LOOK_INTERVAL
+        """Seconds between two messages."""
+        self._told: int | None = None
+        self._tells_at = math.inf
+        """Not before the coordinator has asked for it: one of version 0.1 knows no steps."""
+
+    def welcomed(self, interval: float) -> None:
+        """The coordinator says how many seconds must lie between two messages; 0: it wants none."""
+        if interval > 0:
+            self.interval, self._tells_at = interval, 0.0
+
+    def take(self, now: float) -> int | None:
+        """The step that is to be told now; None if there is nothing new, or it is not yet time.
+
+        Args:
+            now: on the monotonic clock.
+        """
+        number = _number
+        if now < self._tells_at or number == self._told:
+            return None
+        self._told, self._tells_at = number, now + self.interval
+        return number if isinstance(number, int) and 0 <= number < 2**63 else None

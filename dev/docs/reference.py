@@ -31,7 +31,7 @@ PAGES = {
             *("GrpcBarrier", "GrpcBarrierConfig", "synchronize", "close"),
             *("BarrierConfig", "create_barrier_from_config", "barriers.BARRIER_REGISTRY"),
             *("barriers.register_barrier", "barriers.Barrier", "barriers.DistBarrier"),
-            "barriers.TCPStoreBarrier",
+            *("barriers.TCPStoreBarrier", "step"),
         ),
     ),
     "decisions": Page(

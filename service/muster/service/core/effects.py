@@ -370,6 +370,8 @@ class Look:
 
     run_id: str
     processes: tuple[Asked, ...]
+    ahead: float
+    """Seconds until people are told."""
 
 
 @dataclass(slots=True)

@@ -444,7 +444,8 @@ class Group:
         if now.monotonic >= barrier.due and not barrier.looked:
             barrier.looked = True
             missing = (self._known(rank) for rank in barrier.shape if rank not in barrier.arrivals)
-            effects.looks.append(Look(self.run_id, insight.whom(missing)))
+            left = max(0.0, barrier.tells_at - now.monotonic)
+            effects.looks.append(Look(self.run_id, insight.whom(missing), left))
         if now.monotonic >= barrier.tells_at:
             barrier.told(now.monotonic)
             progress = self.progress(barrier, now)

@@ -44,10 +44,9 @@ def whom(processes: Iterable[Process | None]) -> tuple[Asked, ...]:
 
 
 def asked(process: Process) -> Asked:
-    """A process as one to ask."""
-    return Asked(
-        process.session, process.rank, process.incarnation, process.host, process.pid, bool(process.relay)
-    )
+    """A process as one to ask; over a unary call none can be."""
+    session = None if process.unary else process.session
+    return Asked(session, process.rank, process.incarnation, process.host, process.pid, bool(process.relay))
 
 
 def saw(roster: Roster, event: Seen, now: float) -> None:

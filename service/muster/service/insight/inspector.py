@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from muster.service.core.effects import NO_RANKS, Asked, Inspect, Look
 from muster.service.core.events import Seen, SeenOne, SessionId
-from muster.service.core.refusal import limit_exceeded
+from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver
 from muster.service.insight import words
 from muster.v1.insight_pb2 import Inspected, Report
 
 ANSWER_TIMEOUT = 2.0
 """Seconds that a process has to answer. Its session's thread takes milliseconds, if it can run at all."""
-LOOK_TIMEOUT = 1.5
-"""The same, for what is to be told of a barrier's missing: less than the time that they are asked ahead."""
-MOST_REPORT = 256 << 10
-"""Bytes of an answer."""
+LOOK_SHARE = 0.75
+"""Of the time that a barrier's missing are asked ahead: what they say must be here when it is to be told."""
+MOST_REPORT = 64 << 10
+"""Bytes of an answer about the main thread."""
+MOST_WHOLE_REPORT = 2 << 20
+"""Bytes of an answer about all threads; 64 of 64 frames with names of 200 bytes each are somewhat less."""
 MOST_AT_ONCE = 4
 """So many questions that people ask may be open at once; each may concern every process of a run."""
 
@@ -37,6 +39,8 @@ class _Question:
     waits_for: set[tuple[SessionId, int]]
     answers: dict[tuple[SessionId, int], Report | None]
     """None: it was too large."""
+    most: int
+    """Bytes of an answer."""
     complete: asyncio.Event
 
 
@@ -68,8 +72,12 @@ class Inspector:
             Refusal: LIMIT_EXCEEDED: too many people ask at once.
         """
         if self._people >= MOST_AT_ONCE:
-            raise limit_exceeded(
-                "max_inspections", MOST_AT_ONCE, f"{self._people} inspections are under way; ask again soon"
+            raise Refusal(
+                Reason.LIMIT_EXCEEDED,
+                f"{self._people} inspections are under way, and no more than {MOST_AT_ONCE} may be "
+                "(max_inspections). Ask again in a few seconds.",
+                limit="max_inspections",
+                value=MOST_AT_ONCE,
             )
         self._people += 1
         try:
@@ -85,7 +93,7 @@ class Inspector:
             task.add_done_callback(self._tasks.discard)
 
     async def _look(self, look: Look) -> None:
-        sightings = await self._ask(look.processes, LOOK_TIMEOUT)
+        sightings = await self._ask(look.processes, LOOK_SHARE * look.ahead)
         sights = (
             SeenOne(one.asked.rank, one.asked.incarnation, words.line(one.report) if one.report else one.why)
             for one in sightings
@@ -102,7 +110,8 @@ class Inspector:
             if one.session is not None:
                 lines.setdefault(one.session, set()).add(one.rank)
         waits_for = {(session, rank) for session, ranks in lines.items() for rank in ranks}
-        question = self._questions[number] = _Question(waits_for, {}, asyncio.Event())
+        most = MOST_WHOLE_REPORT if all_threads else MOST_REPORT
+        question = self._questions[number] = _Question(waits_for, {}, most, asyncio.Event())
         try:
             message = Inspect(number, all_threads)
             relayed = {one.session for one in processes if one.relayed}
@@ -124,7 +133,7 @@ class Inspector:
         if question is None or key not in question.waits_for:
             return
         question.waits_for.discard(key)
-        question.answers[key] = answer.report if answer.ByteSize() <= MOST_REPORT else None
+        question.answers[key] = answer.report if answer.ByteSize() <= question.most else None
         if not question.waits_for:
             question.complete.set()
 
@@ -132,7 +141,7 @@ class Inspector:
 def _sightings(processes: Sequence[Asked], question: _Question) -> Iterable[Sighting]:
     for one in processes:
         if one.session is None:
-            yield Sighting(one, None, words.NOT_CONNECTED)
+            yield Sighting(one, None, words.NO_SESSION)
         elif (key := (one.session, one.rank)) not in question.answers:
             yield Sighting(one, None, words.NO_ANSWER)
         elif (said := question.answers[key]) is None:

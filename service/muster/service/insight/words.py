@@ -8,9 +8,7 @@ from muster.v1.insight_pb2 import ChildOfSave, Frame, Onlooked, Report, StacksRe
 
 NO_ANSWER = "does not answer: it is stopped, or something holds its interpreter's lock, or its host is silent"
 DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
-NEVER = "no process of it has been seen"
-NOT_CONNECTED = "has no connection"
-BY_CALLS = "has no session that could be asked: it arrives by unary calls"
+NO_SESSION = "has no session over which it could be asked"
 TOO_LARGE = "gave an answer that is too large"
 
 MOST_WAITS = 3

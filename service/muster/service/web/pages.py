@@ -241,7 +241,6 @@ def stacks_page(look: StacksLook, root: str) -> str:
         root=root,
         look=look,
         wish=look.wish,
-        differ=insight_words.differ(look.differing) if look.differing else "",
         crowds=[
             _crowd(crowd, insight_words.crowd(crowd.members), open=at < FOLDED_ABOVE)
             for at, crowd in enumerate(told.crowds)
@@ -250,9 +249,15 @@ def stacks_page(look: StacksLook, root: str) -> str:
     )
 
 
-def refusal_page(refusal: Refusal, root: str) -> str:
-    """The page of what cannot be shown; arguments as of :func:`overview_page`."""
-    return _TEMPLATES.get_template("refusal.html").render(root=root, refusal=refusal)
+def refusal_page(refusal: Refusal, root: str, *, renews: bool = True) -> str:
+    """The page of what cannot be shown.
+
+    Args:
+        refusal: why.
+        root: as of :func:`overview_page`.
+        renews: whether it renews itself, until there is something to show.
+    """
+    return _TEMPLATES.get_template("refusal.html").render(root=root, refusal=refusal, renews=renews)
 
 
 def _waiting(view: views.BarrierView) -> Waiting:

@@ -5,22 +5,18 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from multidict import MultiMapping
-
 from muster.service.core import report
 from muster.service.core.effects import Asked
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.insight import crowds, words
 from muster.service.insight.inspector import Sighting
-from muster.v1.insight_pb2 import Onlooked, Report, StacksResponse, Thread
+from muster.v1.insight_pb2 import Crowd, Report, StacksResponse, Thread
 
 Ask: TypeAlias = Callable[[Sequence[Asked]], Awaitable[Sequence[Sighting]]]
 """Asks processes what they do; raises a Refusal if too many people do."""
 
 MOST_CROWDS = 100
 """Places on one page."""
-MOST_FRAMES = 5_000
-"""Frames on one page."""
 MOST_OF_ONE = 64
 """Threads of a process, frames of a thread, and whatever else a process tells: as many as the SDK does."""
 MOST_NAME = 200
@@ -51,25 +47,23 @@ class StacksLook:
     """No more than fits."""
     answered: int
     asked: int
-    differing: Sequence[Onlooked]
-    """Those who stand elsewhere than most."""
+    differ: str
+    """Who stands elsewhere than most; empty: nobody."""
     crowds_left_out: int
 
 
-def read_wish(run_id: str, query: MultiMapping[str]) -> Wish:
+def read_wish(run_id: str, ranks: Iterable[str], missing: str | None) -> Wish:
     """Read what a viewer wants: ``?rank=3&rank=5&missing=checkpoint``.
 
     Raises:
         Refusal: INVALID_ARGUMENT.
     """
-    ranks = query.getall("rank", [])
     for rank in ranks:
         if not re.fullmatch("[0-9]{1,10}", rank):
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f'"{report.shown(rank)}" is no rank. Give a number for each, such as ?rank=3&rank=5.',
             )
-    missing = query.get("missing")
     if missing == "":
         raise Refusal(
             Reason.INVALID_ARGUMENT, "missing is empty. Name the group's prefix, such as ?missing=checkpoint."
@@ -81,17 +75,21 @@ def fold(taken_at: float, wish: Wish, sightings: Iterable[Sighting]) -> StacksLo
     """What is to be shown of processes that were asked."""
     told = crowds.stacks(sightings)
     answered = sum(len(crowd.members) for crowd in told.crowds)
+    asked = answered + sum(len(crowd.members) for crowd in told.silent)
     differing = words.differing(told)
+    differ = words.differ(differing) if differing else ""
     crowds_left_out = max(0, len(told.crowds) - MOST_CROWDS)
     del told.crowds[MOST_CROWDS:]
-    _bound(told)
+    for crowd in told.crowds:
+        # Of several processes only the main threads were asked for.
+        _bound(crowd, MOST_OF_ONE if asked == 1 else 1)
     return StacksLook(
         taken_at=taken_at,
         wish=wish,
         told=told,
         answered=answered,
-        asked=answered + sum(len(crowd.members) for crowd in told.silent),
-        differing=differing,
+        asked=asked,
+        differ=differ,
         crowds_left_out=crowds_left_out,
     )
 
@@ -100,19 +98,16 @@ def fold(taken_at: float, wish: Wish, sightings: Iterable[Sighting]) -> StacksLo
 # The SDK keeps to less, but a process may send whatever it likes.
 
 
-def _bound(told: StacksResponse) -> None:
-    room = MOST_FRAMES
-    for crowd in told.crowds:
-        for member in crowd.members:
-            _bound_report(member.report)
-        more = len(crowd.threads) - MOST_OF_ONE
-        if more > 0:
-            own = crowd.members[0].report
-            own.threads_left_out = min(MOST_COUNTED, own.threads_left_out + more)
-            del crowd.threads[MOST_OF_ONE:]
-        for thread in crowd.threads:
-            _bound_thread(thread, min(room, MOST_OF_ONE))
-            room -= len(thread.frames)
+def _bound(crowd: Crowd, most_threads: int) -> None:
+    for member in crowd.members:
+        _bound_report(member.report)
+    more = len(crowd.threads) - most_threads
+    if more > 0:
+        own = crowd.members[0].report
+        own.threads_left_out = min(MOST_COUNTED, own.threads_left_out + more)
+        del crowd.threads[most_threads:]
+    for thread in crowd.threads:
+        _bound_thread(thread)
 
 
 def _bound_report(own: Report) -> None:
@@ -123,11 +118,11 @@ def _bound_report(own: Report) -> None:
         child.state = _cut(child.state)
 
 
-def _bound_thread(thread: Thread, most: int) -> None:
-    more = len(thread.frames) - most
+def _bound_thread(thread: Thread) -> None:
+    more = len(thread.frames) - MOST_OF_ONE
     if more > 0:
         thread.frames_left_out = min(MOST_COUNTED, thread.frames_left_out + more)
-        del thread.frames[most:]
+        del thread.frames[MOST_OF_ONE:]
     thread.name = _cut(thread.name)
     for frame in thread.frames:
         frame.function = _cut(frame.function)

@@ -147,10 +147,11 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
         show: Callable[[StacksLook], str],
         refuse: Callable[[Refusal], str],
     ) -> web.StreamResponse:
-        run_id, query = request.match_info["run"], request.query
+        run_id = request.match_info["run"]
+        ranks, missing = tuple(request.query.getall("rank", ())), request.query.get("missing")
 
         async def seen() -> Answer:
-            wish = read_wish(run_id, query)
+            wish = read_wish(run_id, ranks, missing)
             if places.locked():
                 raise _busy()
             async with places:
@@ -170,7 +171,7 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
                 status = STATUSES.get(refusal.reason, 404)
                 return await _rendered(lambda: refuse(refused), content_type, status)
 
-        key = content_type, run_id, _root(request), tuple(query.getall("rank", ())), query.get("missing")
+        key = content_type, run_id, _root(request), ranks, missing
         return await given(request, key, make, answers_of_processes)
 
     async def stacks(request: web.Request) -> web.StreamResponse:
@@ -179,7 +180,7 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
             request,
             HTML,
             lambda taken: pages.stacks_page(taken, root),
-            lambda refusal: pages.refusal_page(refusal, root),
+            lambda refusal: pages.refusal_page(refusal, root, renews=False),
         )
 
     async def stacks_twin(request: web.Request) -> web.StreamResponse:

@@ -37,12 +37,12 @@ def test_of_one_alone_all_is_told():
 
 def test_those_who_said_nothing_are_told_by_why():
     told = stacks(
-        Sighting(asked(rank), None, words.NO_ANSWER if rank else words.NOT_CONNECTED) for rank in range(3)
+        Sighting(asked(rank), None, words.NO_ANSWER if rank else words.NO_SESSION) for rank in range(3)
     )
     assert not told.crowds
     assert [(crowd.line, [one.rank for one in crowd.members]) for crowd in told.silent] == [
         (words.NO_ANSWER, [1, 2]),
-        (words.NOT_CONNECTED, [0]),
+        (words.NO_SESSION, [0]),
     ]
     assert not told.silent[0].members[0].HasField("report")
 

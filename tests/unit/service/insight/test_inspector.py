@@ -41,7 +41,6 @@ class Sessions:
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT", 0.05)
-    monkeypatch.setattr(module, "LOOK_TIMEOUT", 0.05)
     return Sessions()
 
 
@@ -73,7 +72,7 @@ async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
     }
     found = await sessions.inspector.ask([process(0, None), *(process(rank, rank) for rank in (1, 2, 3))])
     assert [(one.report, one.why) for one in found] == [
-        (None, words.NOT_CONNECTED),
+        (None, words.NO_SESSION),
         (None, words.NO_ANSWER),
         (None, words.DECLINED),
         (None, words.TOO_LARGE),
@@ -82,7 +81,7 @@ async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
 
 async def test_nobody_is_asked_where_nobody_can_be(sessions: Sessions):
     assert await sessions.inspector.ask([]) == []
-    assert [one.why for one in await sessions.inspector.ask([process(0, None)])] == [words.NOT_CONNECTED]
+    assert [one.why for one in await sessions.inspector.ask([process(0, None)])] == [words.NO_SESSION]
     assert sessions.told == []
 
 
@@ -121,10 +120,10 @@ async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
 
 async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2))))
+    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2)), 0.05))
     assert await sessions.submitted.get() == Seen(
         "job",
         (SeenOne(0, "life-0", "main thread in f, t.py:3"), SeenOne(1, "life-1", words.NO_ANSWER)),
     )
-    sessions.inspector.look(Look("job", ()))
+    sessions.inspector.look(Look("job", (), 2.0))
     assert len(sessions.told) == 2

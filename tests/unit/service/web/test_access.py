@@ -11,29 +11,35 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from muster.service.security.access import Access
 from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.web import links
 from muster.service.web.access import guarded
 from muster.service.web.viewer import GRANT
 
 Client = TestClient[web.Request, web.Application]
 ALL, TEAM = "s3cr3t-of-all-0123456789", "s3cr3t-of-team-0123456789"
+OPERATOR = "s3cr3t-of-operator-0123456789"
 
 
-def grant(token: str, *runs: str) -> Grant:
+def grant(token: str, *runs: str, role: Role = Role.VIEWER) -> Grant:
     digest = hashlib.sha256(token.encode()).digest()
-    return Grant(name=runs[0], role=Role.VIEWER, runs=runs, digest=digest)
+    return Grant(name=runs[0], role=role, runs=runs, digest=digest)
 
 
-TOKENS = Tokens((grant(ALL, "*"), grant(TEAM, "a-*")))
+TOKENS = Tokens((grant(ALL, "*"), grant(TEAM, "a-*"), grant(OPERATOR, "a-*", role=Role.OPERATOR)))
 
 
 @asynccontextmanager
-async def site(access: Access | None, *, needs_certificate: bool = False) -> AsyncIterator[Client]:
+async def site(
+    access: Access | None, *, needs_certificate: bool = False, knows_operators: bool = True
+) -> AsyncIterator[Client]:
     async def show(request: web.Request) -> web.Response:
         known = request[GRANT]
         return web.Response(text=known.name if known else "everyone")
 
-    application = web.Application(middlewares=[guarded(access, needs_certificate=needs_certificate)])
-    for path in ("/", "/metrics", "/healthz", "/readyz", "/runs/{run}", "/static/app.css"):
+    guard = guarded(access, needs_certificate=needs_certificate, knows_operators=knows_operators)
+    application = web.Application(middlewares=[guard])
+    paths = "/", "/metrics", "/healthz", "/readyz", "/runs/{run}", *links.STACKS_ROUTES, "/static/app.css"
+    for path in paths:
         application.router.add_get(path, show)
     async with TestClient(TestServer(application)) as client:
         yield client
@@ -71,6 +77,28 @@ async def test_a_token_is_for_its_runs_and_what_shows_all_runs_is_for_all():
             assert (await ask(client, path, f"Bearer {TEAM}"))[0] == 403
         for path in ("/", "/runs/a-1", "/static/app.css"):
             assert await ask(client, path, f"Bearer {TEAM}") == (200, "a-*")
+
+
+async def test_whole_stacks_are_for_operators_of_the_run():
+    path = "/runs/a-1/stacks"
+    async with site(None) as client:
+        assert await ask(client, path) == (200, "everyone")
+    async with site(Access(lambda: TOKENS)) as client:
+        assert (await ask(client, path))[0] == 401
+        assert await ask(client, path, f"Bearer {OPERATOR}") == (200, "a-*")
+        assert (await ask(client, "/runs/b/stacks", f"Bearer {OPERATOR}"))[0] == 403
+        status, said = await ask(client, path, f"Bearer {ALL}")
+        assert (status, said) == (
+            403,
+            f'token "*" has the role viewer, and {path} needs operator. Use a token of that role.',
+        )
+
+
+async def test_a_port_that_asks_for_less_than_the_other_shows_no_stacks():
+    async with site(None, knows_operators=False) as client:
+        assert await ask(client, "/runs/a-1") == (200, "everyone")
+        status, said = await ask(client, "/runs/a-1/stacks")
+        assert (status, "--http-tokens" in said) == (403, True)
 
 
 async def test_a_browser_sends_the_token_as_a_password():

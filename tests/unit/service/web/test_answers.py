@@ -30,6 +30,20 @@ async def test_an_answer_is_given_again_only_while_it_is_fresh():
 
 
 @in_virtual_time
+async def test_answers_that_take_long_need_not_wait_for_each_other():
+    answers = Answers(in_turn=False)
+    made: list[float] = []
+
+    async def make() -> Answer:
+        await asyncio.sleep(5)
+        made.append(asyncio.get_running_loop().time())
+        return Answer(200, "text/html", b"", b"")
+
+    await asyncio.gather(*(answers.get(key, make) for key in "aab"))
+    assert made == [START + 5] * 2
+
+
+@in_virtual_time
 async def test_an_answer_that_failed_is_made_again():
     answers = Answers()
 

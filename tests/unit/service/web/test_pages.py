@@ -61,7 +61,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
 
     def missing(state: MissingState, rank: int) -> MissingRank:
         host = "" if state is MissingState.NEVER_JOINED else next(words)
-        return MissingRank(rank, state, host, rank, 1.0, 2)
+        return MissingRank(rank, state, host, rank, 1.0, 2, next(words))
 
     def barrier(count: int, decision: Decision | None = None) -> views.BarrierView:
         states = cycle(MissingState)
@@ -166,7 +166,7 @@ def test_what_is_data_makes_no_markup(words: list[str], lines: int):
         assert page.skeleton == expected.skeleton
         assert all(char.isprintable() or char == "\n" for char in hostile_page), "a control is not visible"
         for name in ("href", "src"):
-            assert all(re.fullmatch(r"[\w./%~-]*", value, re.ASCII) for value in page.of(name))
+            assert all(re.fullmatch(r"[\w./%~?=-]*", value, re.ASCII) for value in page.of(name))
         assert all(re.fullmatch("[a-z]+|m[0-9a-f]{16}", value) for value in page.of("id"))
         for name in ("class", "d", "scope", "datetime", "width"):
             assert list(page.of(name)) == list(expected.of(name))
@@ -259,6 +259,20 @@ def test_many_missing_ranks_are_folded_by_reason_and_host(many: scenes.Scene):
         "TIMED_OUT timed out after 60 s (the first arrival's timeout) arrived 495 of 512; missing: rank 37 "
         in text
     )
+
+
+def test_what_the_missing_of_a_run_do_is_said(sixteen: scenes.Scene, many: scenes.Scene):
+    def doing(view: views.BarrierView) -> views.BarrierView:
+        told = (dataclasses.replace(one, doing=f"reads data.py:{one.rank % 2}") for one in view.missing)
+        return dataclasses.replace(view, missing=tuple(told))
+
+    for scene, run_id, shown in (
+        (sixteen, "llama-70b", "gpu-a0 6 4106 connected, still at #1: reads data.py:0 gpu-a1 11 4111"),
+        (many, "moe-400b", "h100-0004 37 4137 connected, not arrived yet: reads data.py:1"),
+    ):
+        taken = look.run(scene.coordinator, run_id, scene.instant, singly=False)
+        taken = dataclasses.replace(taken, waiting=tuple(map(doing, taken.waiting)))
+        assert shown in Markup(pages.run_page(taken, "../")).text
 
 
 def test_long_lists_are_folded_and_short_ones_are_open(many: scenes.Scene):

@@ -81,5 +81,10 @@ async def test_it_is_ready_when_it_could_take_over(client: TestClient[Any, Any],
     assert (await client.get("/healthz")).status == 200
 
 
+async def test_it_has_no_page_of_a_run(client: TestClient[Any, Any]):
+    for path in ("/runs/job1", "/runs/job1/stacks"):
+        assert (await client.get(path)).status == 404
+
+
 async def test_its_metrics_are_there(client: TestClient[Any, Any]):
     assert "muster_leader 0.0" in await (await client.get("/metrics")).text()

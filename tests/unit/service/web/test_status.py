@@ -79,11 +79,14 @@ PATHS = [
     "/runs/job1",
     "/runs/job1.html",
     "/runs/job1.json",
+    "/runs/job1/stacks",
+    "/runs/job1/stacks.json",
     "/static/app.css",
     "/static/app.js",
     "/static/icon.svg",
     "/favicon.ico",
     "/runs/unknown",
+    "/runs/unknown/stacks",
 ]
 
 
@@ -106,7 +109,7 @@ async def test_it_can_be_read_and_nothing_else(client: Client, path: str):
         assert (await client.request(method, path)).status == 405
 
 
-LOOKS = ["/", "/status.json", "/runs/job1", "/runs/job1.json"]
+LOOKS = ["/", "/status.json", "/runs/job1", "/runs/job1.json", "/runs/job1/stacks", "/runs/job1/stacks.json"]
 
 
 @pytest.mark.parametrize("path", LOOKS)

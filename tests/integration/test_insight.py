@@ -123,11 +123,11 @@ def test_one_process_is_shown_with_all_its_threads(coordinator: Coordinator):
 def test_how_far_ranks_have_come_is_seen_without_a_barrier(coordinator: Coordinator):
     def steps() -> list[int | None]:
         told = json.loads(muster(coordinator, "get", "members", "steps", "-o", "json").stdout)
-        return [member.get("step") and int(member["step"]) for member in told]
+        return [member.get("step") and int(member["step"]) for member in told["members"]]
 
     with stuck(coordinator.endpoint, "steps", ["sleeps", "in_a_lock"]):
         until(lambda: steps() == [41, 41])
-        (run,) = json.loads(muster(coordinator, "get", "runs", "-o", "json").stdout)
+        (run,) = json.loads(muster(coordinator, "get", "runs", "-o", "json").stdout)["runs"]
         assert (run["steps"]["highest"], run["steps"]["lowest"]) == ("41", "41")
         assert 'muster_run_step{run="steps"} 41.0' in coordinator.get("/metrics")[1]
 

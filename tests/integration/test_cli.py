@@ -49,8 +49,8 @@ def waiting(coordinator: Coordinator) -> Iterator["Job"]:
 
 def test_get_runs(coordinator: Coordinator, waiting: Job):
     assert output(coordinator.endpoint, "get", "runs") == (
-        "RUN    STATE   GENERATION   ROUND   NODES   CONNECTED   OPEN   DECIDED\n"
-        "job1   OPEN    0            -       -       4/4         1      1\n"
+        "RUN    STATE   GENERATION   ROUND   NODES   CONNECTED   OPEN   DECIDED   STEP\n"
+        "job1   OPEN    0            -       -       4/4         1      1         -\n"
     )  # fmt: skip
     (run,) = json.loads(output(coordinator.endpoint, "get", "runs", "job1", "-o", "json"))["runs"]
     assert (run["connected"], run["generation"]) == (4, "0")
@@ -74,8 +74,8 @@ def test_get_barriers(coordinator: Coordinator, waiting: Job):
 
 def test_get_members(coordinator: Coordinator, waiting: Job):
     rows = [line.split() for line in output(coordinator.endpoint, "get", "members", "job1").splitlines()]
-    assert rows[0] == ["RANK", "NODE", "HOST", "PID", "STATE", "SINCE", "GROUPS"]
-    assert [(row[0], row[1], row[2], row[3], row[6]) for row in rows[1:]] == [
+    assert rows[0] == ["RANK", "NODE", "HOST", "PID", "STATE", "SINCE", "STEP", "GROUPS"]
+    assert [(row[0], row[1], row[2], row[3], row[7]) for row in rows[1:]] == [
         ("0", "0", "node-0", "4000", "checkpoint#1"),
         ("1", "0", "node-0", "4001", "checkpoint#1"),
         ("2", "1", "node-1", "4002", "checkpoint#1"),
@@ -114,9 +114,9 @@ def test_watch_runs_prints_a_line_for_each_change(own_coordinator: Coordinator):
     with watching(own_coordinator.endpoint, "get", "runs", "--watch") as process:
         assert "no runs have said hello" in process.stderr.readline()
         with job(own_coordinator):
-            header = "RUN STATE GENERATION ROUND NODES CONNECTED OPEN DECIDED"
+            header = "RUN STATE GENERATION ROUND NODES CONNECTED OPEN DECIDED STEP"
             assert process.stdout.readline().split() == header.split()
-            while process.stdout.readline().split() != ["job1", "OPEN", "0", "-", "-", "4/4", "1", "1"]:
+            while process.stdout.readline().split() != ["job1", "OPEN", "0", "-", "-", "4/4", "1", "1", "-"]:
                 pass
         assert ended(process) == (130, "")
 

@@ -156,7 +156,7 @@ def test_a_run_and_its_members_show_their_nodes(coordinator: Coordinator, nodes:
         held.append(nodes.join(3))
         nodes.leave(2, "disk\x1b[2J full")
         assert rows(output(coordinator.endpoint, "get", "runs"))[1] == [
-            "job1", "OPEN", "0", "1", "2", "4/4", "1", "1",
+            "job1", "OPEN", "0", "1", "2", "4/4", "1", "1", "-",
         ]  # fmt: skip
         text = output(coordinator.endpoint, "describe", "run", "job1")
         member = output(coordinator.endpoint, "describe", "member", "job1", "3")

@@ -45,6 +45,7 @@ import torch
 import torch.distributed as dist
 
 from muster.worker import BarrierError, Checkpointer, GrpcBarrier
+from muster.worker import step as note
 
 folder = Path(sys.argv[1])
 plan = json.loads((folder / "plan.json").read_text())
@@ -56,6 +57,7 @@ evaluation = GrpcBarrier(barrier_prefix="eval", timeout_secs=60)
 checkpointer = Checkpointer(folder / "checkpoints", keep_last=2)
 state = {"weight": torch.full((1000,), float(rank))}
 for step in range(plan["steps"]):
+    note(step)
     time.sleep(plan["pace"] * chance.uniform(0.2, 1) * (1 + rank))
     checkpoint.execute_barrier()
     if step % 4 == 1:

@@ -155,6 +155,8 @@ class Line:
         self._turns: dict[str, Turn] = {}
         self._steps: dict[int, pb.RankStep] = {}
         """By rank: how far it has come, as the coordinator is to be told in a moment."""
+        self._tells_steps = False
+        """Whether that moment is set."""
 
     # ------------------------------------------------------------------ places
 
@@ -247,13 +249,15 @@ class Line:
 
     def stepped(self, step: pb.RankStep) -> None:
         """A process that speaks here has come to a training step: those of a node are told together."""
-        if not self._steps:
+        if not self._tells_steps:
+            self._tells_steps = True
             self._after(STEPS_PATIENCE, self._tell_steps)
         self._steps[step.rank] = step
 
     def _tell_steps(self) -> None:
+        self._tells_steps = False
         steps, self._steps = self._steps, {}
-        if self.welcome is not None and not self.ended:
+        if steps and self.welcome is not None and not self.ended and not self.deserted:
             self._say(pb.ConnectRequest(steps=pb.Steps(steps=steps.values())))
 
     def inspected(self, answer: pb.ConnectRequest) -> None:
@@ -511,6 +515,7 @@ class Line:
                 held.message.arrivals.extend(kept)
                 held.ranks.discard(rank)
         self._arrivals = {key: held for key, held in self._arrivals.items() if held.ranks}
+        self._steps.pop(rank, None)
 
 
 def _in_portions(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterable[list[Item]]:

@@ -181,6 +181,15 @@ def test_the_steps_of_a_node_are_told_together_a_moment_later(house: House):
     assert [(one.rank, one.step) for one in said.steps.steps] == [(0, 8), (1, 8)]
 
 
+def test_a_step_is_not_told_of_the_next_process_of_its_rank(house: House):
+    zero, _ = house.workers(0, 1)
+    zero.say(steps=pb.Steps(steps=[pb.RankStep(rank=0, step=7)]))
+    zero.guest.lost()
+    house.above.take()
+    house.timers.fire()
+    assert house.above.take() == []
+
+
 def test_nobody_answers_for_another_rank(house: House):
     zero, _ = house.workers(0, 1)
     zero.say(inspected=Inspected(question=7, rank=1))

@@ -1,8 +1,12 @@
 """How far the training has come: what a stream tells of it, and when."""
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from muster.worker import step, steps
 from muster.worker.steps import News
@@ -28,6 +32,22 @@ def test_a_step_is_told_once_and_not_too_often():
     assert news.take(1_000.0) is None
 
 
+def test_a_number_of_another_kind_is_told():
+    news = News()
+    news.welcomed(5.0)
+    step(np.int64(7))
+    assert news.take(0.0) == 7
+
+
+def test_a_forked_child_has_taken_no_step():
+    step(7)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if steps._number is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert steps._number == 7
+
+
 def test_another_stream_tells_it_again():
     step(7)
     for _ in range(2):
@@ -45,8 +65,24 @@ def test_nothing_is_told_to_a_coordinator_that_does_not_ask_for_it(interval: flo
     assert news.take(1e9) is None
 
 
-@pytest.mark.parametrize("number", [-1, 2**63, "7", 7.5])
-def test_what_is_no_number_of_a_step_is_not_told(number: int):
+class Hostile:
+    """Can be neither counted nor compared."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("not now")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("nor this")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+TENSORS = torch.tensor([1, 2]), torch.tensor(3)
+NO_STEPS: list[Any] = [-1, 2**63, "7", 7.5, np.array([1, 2]), *TENSORS, Hostile()]
+
+
+@pytest.mark.parametrize("number", NO_STEPS)
+def test_what_is_no_number_of_a_step_is_not_told(number: Any):
     news = News()
     news.welcomed(5.0)
     step(number)

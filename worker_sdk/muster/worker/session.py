@@ -279,7 +279,8 @@ class Session:
             outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
             outbox.put(self._hello())
             stub = session_pb2_grpc.SessionServiceStub(channel)
-            call = stub.Connect(self._requests(outbox), metadata=search.metadata)
+            self._news = News()
+            call = stub.Connect(self._requests(outbox, self._news), metadata=search.metadata)
             self._call = call
             silence = threading.Timer(WELCOME_TIMEOUT, call.cancel)
             silence.daemon = True
@@ -307,9 +308,10 @@ class Session:
         finally:
             channel.close()
 
-    def _requests(self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> Iterator[pb.ConnectRequest]:
+    def _requests(
+        self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]", news: News
+    ) -> Iterator[pb.ConnectRequest]:
         """What is said on one stream, and in between every few seconds how far the training has come."""
-        news = self._news = News()
         while True:
             with suppress(queue.Empty):
                 if (request := outbox.get(timeout=news.interval)) is None:

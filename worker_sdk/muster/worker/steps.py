@@ -1,21 +1,27 @@
 """How far this process has come in its training, which people see without any barrier."""
 
 import math
+import operator
+import os
+from contextlib import suppress
+from typing import SupportsIndex
+
+import torch
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at whether there is something to tell, until the coordinator says how often."""
 
-_number: int | None = None
+_number: SupportsIndex | None = None
 
 
-def step(number: int) -> None:
+def step(number: SupportsIndex) -> None:
     """Note that this process has come to a training step.
 
     It costs an assignment. Sessions tell the coordinator every few seconds, if the step has changed, so that
     a job that stands still is seen before its next barrier. A process without a barrier tells nobody.
 
     Args:
-        number: of the step, from 0; all ranks count alike.
+        number: of the step, from 0; all ranks count alike. What is no whole number is not told.
     """
     global _number
     _number = number
@@ -42,8 +48,26 @@ class News:
         Args:
             now: on the monotonic clock.
         """
-        number = _number
-        if now < self._tells_at or number == self._told:
+        if now < self._tells_at or (number := _usable()) is None or number == self._told:
             return None
         self._told, self._tells_at = number, now + self.interval
-        return number if isinstance(number, int) and 0 <= number < 2**63 else None
+        return number
+
+
+def _usable() -> int | None:
+    """The step, if it is one: what a program notes must not disturb its session, whatever it is."""
+    # A tensor's would have to be fetched from its device.
+    if _number is not None and not isinstance(_number, torch.Tensor):
+        with suppress(Exception):
+            number = operator.index(_number)
+            return number if 0 <= number < 2**63 else None
+    return None
+
+
+def _begin_anew() -> None:
+    """A forked child has taken no step yet."""
+    global _number
+    _number = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)

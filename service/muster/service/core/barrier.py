@@ -64,7 +64,10 @@ class OpenBarrier:
     @property
     def due(self) -> float:
         """When there is something to ask, to tell or to decide."""
-        return self.tells_at if self.looked else self.tells_at - insight.ahead(self.timeout)
+        if self.looked:
+            return self.tells_at
+        # An early warning may come sooner than that; a barrier that is over in no time asks nobody.
+        return max(self.tells_at - insight.ahead(self.timeout), (self.opened_at + self.tells_at) / 2)
 
     def told(self, now: float) -> None:
         """Those who wait were told how it stands: once more at half of the timeout, if that is to come."""

@@ -289,7 +289,8 @@ class Sessions:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
-        for rank, number in event.steps:
+        # No more than there can be to tell, whatever was sent.
+        for rank, number in event.steps[: len(session.processes)]:
             process = session.processes.get(rank)
             if process is not None and (process.step is None or process.step.number != number):
                 process.step = Step(number, now.monotonic)

@@ -38,7 +38,9 @@ def _crowd(alike: list[Sighting]) -> Crowd:
     threads = first.threads if len(alike) == 1 else [thread for thread in first.threads if thread.main]
     main = next((thread for thread in first.threads if thread.main), None)
     line = words.line(first) if len(alike) == 1 or main is None else words.place(main)
-    return Crowd(members=map(_member, alike), threads=threads, line=line)
+    crowd = Crowd(threads=threads, line=line)
+    crowd.members.extend(map(_member, alike))
+    return crowd
 
 
 def _silent(alike: list[Sighting]) -> Crowd:
@@ -46,8 +48,7 @@ def _silent(alike: list[Sighting]) -> Crowd:
 
 
 def _member(one: Sighting) -> Onlooked:
-    member = Onlooked(rank=one.asked.rank, host=one.asked.host, pid=one.asked.pid)
+    """Without its threads, which are let go of: its crowd has them by now."""
     if one.report is not None:
-        member.report.CopyFrom(one.report)
-        member.report.ClearField("threads")
-    return member
+        one.report.ClearField("threads")
+    return Onlooked(rank=one.asked.rank, host=one.asked.host, pid=one.asked.pid, report=one.report)

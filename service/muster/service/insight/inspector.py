@@ -15,6 +15,12 @@ ANSWER_TIMEOUT = 2.0
 """Seconds that a process has to answer. Its session's thread takes milliseconds, if it can run at all."""
 LOOK_SHARE = 0.75
 """Of the time that a barrier's missing are asked ahead: what they say must be here when it is to be told."""
+LEAST_SILENCE = 0.5
+"""Seconds without an answer before a missing rank is said to give none: a busy machine needs some."""
+MOST_THREADS = MOST_FRAMES = 64
+"""Of an answer, and of one of its threads: as many as the SDK tells of."""
+MOST_NAMED = 256
+"""Barriers, or children, in an answer."""
 MOST_REPORT = 64 << 10
 """Bytes of an answer about the main thread."""
 MOST_WHOLE_REPORT = 2 << 20
@@ -71,6 +77,19 @@ class Inspector:
         Raises:
             Refusal: LIMIT_EXCEEDED: too many people ask at once.
         """
+        self.check_room()
+        self._people += 1
+        try:
+            return await self._ask(processes, ANSWER_TIMEOUT, all_threads=len(processes) == 1)
+        finally:
+            self._people -= 1
+
+    def check_room(self) -> None:
+        """See that one more may ask.
+
+        Raises:
+            Refusal: LIMIT_EXCEEDED: too many people ask at once.
+        """
         if self._people >= MOST_AT_ONCE:
             raise Refusal(
                 Reason.LIMIT_EXCEEDED,
@@ -79,11 +98,6 @@ class Inspector:
                 limit="max_inspections",
                 value=MOST_AT_ONCE,
             )
-        self._people += 1
-        try:
-            return await self._ask(processes, ANSWER_TIMEOUT, all_threads=len(processes) == 1)
-        finally:
-            self._people -= 1
 
     def look(self, look: Look) -> None:
         """Ask on behalf of a barrier, and hand in what is seen; nobody waits for it."""
@@ -93,10 +107,11 @@ class Inspector:
             task.add_done_callback(self._tasks.discard)
 
     async def _look(self, look: Look) -> None:
-        sightings = await self._ask(look.processes, LOOK_SHARE * look.ahead)
+        seconds = LOOK_SHARE * look.ahead
         sights = (
             SeenOne(one.asked.rank, one.asked.incarnation, words.line(one.report) if one.report else one.why)
-            for one in sightings
+            for one in await self._ask(look.processes, seconds)
+            if one.report or one.why != words.NO_ANSWER or seconds >= LEAST_SILENCE
         )
         self._driver.submit(Seen(look.run_id, tuple(sights)))
 
@@ -133,9 +148,19 @@ class Inspector:
         if question is None or key not in question.waits_for:
             return
         question.waits_for.discard(key)
-        question.answers[key] = answer.report if answer.ByteSize() <= question.most else None
+        fits = answer.ByteSize() <= question.most and _is_bounded(answer.report)
+        question.answers[key] = answer.report if fits else None
         if not question.waits_for:
             question.complete.set()
+
+
+def _is_bounded(report: Report) -> bool:
+    return (
+        len(report.threads) <= MOST_THREADS
+        and all(len(thread.frames) <= MOST_FRAMES for thread in report.threads)
+        and len(report.waits_at) <= MOST_NAMED
+        and len(report.saves) <= MOST_NAMED
+    )
 
 
 def _sightings(processes: Sequence[Asked], question: _Question) -> Iterable[Sighting]:

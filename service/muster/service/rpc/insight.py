@@ -1,8 +1,10 @@
 """InsightService: what the processes of a run are doing, for people."""
 
+import asyncio
 from typing import Any
 
 from muster.service.core import asking
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.insight.crowds import stacks
 from muster.service.insight.inspector import Inspector
@@ -21,8 +23,13 @@ class InsightServicer(insight_pb2_grpc.InsightServiceServicer):
         self, request: insight_pb2.StacksRequest, context: Any
     ) -> insight_pb2.StacksResponse:
         """Ask where processes stand, and tell of those at the same place as one."""
+        self._inspector.check_room()
         ranks = at_most("ranks", request.ranks)
         processes = await self._driver.query(
             lambda core, _: asking.whom(core, request.run_id, ranks, request.missing)
         )
-        return stacks(await self._inspector.ask(processes))
+        sightings = await self._inspector.ask(processes)
+        if self._driver.retired:
+            raise DRAINING  # Who has not answered may have been asked to connect elsewhere.
+        # Thousands of reports are a good part of a second's work, and barriers wait for nobody's question.
+        return await asyncio.to_thread(stacks, sightings)

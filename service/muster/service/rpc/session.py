@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from muster.service.core.effects import NO_RANKS, Refused, Welcome
+from muster.service.core.effects import NO_RANKS, Inspect, Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello, SessionId
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
@@ -61,6 +61,8 @@ class Session:
         message = outgoing.message
         if self._closed:
             return  # What was said before is the end.
+        if type(message) is Inspect and len(self._outbox) > self._max_unsent // 2:
+            return  # Whoever does not read is not sent away for being asked.
         if type(message) is Refused and message.final:
             self._status = message.refusal
             self._closed = True

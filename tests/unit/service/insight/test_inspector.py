@@ -11,7 +11,7 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.insight import inspector as module
 from muster.service.insight import words
 from muster.service.insight.inspector import MOST_AT_ONCE, MOST_REPORT, Inspector
-from muster.v1.insight_pb2 import Frame, Inspected, Report, Thread
+from muster.v1.insight_pb2 import ChildOfSave, Frame, Inspected, Report, Thread
 
 REPORT = Report(
     threads=[Thread(name="MainThread", main=True, frames=[Frame(function="f", file="t.py", line=3)])]
@@ -79,6 +79,32 @@ async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
     ]
 
 
+@pytest.mark.parametrize(
+    "many",
+    [
+        Report(threads=[Thread()] * 65),
+        Report(threads=[Thread(frames=[Frame(library=True)] * 65)]),
+        Report(waits_at=["x"] * 257),
+        Report(saves=[ChildOfSave(pid=1)] * 257),
+    ],
+    ids=["threads", "frames", "barriers", "children"],
+)
+async def test_an_answer_of_many_small_things_is_too_large_as_well(sessions: Sessions, many: Report):
+    sessions.answers = {1: [Inspected(rank=0, report=many)]}
+    assert [one.why for one in await sessions.inspector.ask([process(0, 1)])] == [words.TOO_LARGE]
+
+
+async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(sessions: Sessions):
+    sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
+    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
+    seen = await sessions.submitted.get()
+    assert isinstance(seen, Seen)
+    assert [(one.rank, one.doing) for one in seen.sights] == [
+        (0, "main thread in f, t.py:3"),
+        (2, words.NO_SESSION),
+    ]
+
+
 async def test_nobody_is_asked_where_nobody_can_be(sessions: Sessions):
     assert await sessions.inspector.ask([]) == []
     assert [one.why for one in await sessions.inspector.ask([process(0, None)])] == [words.NO_SESSION]
@@ -120,7 +146,7 @@ async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
 
 async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2)), 0.05))
+    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2)), 0.7))
     assert await sessions.submitted.get() == Seen(
         "job",
         (SeenOne(0, "life-0", "main thread in f, t.py:3"), SeenOne(1, "life-1", words.NO_ANSWER)),

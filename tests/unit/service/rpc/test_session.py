@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from muster.service.core.effects import Refused, Welcome
+from muster.service.core.effects import Inspect, Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal
@@ -137,6 +137,17 @@ async def test_what_comes_in_goes_to_the_driver_in_order():
             "disconnect",
             Disconnected(ID),
         ]
+
+
+async def test_nobody_is_sent_away_for_being_asked_too_often():
+    async with stream() as one:
+        one.context.reads.clear()
+        for number in range(10):
+            one.deliver(Inspect(number))
+        one.deliver(Welcome(1, 1.0, 1, ()))
+        one.context.reads.set()
+        one.context.says(GOODBYE)
+        assert await one.ends() is None
 
 
 async def test_what_a_process_does_goes_past_the_driver():

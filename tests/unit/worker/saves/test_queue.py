@@ -109,7 +109,7 @@ def test_what_not_every_rank_has_heard_is_not_finalized_where_all_must_agree(
     assert agreement.gathered == [b"3", b"2", b"2"]
 
 
-def test_where_all_must_agree_each_save_is_finalized_by_all_before_the_next(
+def test_where_all_must_agree_nobody_goes_on_before_all_have_finalized(
     queue: AsyncCallsQueue, barrier: FakeBarrier
 ):
     agreement = barrier.siblings["save/agreement"]
@@ -117,8 +117,27 @@ def test_where_all_must_agree_each_save_is_finalized_by_all_before_the_next(
     for _ in range(2):
         queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: met.append(len(agreement.votes))]))
     assert queue.maybe_finalize_async_calls(blocking=True) == [0, 1]
-    assert met == [0, 1]
-    assert agreement.votes == [None, None]
+    assert met == [0, 0]
+    assert agreement.votes == [None]
+
+
+def test_a_rank_that_has_finalized_all_by_itself_meets_the_others_too(
+    queue: AsyncCallsQueue, barrier: FakeBarrier
+):
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+    assert barrier.siblings["save/agreement"].votes == []
+    assert queue.maybe_finalize_async_calls(blocking=True) == []
+    assert barrier.siblings["save/agreement"].votes == [None]
+
+
+def test_a_save_that_failed_keeps_nobody_from_meeting(queue: AsyncCallsQueue, barrier: FakeBarrier):
+    barrier.others_fail[0] = "disk full"
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    barrier.siblings["save/agreement"].others_fail[0] = "finalizing a save: OSError"
+    with pytest.raises(AsyncSaveError, match="disk full"):
+        queue.maybe_finalize_async_calls(blocking=True)
+    assert barrier.siblings["save/agreement"].votes == [None]
 
 
 def test_a_finalize_function_that_raises_is_told_to_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
@@ -126,17 +145,16 @@ def test_a_finalize_function_that_raises_is_told_to_all(queue: AsyncCallsQueue, 
         raise OSError("cannot write the metadata")
 
     agreement = barrier.siblings["save/agreement"]
-    for finalize in (break_, nothing, nothing):
-        queue.schedule_async_request(AsyncRequest(nothing, (), [finalize]))
+    queue.schedule_async_request(AsyncRequest(nothing, (), [break_]))
     with pytest.raises(OSError, match="cannot write"):
         queue.maybe_finalize_async_calls(blocking=True)
     (failure,) = agreement.votes
     assert failure is not None
-    assert failure.startswith("finalizing save 0: OSError: cannot write the metadata")
-    agreement.others_fail[1] = "finalizing save 1: OSError: disk full"
-    with pytest.raises(BarrierAbortedError, match=r"rank 1 .* finalizing save 1: OSError: disk full"):
+    assert failure.startswith("finalizing a save: OSError: cannot write the metadata")
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    agreement.others_fail[1] = "finalizing a save: OSError: disk full"
+    with pytest.raises(BarrierAbortedError, match=r"rank 1 .* finalizing a save: OSError: disk full"):
         queue.maybe_finalize_async_calls(blocking=True)
-    assert queue.maybe_finalize_async_calls(blocking=True) == [2]
 
 
 def test_a_request_without_a_function_is_finalized(queue: AsyncCallsQueue):

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -276,8 +277,8 @@ class AsyncCallsQueue:
             blocking: wait for all saves that were scheduled.
             no_dist: look at what this process has been told, which costs nothing, and may find a save a
                 little earlier or later than another rank does. Without it all ranks must call at the same
-                point, and find the same saves: for finalize functions that hold collectives. Each save is
-                then finalized on every rank before this returns on any.
+                point, and find the same saves: for finalize functions that hold collectives. It returns on no
+                rank before every rank has finalized its own.
 
         Returns:
             The numbers of the saves that were finalized.
@@ -289,23 +290,23 @@ class AsyncCallsQueue:
             BarrierError: without ``no_dist``, a save was committed, and another rank failed to finalize it.
             Exception: what a finalize function raised.
         """
-        finalized: list[int] = []
         ready = self._ready(blocking, no_dist)
-        for _ in range(ready):
-            with self._changed:
-                call = self._state.calls.popleft()
-            try:
-                self._finalize(call)
-            except AsyncSaveError as error:
-                error.finalized = tuple(finalized)
-                raise
-            except BaseException as error:
-                if not no_dist:
-                    self._agreement.abort(f"finalizing {call.name}: {failure_text(error)}")
-                raise
-            if not no_dist:
-                self._agreement.execute_barrier()
-            finalized.append(call.request.call_idx)
+        # Waiting for all, one rank may have less to finalize than another that has looked by itself before: all
+        # of them meet, whatever they have done.
+        meets = not no_dist and (blocking or ready > 0)
+        try:
+            finalized = self._finalize_oldest(ready)
+        except AsyncSaveError:
+            if meets:
+                with suppress(MusterError):  # What failed is said already.
+                    self._agreement.execute_barrier()
+            raise
+        except BaseException as error:
+            if meets:
+                self._agreement.abort(f"finalizing a save: {failure_text(error)}")
+            raise
+        if meets:
+            self._agreement.execute_barrier()
         return finalized
 
     def get_num_unfinalized_calls(self) -> int:
@@ -409,6 +410,19 @@ class AsyncCallsQueue:
     def _is_lost(self) -> bool:
         # A queue that closes gives up by itself, and decides its calls.
         return self._state.unknown is not None and not self._state.closing
+
+    def _finalize_oldest(self, count: int) -> list[int]:
+        finalized: list[int] = []
+        for _ in range(count):
+            with self._changed:
+                call = self._state.calls.popleft()
+            try:
+                self._finalize(call)
+            except AsyncSaveError as error:
+                error.finalized = tuple(finalized)
+                raise
+            finalized.append(call.request.call_idx)
+        return finalized
 
     def _finalize(self, call: Call) -> None:
         error = call.failed()

@@ -291,7 +291,7 @@ class AsyncCallsQueue:
             Exception: what a finalize function raised.
         """
         ready = self._ready(blocking, no_dist)
-        # Waiting for all, one rank may have less to finalize than another that has looked by itself before: all
+        # Waiting for all, a rank may have less to finalize than one that has not looked by itself before: all
         # of them meet, whatever they have done.
         meets = not no_dist and (blocking or ready > 0)
         try:

@@ -277,7 +277,6 @@ def _failover(
         if len(leader.coordinator.log("barrier.decided")) > decided:
             raise SystemExit("the old leader has decided: this was no failover")
         seconds += times
-        leader.coordinator.reap()
         leader.coordinator.start()
         time.sleep(lease_ttl)
     p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]

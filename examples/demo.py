@@ -5,7 +5,7 @@
    steps a child of each rank writes a checkpoint, while training goes on.
 2. One such child is killed (SIGKILL): all ranks learn which rank, where and how, and none believes in the
    checkpoint. Training goes on, and the next one is committed.
-3. One node is killed while a checkpoint is written: all other ranks learn which rank, where, and stop.
+3. One node is killed while a checkpoint is written: all other ranks learn which rank, and where.
 4. A new node takes its place. torchrun brings them together in a new round, and they resume from the last
    checkpoint that was committed.
 5. The coordinator is killed (SIGKILL) while ranks wait for its decision on a checkpoint: training goes on.
@@ -25,12 +25,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from demo_rank import CHILD_KILLED, COORDINATOR_KILLED, NODE_KILLED, PAUSES, Moment, go
+from demo_rank import CHILD_KILLED, COORDINATOR_KILLED, NODE_KILLED, PAUSE, Moment, go
 from muster.worker.saves.directory import CheckpointDirectory
 from training_job import SAVE_EVERY
 
@@ -96,7 +97,7 @@ class Report:
     """Of the rank, or of its child that ``writes``."""
     kind: str
     """``resumed``, ``trained``, ``committed`` or ``failed``; ``writes``: its child does, to a slow disk;
-    ``pauses``; ``broke off`` or ``done``."""
+    ``done``."""
     step: int
     text: str
 
@@ -252,18 +253,21 @@ class Demo:
 
     def kill_a_node(self) -> None:
         """Chapter 3."""
-        victim, step = NODE_KILLED.rank, NODE_KILLED.step
+        step = NODE_KILLED.step
         self._audience.wait_for_moment("writes", NODE_KILLED)
-        held = self._audience.wait_for_moment("pauses", PAUSES[0])
-        trained = self._audience.wait_for("trained", 0, WORLD_SIZE, PAUSES[0].step)
-        on_it = [one for one in trained if one.node is held.node]
+        trained = self._audience.wait_for("trained", 0, WORLD_SIZE, PAUSE)
+        victim = trained[NODE_KILLED.rank]
+        on_it = [one for one in trained if one.node is victim.node]
         self._wait_for_votes(WORLD_SIZE - 1)
         ranks = " and ".join(str(one.rank) for one in on_it)
         headline(f"the node of ranks {ranks} is killed, with its relay, while step {step} is written")
         killed = time.monotonic()
-        held.node.kill([one.pid for one in on_it])
-        told = self._audience.wait_for("broke off", 0, WORLD_SIZE - PER_NODE)
-        self._all_were_told(told, f"rank {victim} ({HOST}, pid {held.pid}")
+        victim.node.kill([one.pid for one in on_it])
+        # Before they train on: whose peers are gone breaks off, and its agent ends the others of its node.
+        self._wait_for_decision()
+        go(self._folder, "training", round=0).touch()
+        told = self._audience.wait_for("failed", 0, WORLD_SIZE - PER_NODE, PAUSE)
+        self._all_were_told(told, f"rank {victim.rank} ({HOST}, pid {victim.pid}")
         say("   and the other ranks the same: each names the rank, its host and its pid")
         say(f"   all were told within {time.monotonic() - killed:.1f} s; the session TTL is {SESSION_TTL} s")
         self._last_committed_is(step - SAVE_EVERY)
@@ -282,18 +286,18 @@ class Demo:
         """Chapters 5 and 6."""
         slow, step = COORDINATOR_KILLED.rank, COORDINATOR_KILLED.step
         self._audience.wait_for_moment("writes", COORDINATOR_KILLED)
-        self._audience.wait_for("trained", 1, WORLD_SIZE, PAUSES[1].step)
+        self._audience.wait_for("trained", 1, WORLD_SIZE, PAUSE)
         self._wait_for_votes(WORLD_SIZE - 1)
         headline(
             f"{WORLD_SIZE - 1} ranks have written step {step}, rank {slow} has not; the coordinator is killed"
         )
         say(f"   SIGKILL to pid {self._coordinator.kill()}")
-        go(self._folder, "training", PAUSES[1]).touch()
+        go(self._folder, "training", round=1).touch()
         self._audience.wait_for("trained", 1, WORLD_SIZE, step + SAVE_EVERY)
         say("   training went on without it; now it is started again, on the same SQLite file")
         self._coordinator.start()
         say(f"   rank {slow}'s child comes to its end")
-        go(self._folder, "writing", COORDINATOR_KILLED).touch()
+        go(self._folder, "writing", round=1).touch()
         self._audience.wait_for("committed", 1, WORLD_SIZE, step)
         losses = [report.text for report in self._audience.wait_for("done", 1, WORLD_SIZE)]
         living = [node for node in self._nodes if node.process.poll() != -signal.SIGKILL]
@@ -339,12 +343,25 @@ class Demo:
 
     def _wait_for_votes(self, count: int) -> None:
         """Wait until so many ranks have written, and the others have not."""
-        while True:
-            shown = self._asked("barriers").get("barriers", [])
-            open_ones = [one for one in shown if "decision" not in one]
-            if any((one["prefix"], one["arrived"]) == ("save", count) for one in open_ones):
-                return
+        self._poll(
+            lambda: any(one["arrived"] == count for one in self._undecided_saves()),
+            f"{count} ranks have not voted on a checkpoint",
+        )
+
+    def _wait_for_decision(self) -> None:
+        """Wait until no checkpoint's outcome is open."""
+        self._poll(lambda: not self._undecided_saves(), "no decision was taken on a checkpoint")
+
+    def _poll(self, happened: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            if time.monotonic() >= deadline:
+                sys.exit(f"{otherwise} within {PATIENCE:.0f} s")
             time.sleep(0.1)
+
+    def _undecided_saves(self) -> list[dict[str, Any]]:
+        shown = self._asked("barriers").get("barriers", [])
+        return [one for one in shown if one["prefix"] == "save" and "decision" not in one]
 
     def stop(self) -> None:
         """Stop what still runs."""

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +28,13 @@ CHILD_KILLED = Moment(round=0, rank=1, step=100)
 NODE_KILLED = Moment(round=0, rank=2, step=300)
 COORDINATOR_KILLED = Moment(round=1, rank=2, step=300)
 SLOW_DISKS = (CHILD_KILLED, NODE_KILLED, COORDINATOR_KILLED)
-PAUSES = (Moment(round=0, rank=2, step=325), Moment(round=1, rank=2, step=325))
-"""Where training waits, or it would be over before the audience has read this far."""
+PAUSE = 325
+"""The step at which all ranks wait, or training would be over before the audience has read this far."""
 
 
-def go(folder: Path, what: str, moment: Moment) -> Path:
-    """The file by which the demo lets a rank (``training``) or its child (``writing``) go on."""
-    return folder / f"{what}-goes-on-in-round-{moment.round}"
+def go(folder: Path, what: str, round: int) -> Path:
+    """The file by which the demo lets all ranks (``training``) or a child (``writing``) go on."""
+    return folder / f"{what}-goes-on-in-round-{round}"
 
 
 class Rank:
@@ -52,10 +53,8 @@ class Rank:
         # In one piece: the ranks of a node, and their children, share the agent's stdout.
         sys.stdout.write(f"{json.dumps(told | {'kind': kind, 'step': step, 'text': text})}\n")
         sys.stdout.flush()
-        moment = Moment(self._round, self._rank, step)
-        if kind == "trained" and moment in PAUSES:
-            self.tell("pauses", step, "")
-            _wait_for(go(self._folder, "training", moment))
+        if (kind, step) == ("trained", PAUSE):
+            _wait_for(go(self._folder, "training", self._round))
 
     def _slow_fsync(self, file: int) -> None:
         path = Path(f"/proc/self/fd/{file}").readlink()
@@ -63,7 +62,7 @@ class Rank:
             moment = Moment(self._round, self._rank, int(path.parent.name.split(".")[1].split("-")[1]))
             if moment in SLOW_DISKS:
                 self.tell("writes", moment.step, "")
-                _wait_for(go(self._folder, "writing", moment))
+                _wait_for(go(self._folder, "writing", self._round))
         self._fsync(file)
 
 
@@ -79,9 +78,9 @@ def main() -> None:
     try:
         loss = train(folder / "checkpoints", steps, rank.tell)
         rank.tell("done", steps, f"{loss:.2f}")
-    except Exception as error:
-        rank.tell("broke off", 0, str(error))
-        sys.stdout.flush()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
         # The other ranks of the process group are gone; there is nobody to say goodbye to.
         os._exit(1)
 

@@ -180,7 +180,7 @@ class Demonstration:
         leader.coordinator.signal(signal.SIGCONT)
         code = leader.coordinator.ended()
         say(f"   woken, {self.name(leader)} ended with {code}: {self._last_words(leader)}")
-        self._start_again(leader)
+        leader.coordinator.start()
         self._goes_on()
 
     def cut_the_leader_from_etcd(self) -> None:
@@ -193,7 +193,7 @@ class Demonstration:
         say(f"   it ended by itself after {time.monotonic() - began:.1f} s: {self._last_words(leader)}")
         self._succeeded(leader, began)
         leader.heal()
-        self._start_again(leader)
+        leader.coordinator.start()
         self._goes_on()
 
     def kill_etcds_leader(self) -> None:
@@ -216,7 +216,7 @@ class Demonstration:
         leader.coordinator.signal(signal.SIGTERM)
         self._succeeded(leader, began)
         leader.coordinator.ended()
-        self._start_again(leader)
+        leader.coordinator.start()
         self._goes_on()
 
     def finish(self) -> None:
@@ -248,10 +248,6 @@ class Demonstration:
         """Nobody is to wait at the gates to come."""
         for step in range(self._gate, self._gate + 100 * GATE_EVERY, GATE_EVERY):
             self._job.go(step)
-
-    def _start_again(self, replica: Replica) -> None:
-        replica.coordinator.reap()
-        replica.coordinator.start()
 
     def _last_words(self, replica: Replica) -> str:
         said = replica.coordinator.log_path.read_text().splitlines()[-1]

@@ -48,11 +48,6 @@ class Daemon:
         """Whether it was started, and neither killed nor stopped, and has not ended by itself."""
         return self._process is not None and self._process.poll() is None
 
-    def reap(self) -> None:
-        """See whether it has ended by itself; then it may be started again."""
-        if self._process is not None and self._process.poll() is not None:
-            self._process = None
-
     def ended(self) -> int:
         """Wait until it ends by itself.
 

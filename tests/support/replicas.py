@@ -130,12 +130,23 @@ class Replicas:
             if not replica.coordinator.runs:
                 replica.coordinator.start()
 
-    def leader(self, *others: Replica) -> Replica:
-        """The one that leads, as soon as there is one that is none of these."""
+    def leader(self, *others: Replica, revived: bool = False) -> Replica:
+        """The one that leads, as soon as there is one that is none of these.
+
+        Args:
+            others: who is not meant.
+            revived: start again who has ended by itself meanwhile, as Kubernetes would: on a busy machine one
+                that takes over may lose its lease before it is found.
+        """
+        candidates = [one for one in self.members if one not in others]
         found: list[Replica] = []
 
         def leads() -> bool:
-            found[:] = [one for one in self.members if one not in others and one.leads]
+            if revived:
+                for one in candidates:
+                    if not one.coordinator.runs:
+                        one.coordinator.begin()
+            found[:] = [one for one in candidates if one.leads]
             return bool(found)
 
         until(leads, "nobody leads")

@@ -129,18 +129,19 @@ class Faults:
         return kind.__name__
 
     def _mend(self) -> None:
-        for replica in self._replicas.members:
-            replica.coordinator.reap()
         self._replicas.start()
-        self._replicas.leader()
+        self._leader()
+
+    def _leader(self, *others: Replica) -> Replica:
+        return self._replicas.leader(*others, revived=True)
 
     def leader_killed(self) -> None:
         """SIGKILL."""
-        self._replicas.leader().coordinator.kill()
+        self._leader().coordinator.kill()
 
     def leader_stopped_and_woken(self) -> None:
         """SIGSTOP for longer than its lease; it wakes as a deposed leader."""
-        leader = self._replicas.leader()
+        leader = self._leader()
         leader.coordinator.signal(signal.SIGSTOP)
         self._pause(LEASE_TTL + 0.5, 2 * LEASE_TTL)
         leader.coordinator.signal(signal.SIGCONT)
@@ -148,7 +149,7 @@ class Faults:
 
     def leader_cut_from_etcd(self) -> None:
         """It still reaches its workers, whose arrivals wait for a commit that hangs."""
-        leader = self._replicas.leader()
+        leader = self._leader()
         leader.cut_from_etcd()
         self._look_at(leader)
         leader.coordinator.ended()
@@ -156,7 +157,7 @@ class Faults:
 
     def idle_leader_cut_from_etcd(self) -> None:
         """No commit hangs, and it could tell what it knows; it must not once another one leads."""
-        leader = self._replicas.leader()
+        leader = self._leader()
         leader.cut_from_workers()
         self._pause(0.3, 0.6)
         leader.cut_from_etcd()
@@ -172,7 +173,7 @@ class Faults:
             entries=[store_pb2.KeyValue(key="key", value=value)],
             operation=store_pb2.OperationId(client=value.decode(), number=1),
         )
-        until(lambda: _set(self._replicas.leader(deposed), request), "the key cannot be changed")
+        until(lambda: _set(self._leader(deposed), request), "the key cannot be changed")
         with grpc.insecure_channel(deposed.coordinator.endpoint) as old, suppress(grpc.RpcError):
             look = store_pb2.StoreServiceGetRequest(run_id="probe", keys=["key"], timeout_ms=1)
             told = store_pb2_grpc.StoreServiceStub(old).Get(look, timeout=2 * LEASE_TTL)
@@ -181,14 +182,14 @@ class Faults:
 
     def leader_cut_from_workers(self) -> None:
         """It still renews its lease."""
-        leader = self._replicas.leader()
+        leader = self._leader()
         leader.cut_from_workers()
         self._pause(0.5, LEASE_TTL)
         leader.heal()
 
     def slow_etcd(self) -> None:
         """Each answer comes late, by up to the time of a lease."""
-        leader = self._replicas.leader()
+        leader = self._leader()
         leader.slow_etcd(self._chance.uniform(0.0, LEASE_TTL))
         self._pause(LEASE_TTL, 2 * LEASE_TTL)
         leader.heal()
@@ -198,9 +199,9 @@ class Faults:
 
         The third begins with what etcd has, and nobody writes between the late commit and its look.
         """
-        first = self._replicas.leader()
+        first = self._leader()
         first.say_late()
-        second = self._replicas.leader(first)
+        second = self._leader(first)
         self._pause(0.5, LEASE_TTL)
         second.coordinator.kill()
         first.heard_late()
@@ -242,13 +243,15 @@ class Faults:
     def rolling_restart(self) -> None:
         """Each is told to stop and started again, one after the other."""
         for replica in self._replicas.members:
-            replica.coordinator.stop()
+            if replica.coordinator.runs:
+                replica.coordinator.stop()
             replica.coordinator.start()
-            self._replicas.leader()
+            self._leader()
 
     def compaction(self) -> None:
         """The past of all keys is gone, while one replica does not look."""
-        standby = self._replicas.standbys()[0]
+        leader = self._leader()
+        standby = next(one for one in self._replicas.members if one is not leader)
         standby.cut_from_etcd()
         self._pause(0.2, 1.0)
         compact(self._etcd)
@@ -316,7 +319,7 @@ def _set(leader: Replica, request: store_pb2.SetRequest) -> bool:
 
 def _all_at_work(installation: Replicas) -> bool:
     """Whether every run has had a barrier and a round, and there is a store."""
-    leader = installation.leader().coordinator
+    leader = installation.leader(revived=True).coordinator
     deciding = {line["run"] for line in leader.log("barrier.decided")}
     if deciding < set(RUNS) or not leader.log("round.completed"):
         return False

@@ -366,6 +366,20 @@ def test_top_outlives_the_coordinator(own_coordinator: Coordinator):
         assert terminal.end() == (0, "")
 
 
+def test_top_outlives_the_file_of_its_token(own_coordinator: Coordinator, tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("s3cr3t-0123456789")
+    with Terminal(own_coordinator.endpoint, "--interval=0.1", f"--token-file={file}") as terminal:
+        terminal.wait_for("no barrier is open")
+        file.unlink()
+        terminal.wait_for("--token-file = ")
+        file.write_text("s3cr3t-9876543210")
+        with job(own_coordinator):
+            terminal.wait_for("rank 3 (node-1, pid 4003")
+        terminal.type("q")
+        assert terminal.end() == (0, "")
+
+
 def test_top_without_a_coordinator_fails_before_it_draws():
     endpoint = f"127.0.0.1:{free_port()}"
     with Terminal(endpoint) as terminal:

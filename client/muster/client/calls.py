@@ -56,7 +56,7 @@ def explain(error: grpc.RpcError) -> str:
     if code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"timeout ({code().name}: {details()})"
     # Of a socket, gRPC's words are all there is to say.
-    fault = "" if "unix:" in details() else Credentials.of().fault(str(details()))
+    fault = None if "unix:" in details() else Credentials.of().fault(str(details()))
     return f"{code().name}: {fault or details()}"
 
 

@@ -1,7 +1,7 @@
 """What this process shows the coordinator, and what it expects of it: a token, and certificates.
 
-All of it comes from the environment. The files are read again for each connection (the token's for each
-call), so that whoever renews them needs to restart nothing.
+It comes from the environment; the command has options for it, too. The files are read again for each
+connection (the token's for each call), so that whoever renews them needs to restart nothing.
 """
 
 import os
@@ -25,8 +25,42 @@ coordinator knows already may take so long to come to every node (Kubernetes upd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What messages call each of the credentials: as whoever reads them can set it."""
+
+    token: str
+    token_file: str
+    ca: str
+    cert: str
+    key: str
+    server_name: str
+
+
+ENVIRONMENT = Names(
+    token="MUSTER_TOKEN",
+    token_file="MUSTER_TOKEN_FILE",
+    ca="MUSTER_TLS_CA",
+    cert="MUSTER_TLS_CERT",
+    key="MUSTER_TLS_KEY",
+    server_name="MUSTER_TLS_SERVER_NAME",
+)
+"""The variables."""
+
+
+class Fault(NamedTuple):
+    """Why TLS has failed, as far as can be told; as text, one sentence."""
+
+    what: str
+    next: str
+    """What to do."""
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.next}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What the environment says of security."""
+    """What is shown and expected; :meth:`check` tells whether it can be used."""
 
     token: str = field(default="", repr=False)
     token_file: Path | None = None
@@ -37,54 +71,37 @@ class Credentials:
     key: Path | None = None
     server_name: str = ""
     """The name that the coordinator's certificate must have; empty: the host that is called."""
+    names: Names = ENVIRONMENT
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> "Credentials":
-        """From the variables ``MUSTER_TOKEN``, ``MUSTER_TOKEN_FILE`` and ``MUSTER_TLS_…``.
-
-        Raises:
-            EnvironmentValueError: one is missing that another one needs.
-        """
+        """What the variables say."""
 
         def path(variable: str) -> Path | None:
             return Path(environ[variable]) if environ.get(variable) else None
 
-        ca, cert, key = path("MUSTER_TLS_CA"), path("MUSTER_TLS_CERT"), path("MUSTER_TLS_KEY")
-        if (cert is None) != (key is None):
-            raise EnvironmentValueError(
-                "a client certificate needs its key: set both MUSTER_TLS_CERT and MUSTER_TLS_KEY."
-            )
-        if cert is not None and ca is None:
-            raise EnvironmentValueError(
-                "MUSTER_TLS_CERT is set, and MUSTER_TLS_CA is not: set it to the file of the authority that "
-                "signed the coordinator's certificate."
-            )
         return cls(
-            token=environ.get("MUSTER_TOKEN", ""),
-            token_file=path("MUSTER_TOKEN_FILE"),
-            ca=ca,
-            cert=cert,
-            key=key,
-            server_name=environ.get("MUSTER_TLS_SERVER_NAME", ""),
+            token=environ.get(ENVIRONMENT.token, ""),
+            token_file=path(ENVIRONMENT.token_file),
+            ca=path(ENVIRONMENT.ca),
+            cert=path(ENVIRONMENT.cert),
+            key=path(ENVIRONMENT.key),
+            server_name=environ.get(ENVIRONMENT.server_name, ""),
         )
 
     @classmethod
     def toward(cls, address: str) -> "Credentials":
-        """What is shown to one address: nothing to a socket, where the file's permissions are the check.
-
-        Raises:
-            EnvironmentValueError: a variable is missing that another one needs.
-        """
+        """What is shown to one address: nothing to a socket, where the file's permissions are the check."""
         return cls() if is_socket(address) else cls.of()
 
     def check(self) -> None:
-        """See that every file can be used, before anyone waits for a connection.
+        """See that all of it can be used, before anyone waits for a connection.
 
         Raises:
-            EnvironmentValueError: one cannot.
+            EnvironmentValueError: something cannot, or is missing that another one needs.
         """
-        self.authorization()
         self.channel_credentials()
+        self.authorization()
 
     def authorization(self) -> str:
         """The value of the ``authorization`` header; empty if there is no token.
@@ -92,10 +109,10 @@ class Credentials:
         Raises:
             EnvironmentValueError: the token's file cannot be read, or what it holds cannot be a token.
         """
-        token, where = self.token, "MUSTER_TOKEN"
+        token, where = self.token, self.names.token
         if self.token_file is not None:
-            where = f"MUSTER_TOKEN_FILE = {self.token_file}"
-            token = _read(self.token_file, "MUSTER_TOKEN_FILE").decode("utf-8", "replace").strip()
+            where = f"{self.names.token_file} = {self.token_file}"
+            token = _read(self.token_file, self.names.token_file).decode("utf-8", "replace").strip()
         elif not token:
             return ""
         if not token or not token.isascii() or not token.isprintable() or " " in token:
@@ -109,11 +126,11 @@ class Credentials:
             EnvironmentValueError: one cannot be read.
         """
         files = (
-            (self.ca, "MUSTER_TLS_CA"),
-            (self.cert, "MUSTER_TLS_CERT"),
-            (self.key, "MUSTER_TLS_KEY"),
+            (self.ca, self.names.ca),
+            (self.cert, self.names.cert),
+            (self.key, self.names.key),
         )
-        return tuple(_read(path, variable) for path, variable in files if path is not None)
+        return tuple(_read(path, name) for path, name in files if path is not None)
 
     def open_channel(
         self, address: str, options: list[tuple[str, Any]], server_name: str = ""
@@ -123,11 +140,11 @@ class Credentials:
         Args:
             address: ``HOST:PORT``, or ``unix:///PATH``.
             options: gRPC's.
-            server_name: the name that the coordinator's certificate must have, unless the environment
-                demands another; empty: the address's host.
+            server_name: the name that the coordinator's certificate must have, unless
+                ``self.server_name`` is another; empty: the address's host.
 
         Raises:
-            EnvironmentValueError: a file cannot be used.
+            EnvironmentValueError: a file cannot be used, or is missing that another one needs.
         """
         tls = self.channel_credentials()
         if tls is None:
@@ -152,11 +169,21 @@ class Credentials:
         """What a channel that speaks TLS is opened with; None if it is not spoken.
 
         Raises:
-            EnvironmentValueError: a file cannot be used.
+            EnvironmentValueError: a file cannot be used, or is missing that another one needs.
         """
+        names = self.names
+        if (self.cert is None) != (self.key is None):
+            raise EnvironmentValueError(
+                f"a client certificate needs its key: set both {names.cert} and {names.key}."
+            )
         if self.ca is None:
+            if self.cert is not None:
+                raise EnvironmentValueError(
+                    f"{names.cert} needs {names.ca}: the file of the authority that signed the coordinator's "
+                    "certificate."
+                )
             return None
-        ca = _read(self.ca, "MUSTER_TLS_CA")
+        ca = _read(self.ca, names.ca)
         # What gRPC would say of a file that it cannot use does not name it.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
@@ -164,73 +191,78 @@ class Credentials:
             context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             raise EnvironmentValueError(
-                f"MUSTER_TLS_CA = {self.ca}: it holds no certificates in PEM ({error})."
+                f"{names.ca} = {self.ca}: it holds no certificates in PEM ({error})."
             ) from error
         if self.cert is None or self.key is None:
             return grpc.ssl_channel_credentials(ca)
-        cert, key = _read(self.cert, "MUSTER_TLS_CERT"), _read(self.key, "MUSTER_TLS_KEY")
+        cert, key = _read(self.cert, names.cert), _read(self.key, names.key)
         try:
             # Without a password, OpenSSL would ask for one on the terminal.
             context.load_cert_chain(self.cert, self.key, password=lambda: b"")
         except OSError as error:
             raise EnvironmentValueError(
-                f"MUSTER_TLS_KEY = {self.key}: it is not the key of the certificate in {self.cert}, or one "
-                f"of them is not in PEM ({error})."
+                f"{names.key} = {self.key}: it is not the key of the certificate in {self.cert}, or one of "
+                f"them is not in PEM ({error})."
             ) from error
         return grpc.ssl_channel_credentials(ca, key, cert)
 
-    def fault(self, details: str) -> str:
-        """What is wrong with TLS and what to do, from the details of a call that reached nobody.
+    def fault(self, details: str) -> Fault | None:
+        """What is wrong with TLS, from the details of a call that reached nobody; None: it is not TLS.
 
         gRPC does not say more than it does: a coordinator that turns a client away in the handshake has only
         closed the connection.
-
-        Returns:
-            A sentence; empty if it does not look like TLS.
         """
-        for sign, sentence in _FAULTS:
+        names = self.names
+        for sign, fault in _faults(names).items():
             if sign in details:
-                return sentence
+                return fault
         if "failed to connect" not in details or not any(sign in details for sign in _CLOSED):
-            return ""
+            return None
         if self.ca is None:
-            return "the connection was closed at once: if the coordinator speaks TLS, set MUSTER_TLS_CA"
-        if self.cert is None:
-            return (
-                "the connection was closed in the TLS handshake: the coordinator may ask for a client "
-                "certificate; set MUSTER_TLS_CERT and MUSTER_TLS_KEY"
+            return Fault(
+                "the connection was closed at once", f"if the coordinator speaks TLS, set {names.ca}"
             )
-        return (
-            "the connection was closed in the TLS handshake: the client certificate may have expired, or be "
-            "of another authority than the coordinator's --tls-client-ca; look at MUSTER_TLS_CERT"
+        what = "the connection was closed in the TLS handshake"
+        if self.cert is None:
+            return Fault(
+                what,
+                f"the coordinator may ask for a client certificate: set {names.cert} and {names.key}",
+            )
+        return Fault(
+            what,
+            f"see whether the client certificate ({names.cert}) has expired, or is of another authority than "
+            "the coordinator's --tls-client-ca",
         )
 
 
-_FAULTS = (
-    (
-        "certificate has expired",
-        "the coordinator's certificate has expired; it must be renewed (--tls-cert of muster serve)",
-    ),
-    (
-        "certificate is not yet valid",
-        "the coordinator's certificate is not valid yet; compare the clocks of both machines",
-    ),
-    (
-        "Hostname Verification Check failed",
-        "the coordinator's certificate is for another name than the endpoint's; connect by a name that is in "
-        "it, or set MUSTER_TLS_SERVER_NAME to one",
-    ),
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "the coordinator's certificate is not of an authority in MUSTER_TLS_CA; set it to the file of the "
-        "authority that signed it",
-    ),
-    (
-        "WRONG_VERSION_NUMBER",
-        "the coordinator does not speak TLS on this port; unset MUSTER_TLS_CA, or start it with --tls-cert",
-    ),
-)
 _CLOSED = ("Socket closed", "Connection reset")
+
+
+def _faults(names: Names) -> dict[str, Fault]:
+    """What a few words of gRPC's mean; the first that are found count."""
+    # Where the option was not given, the variable is set.
+    ca = names.ca if names == ENVIRONMENT else f"{names.ca} ({ENVIRONMENT.ca})"
+    return {
+        "certificate has expired": Fault(
+            "the coordinator's certificate has expired",
+            "renew the file that --tls-cert of muster serve names",
+        ),
+        "certificate is not yet valid": Fault(
+            "the coordinator's certificate is not valid yet", "compare the clocks of both machines"
+        ),
+        "Hostname Verification Check failed": Fault(
+            "the coordinator's certificate is for another name than the endpoint's",
+            f"connect by a name that is in it, or set {names.server_name} to one",
+        ),
+        "CERTIFICATE_VERIFY_FAILED": Fault(
+            f"the coordinator's certificate is not of an authority in {names.ca}",
+            f"set {names.ca} to the file of the authority that signed it",
+        ),
+        "WRONG_VERSION_NUMBER": Fault(
+            "the coordinator does not speak TLS on this port",
+            f"leave {ca} out, or start the coordinator with --tls-cert",
+        ),
+    }
 
 
 def check_credentials(endpoint: str) -> None:
@@ -274,12 +306,12 @@ class TokenPatience:
         self._since = None
 
 
-def _read(path: Path, variable: str) -> bytes:
+def _read(path: Path, name: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise EnvironmentValueError(
-            f"{variable} = {path}: it cannot be read ({error.strerror or error})."
+            f"{name} = {path}: it cannot be read ({error.strerror or error})."
         ) from error
 
 

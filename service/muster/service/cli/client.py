@@ -253,7 +253,9 @@ class Client:
             options = CHANNEL_OPTIONS
             if self._replicas.several:
                 options = [*options, *AMONG_SEVERAL]
-            channel = given().open_channel(address, options, self._replicas.tls_name(address))
+            mine = given()
+            mine.check()
+            channel = mine.open_channel(address, options, self._replicas.tls_name(address))
             self._lines[address] = _Line(channel)
         return self._lines[address]
 
@@ -270,8 +272,7 @@ class Client:
             replicas = info.metadata.get("replicas", "").split(",")
             more = search.not_leader(info.metadata.get("leader", ""), replicas, details)
         elif _may_be_sent_again(info, code, details, resend=not unknown):
-            fault = given().fault(details).replace("\n  next: ", "; ")
-            more = search.failed(fault or details)
+            more = search.failed(str(given().fault(details) or details))
             if not self._replicas.several:
                 raise self._explained(search, call, unknown) from error
         else:
@@ -341,7 +342,10 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
         if fault := given().fault(details):
-            return CallError(f"the coordinator at {endpoint} cannot be reached: {fault}", Exit.UNREACHABLE)
+            return CallError(
+                f"the coordinator at {endpoint} cannot be reached: {fault.what}\n  next: {fault.next}",
+                Exit.UNREACHABLE,
+            )
         return CallError(
             f"the coordinator at {endpoint} cannot be reached; last error: {details}\n"
             "  next: check the address (--endpoint or MUSTER_ENDPOINT), and that muster serve runs there",

@@ -51,8 +51,8 @@ def doctor(
         addresses = [Address.parse(one) for one in client.endpoint.split(",")]
         tls = None
         mine = given()
-        if mine.tls_ca is not None:
-            tls = Certificates(mine.tls_ca, mine.tls_cert, mine.tls_key, mine.tls_server_name)
+        if mine.ca is not None:
+            tls = Certificates(mine.ca, mine.cert, mine.key, mine.server_name)
         for check in examine(addresses, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", "")):
             checks.append(check)
             if output is not Output.JSON:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from muster.client.errors import EnvironmentValueError
 from muster.service.cli import options
 from muster.service.cli.client import CallError, Client, connect
 from muster.service.cli.credentials import connecting
@@ -53,7 +54,7 @@ def top(
                 while not quit_within(interval):
                     try:
                         snapshot = _look(client)
-                    except CallError as error:
+                    except (CallError, EnvironmentValueError) as error:
                         # The last picture stays, so that one sees what was there before contact was lost.
                         snapshot = replace(snapshot, error=str(error))
                     live.update(render(snapshot, console.height), refresh=True)

@@ -28,6 +28,15 @@ def sockets(folder: Path) -> list[Path]:
     return sorted(folder.glob("muster-*/relay.sock"))
 
 
+def connections(coordinator: Coordinator) -> int:
+    """How many there are to the coordinator, whoever has them; all is on this machine."""
+    remote, established = f":{coordinator.port:04X}", "01"
+    # gRPC opens sockets of both families.
+    texts = [Path(f"/proc/net/{table}").read_text() for table in ("tcp", "tcp6")]
+    rows = [line.split()[2:4] for text in texts for line in text.splitlines()]
+    return sum(address.endswith(remote) and state == established for address, state in rows)
+
+
 def relays_of(coordinator: Coordinator, workers: list[Worker]) -> list[set[str]]:
     """Through which relays the workers of each agent speak."""
     shown = {one.pid: one.relay for one in members(coordinator.endpoint)}
@@ -52,6 +61,10 @@ def recover(folder: Path, place: Path, agents: int, ranks: int, relay: int) -> N
         if relay:
             assert all(len(one) == 1 and "" not in one for one in seen), seen
             assert len(set.union(*seen)) == agents == len(sockets(folder))
+            # Those of the agents' rounds and stores as well.
+            until(
+                lambda: connections(coordinator) == agents, lambda: f"{connections(coordinator)} of {agents}"
+            )
         else:
             assert seen == [{""}] * agents
             assert sockets(folder) == []

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from muster.client.errors import EnvironmentValueError
 from muster.worker import rendezvous
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError
@@ -56,6 +57,7 @@ class FakeAttendance:
 @pytest.fixture(autouse=True)
 def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "Attendance", FakeAttendance)
+    monkeypatch.setattr(rendezvous, "begin", lambda endpoint: None)
     monkeypatch.setenv("MUSTER_ROUND", "0")
     monkeypatch.setenv("MUSTER_ENDPOINT", "")
     monkeypatch.setenv("MUSTER_RUN_ID", "")
@@ -308,16 +310,16 @@ def relays(monkeypatch: pytest.MonkeyPatch) -> list[FakeRelay]:
 
 
 @pytest.mark.parametrize("conf", [{}, {"relay": "true"}, {"relay": "True"}, {"relay": True}, {"relay": "1"}])
-def test_the_workers_of_all_rounds_speak_through_one_relay(relays: list[FakeRelay], conf: dict[str, Any]):
-    handler, _ = made("there:5", **conf)
-    assert relays == []
+def test_an_agent_and_its_workers_speak_through_one_relay_in_all_rounds(
+    relays: list[FakeRelay], conf: dict[str, Any]
+):
+    handler, attendance = made("there:5", **conf)
+    (relay,) = relays
+    assert relay.endpoint == attendance.config.endpoint == handler._store.endpoint
     for round in (0, 1):
         handler._export(Place(round, 0, 1))
-        assert os.environ["MUSTER_ENDPOINT"] == "unix:///run/relay.sock,there:5"
-    (relay,) = relays
+        assert os.environ["MUSTER_ENDPOINT"] == relay.endpoint
     assert relay.done == []
-    handler.shutdown()
-    assert relay.done == [5.0]
     handler.shutdown()
     assert relay.done == [5.0]
 
@@ -329,19 +331,23 @@ def test_without_a_relay_the_workers_speak_for_themselves(relays: list[FakeRelay
     assert (relays, os.environ["MUSTER_ENDPOINT"]) == ([], "there:5")
 
 
-def test_a_relay_that_cannot_begin_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
-    monkeypatch.setattr(rendezvous, "begin", asked.append)
-    handler, _ = made("there:5")
-    for round in (0, 1):
-        handler._export(Place(round, 0, 1))
-    assert (asked, os.environ["MUSTER_ENDPOINT"]) == (["there:5"], "there:5")
+def test_a_node_whose_relay_cannot_begin_goes_without():
+    handler, attendance = made("there:5")
+    handler._export(Place(0, 0, 1))
+    assert attendance.config.endpoint == os.environ["MUSTER_ENDPOINT"] == "there:5"
+    handler.shutdown()
+
+
+def test_a_node_that_cannot_connect_leaves_no_relay(relays: list[FakeRelay], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_TOKEN", "two words")
+    monkeypatch.setattr(rendezvous, "Attendance", Attendance)
+    with pytest.raises(EnvironmentValueError, match="MUSTER_TOKEN"):
+        create_handler(params("there:5"))
+    assert relays[0].done == [5.0]
 
 
 def test_a_handler_that_is_dropped_ends_its_relay_and_waits_for_nothing(relays: list[FakeRelay]):
-    handler, _ = made("there:5")
-    handler._export(Place(0, 0, 1))
-    del handler
+    made("there:5")
     gc.collect()
     assert relays[0].done == [0.0]
 

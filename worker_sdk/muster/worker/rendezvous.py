@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from torch.distributed import (
@@ -68,22 +69,28 @@ class MusterRendezvousHandler(RendezvousHandler):
     Args:
         config: who joins, where, and on what terms.
         close_timeout: seconds that closing the run may take.
-        relay: whether its workers speak through a relay that runs beside the agent, from the first round on.
+        relay: whether the node speaks through a relay that runs beside the agent.
     """
 
     def __init__(self, config: NodeConfig, close_timeout: float, relay: bool = False) -> None:
-        self._config = config
         self._close_timeout = close_timeout
-        self._attendance = Attendance(config)
-        self._store = CoordinatorStore(config.endpoint, config.run_id)
+        self._relay = begin(config.endpoint) if relay else None
+        if self._relay is not None:
+            config = replace(config, endpoint=self._relay.endpoint)
+        self._config = config
+        """Its endpoint is where the workers connect, too."""
+        try:
+            self._attendance = Attendance(config)
+            self._store = CoordinatorStore(config.endpoint, config.run_id)
+        except BaseException:
+            if self._relay is not None:
+                self._relay.stop()
+            raise
         self._worker_store: TCPStore | None = None
         """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
         outlives the agents' exit barrier."""
-        self._wants_relay = relay
-        self._relays: list[NodeRelay] = []
-        """One, or none yet."""
         # What ends the process says goodbye by itself.
-        weakref.finalize(self, _let_go, self._attendance, self._store, self._relays).atexit = False
+        weakref.finalize(self, _let_go, self._attendance, self._store, self._relay).atexit = False
 
     def get_backend(self) -> str:
         """``muster``."""
@@ -125,16 +132,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         """What the workers inherit, so that a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
         # Rounds and barriers must be of one coordinator and one run, whatever was set before.
-        os.environ["MUSTER_ENDPOINT"] = self._relayed()
+        os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
         os.environ["MUSTER_RUN_ID"] = self._config.run_id
-
-    def _relayed(self) -> str:
-        """Where the workers connect."""
-        if self._wants_relay and not self._relays:
-            self._wants_relay = False  # What cannot begin now cannot begin later.
-            if (relay := begin(self._config.endpoint)) is not None:
-                self._relays.append(relay)
-        return self._relays[0].endpoint if self._relays else self._config.endpoint
 
     def _keys_of(self, round: int) -> str:
         return f"torch.rendezvous.{self._config.run_id}.{round}"
@@ -243,16 +242,16 @@ class MusterRendezvousHandler(RendezvousHandler):
         finally:
             self._attendance.leave("the job is over")
             self._store.close()
-            while self._relays:
-                self._relays.pop().stop()
+            if self._relay is not None:
+                self._relay.stop()
         return True
 
 
-def _let_go(attendance: Attendance, store: CoordinatorStore, relays: list[NodeRelay]) -> None:
+def _let_go(attendance: Attendance, store: CoordinatorStore, relay: NodeRelay | None) -> None:
     """What a handler leaves behind that was dropped; in whatever thread it happens, nothing waits here."""
     attendance.abandon()
     store.close()
-    for relay in relays:
+    if relay is not None:
         relay.stop(timeout=0.0)
 
 

@@ -13,8 +13,7 @@ MOST_ALIGNED = 40
 
 def stacks_lines(run_id: str, response: insight_pb2.StacksResponse) -> list[str]:
     """Who answered and who differs from most, then each crowd, then those of whom nothing is known."""
-    answered = sum(len(crowd.members) for crowd in response.crowds)
-    asked = answered + sum(len(crowd.members) for crowd in response.silent)
+    answered, asked = words.answered(response)
     processes = counted(asked, "process", "processes")
     lines = [_one_line(f"run {run_id}: {answered:,} of {processes} answered")]
     if others := words.differing(response):
@@ -30,14 +29,13 @@ def stacks_lines(run_id: str, response: insight_pb2.StacksResponse) -> list[str]
 
 
 def _crowd(crowd: insight_pb2.Crowd) -> list[str]:
-    members = crowd.members
-    own = members[0].report if len(members) == 1 and members[0].HasField("report") else None
-    lines = [_one_line(words.crowd(members))]
+    own = words.alone(crowd)
+    lines = [_one_line(words.crowd(crowd.members))]
     if crowd.line:
         lines.append(f"  {_one_line(crowd.line)}")
     if own is not None:
         lines.append(f"  {_one_line(words.facts(own))}")
-    for thread in sorted(crowd.threads, key=lambda one: not one.main):
+    for thread in crowd.threads:
         if thread.frames:  # That the main one has ended is said.
             lines += (f"  {line}" for line in _thread(thread))
     if own is not None and own.threads_left_out:

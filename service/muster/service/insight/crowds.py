@@ -28,16 +28,20 @@ def _ordered(folded: dict[Key, list[Sighting]], crowd: Callable[[list[Sighting]]
 
 def _place(report: Report) -> bytes:
     """Where the main thread stands."""
-    main = next((thread for thread in report.threads if thread.main), Thread())
+    main = words.main_of(report) or Thread()
     return Thread(frames=main.frames).SerializeToString(deterministic=True)
 
 
 def _crowd(alike: list[Sighting]) -> Crowd:
     first = alike[0].report
     assert first is not None
-    threads = first.threads if len(alike) == 1 else [thread for thread in first.threads if thread.main]
-    main = next((thread for thread in first.threads if thread.main), None)
-    line = words.line(first) if len(alike) == 1 or main is None else words.place(main)
+    # The main thread is the first.
+    threads = sorted(first.threads, key=lambda thread: not thread.main)
+    if len(alike) == 1:
+        line = words.line(first)
+    else:
+        threads = [thread for thread in threads if thread.main]
+        line = words.place(words.main_of(first))
     crowd = Crowd(threads=threads, line=line)
     crowd.members.extend(map(_member, alike))
     return crowd

@@ -45,8 +45,8 @@ class _Question:
     waits_for: set[tuple[SessionId, int]]
     answers: dict[tuple[SessionId, int], Report | None]
     """None: it was too large."""
-    most: int
-    """Bytes of an answer."""
+    all_threads: bool
+    """Whether they were asked for, and not the main one alone."""
     complete: asyncio.Event
 
 
@@ -77,19 +77,14 @@ class Inspector:
         Raises:
             Refusal: LIMIT_EXCEEDED: too many people ask at once.
         """
-        self.check_room()
+        self._check_room()
         self._people += 1
         try:
             return await self._ask(processes, ANSWER_TIMEOUT, all_threads=len(processes) == 1)
         finally:
             self._people -= 1
 
-    def check_room(self) -> None:
-        """See that one more may ask.
-
-        Raises:
-            Refusal: LIMIT_EXCEEDED: too many people ask at once.
-        """
+    def _check_room(self) -> None:
         if self._people >= MOST_AT_ONCE:
             raise Refusal(
                 Reason.LIMIT_EXCEEDED,
@@ -125,8 +120,7 @@ class Inspector:
             if one.session is not None:
                 lines.setdefault(one.session, set()).add(one.rank)
         waits_for = {(session, rank) for session, ranks in lines.items() for rank in ranks}
-        most = MOST_WHOLE_REPORT if all_threads else MOST_REPORT
-        question = self._questions[number] = _Question(waits_for, {}, most, asyncio.Event())
+        question = self._questions[number] = _Question(waits_for, {}, all_threads, asyncio.Event())
         try:
             message = Inspect(number, all_threads)
             relayed = {one.session for one in processes if one.relayed}
@@ -148,15 +142,17 @@ class Inspector:
         if question is None or key not in question.waits_for:
             return
         question.waits_for.discard(key)
-        fits = answer.ByteSize() <= question.most and _is_bounded(answer.report)
-        question.answers[key] = answer.report if fits else None
+        question.answers[key] = answer.report if _is_bounded(answer, question.all_threads) else None
         if not question.waits_for:
             question.complete.set()
 
 
-def _is_bounded(report: Report) -> bool:
+def _is_bounded(answer: Inspected, all_threads: bool) -> bool:
+    """Whether it is no more than was asked for; the SDK keeps to less."""
+    report = answer.report
     return (
-        len(report.threads) <= MOST_THREADS
+        answer.ByteSize() <= (MOST_WHOLE_REPORT if all_threads else MOST_REPORT)
+        and len(report.threads) <= (MOST_THREADS if all_threads else 1)
         and all(len(thread.frames) <= MOST_FRAMES for thread in report.threads)
         and len(report.waits_at) <= MOST_NAMED
         and len(report.saves) <= MOST_NAMED

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from muster.service.cells import duration
 from muster.service.core import report
-from muster.v1.insight_pb2 import ChildOfSave, Frame, Onlooked, Report, StacksResponse, Thread
+from muster.v1.insight_pb2 import ChildOfSave, Crowd, Frame, Onlooked, Report, StacksResponse, Thread
 
 NO_ANSWER = "does not answer: it is stopped, or something holds its interpreter's lock, or its host is silent"
 DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
@@ -25,10 +25,7 @@ def line(said: Report) -> str:
     Args:
         said: by the process; names in it are not to be trusted, and are made printable.
     """
-    if said.declined:
-        return DECLINED
-    main = next((thread for thread in said.threads if thread.main), None)
-    parts = [place(main) if main is not None else "tells of no main thread"]
+    parts = [place(main_of(said))]
     if said.still_ms:
         parts.append(f"for {report.seconds(said.still_ms / 1000)}")
     if said.waits_at:
@@ -37,8 +34,15 @@ def line(said: Report) -> str:
     return ", ".join(parts)
 
 
-def place(main: Thread) -> str:
+def main_of(said: Report) -> Thread | None:
+    """The main thread; None if the process tells of none."""
+    return next((thread for thread in said.threads if thread.main), None)
+
+
+def place(main: Thread | None) -> str:
     """Where a main thread stands: what the program has called, and from where."""
+    if main is None:
+        return "tells of no main thread"
     if not main.frames:
         return "main thread has ended"
     position = next((n for n, frame in enumerate(main.frames) if not frame.library), None)
@@ -96,10 +100,22 @@ def facts(own: Report) -> str:
     return "; ".join(told)
 
 
+def answered(told: StacksResponse) -> tuple[int, int]:
+    """How many processes have answered, and how many were asked."""
+    heard = sum(len(crowd.members) for crowd in told.crowds)
+    return heard, heard + sum(len(crowd.members) for crowd in told.silent)
+
+
+def alone(crowd: Crowd) -> Report | None:
+    """What the one member of a crowd has said; None if there are several, or it has said nothing."""
+    first = crowd.members[0]
+    return first.report if len(crowd.members) == 1 and first.HasField("report") else None
+
+
 def differing(told: StacksResponse) -> list[Onlooked]:
     """Those who answered and stand elsewhere than most; nobody if there is no place where most stand."""
-    answered = sum(len(crowd.members) for crowd in told.crowds)
-    if not told.crowds or 2 * len(told.crowds[0].members) <= answered:
+    heard, _ = answered(told)
+    if not told.crowds or 2 * len(told.crowds[0].members) <= heard:
         return []
     return [member for crowd in told.crowds[1:] for member in crowd.members]
 

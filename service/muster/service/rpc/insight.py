@@ -23,7 +23,6 @@ class InsightServicer(insight_pb2_grpc.InsightServiceServicer):
         self, request: insight_pb2.StacksRequest, context: Any
     ) -> insight_pb2.StacksResponse:
         """Ask where processes stand, and tell of those at the same place as one."""
-        self._inspector.check_room()
         ranks = at_most("ranks", request.ranks)
         processes = await self._driver.query(
             lambda core, _: asking.whom(core, request.run_id, ranks, request.missing)

@@ -17,7 +17,7 @@ PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that need neither certificate nor token: probes have none."""
 
 
-def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: bool = True) -> Middleware:
+def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: bool) -> Middleware:
     """The middleware that lets requests in.
 
     A path that names a run (``{run}`` in its route) needs a token for that run. The overviews show the runs

@@ -10,19 +10,15 @@ from muster.service.core.effects import Asked
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.insight import crowds, words
 from muster.service.insight.inspector import Sighting
-from muster.v1.insight_pb2 import Crowd, Report, StacksResponse, Thread
+from muster.v1.insight_pb2 import Crowd, StacksResponse
 
 Ask: TypeAlias = Callable[[Sequence[Asked]], Awaitable[Sequence[Sighting]]]
 """Asks processes what they do; raises a Refusal if too many people do."""
 
 MOST_CROWDS = 100
 """Places on one page."""
-MOST_OF_ONE = 64
-"""Threads of a process, frames of a thread, and whatever else a process tells: as many as the SDK does."""
 MOST_NAME = 200
 """Characters of a name."""
-MOST_COUNTED = 2**32 - 1
-"""The greatest number of things left out; a process may claim as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +70,13 @@ def read_wish(run_id: str, ranks: Iterable[str], missing: str | None) -> Wish:
 def fold(taken_at: float, wish: Wish, sightings: Iterable[Sighting]) -> StacksLook:
     """What is to be shown of processes that were asked."""
     told = crowds.stacks(sightings)
-    answered = sum(len(crowd.members) for crowd in told.crowds)
-    asked = answered + sum(len(crowd.members) for crowd in told.silent)
+    answered, asked = words.answered(told)
     differing = words.differing(told)
     differ = words.differ(differing) if differing else ""
     crowds_left_out = max(0, len(told.crowds) - MOST_CROWDS)
     del told.crowds[MOST_CROWDS:]
     for crowd in told.crowds:
-        # Of several processes only the main threads were asked for.
-        _bound(crowd, MOST_OF_ONE if asked == 1 else 1)
+        _cut_names(crowd)
     return StacksLook(
         taken_at=taken_at,
         wish=wish,
@@ -94,39 +88,21 @@ def fold(taken_at: float, wish: Wish, sightings: Iterable[Sighting]) -> StacksLo
     )
 
 
-# ---------------------------------------------------------------------- bounds
-# The SDK keeps to less, but a process may send whatever it likes.
+# ---------------------------------------------------------------------- names
+# The inspector takes no more of anything than is asked for; but a single name may fill an answer.
 
 
-def _bound(crowd: Crowd, most_threads: int) -> None:
+def _cut_names(crowd: Crowd) -> None:
     for member in crowd.members:
-        _bound_report(member.report)
-    more = len(crowd.threads) - most_threads
-    if more > 0:
-        own = crowd.members[0].report
-        own.threads_left_out = min(MOST_COUNTED, own.threads_left_out + more)
-        del crowd.threads[most_threads:]
+        own = member.report
+        own.waits_at[:] = map(_cut, own.waits_at)
+        for child in own.saves:
+            child.state = _cut(child.state)
     for thread in crowd.threads:
-        _bound_thread(thread)
-
-
-def _bound_report(own: Report) -> None:
-    del own.waits_at[MOST_OF_ONE:]
-    own.waits_at[:] = map(_cut, own.waits_at)
-    del own.saves[MOST_OF_ONE:]
-    for child in own.saves:
-        child.state = _cut(child.state)
-
-
-def _bound_thread(thread: Thread) -> None:
-    more = len(thread.frames) - MOST_OF_ONE
-    if more > 0:
-        thread.frames_left_out = min(MOST_COUNTED, thread.frames_left_out + more)
-        del thread.frames[MOST_OF_ONE:]
-    thread.name = _cut(thread.name)
-    for frame in thread.frames:
-        frame.function = _cut(frame.function)
-        frame.file = _cut(frame.file)
+        thread.name = _cut(thread.name)
+        for frame in thread.frames:
+            frame.function = _cut(frame.function)
+            frame.file = _cut(frame.file)
 
 
 def _cut(name: str) -> str:

@@ -202,7 +202,10 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
 def _busy() -> Refusal:
     return Refusal(
         Reason.LIMIT_EXCEEDED,
-        f"processes are being asked for {MOST_ASKING} other pages. Load this one again in a few seconds.",
+        f"processes are being asked for {MOST_ASKING} other pages, and for no more they may be "
+        "(max_inspecting_pages). Load this one again in a few seconds.",
+        limit="max_inspecting_pages",
+        value=MOST_ASKING,
     )
 
 

@@ -92,7 +92,7 @@ def test_a_single_process_is_shown_with_all_its_threads_and_what_it_says_of_itse
         ],
     )
     pinning = Thread(name="pin_memory", frames=[Frame(function="wait", file="threading.py", line=1)])
-    assert alone(said, pinning, main_thread(ALL_REDUCE, STEP, left_out=12), line=LINE) == [
+    assert alone(said, main_thread(ALL_REDUCE, STEP, left_out=12), pinning, line=LINE) == [
         "rank 3 (node-0, pid 4003)",
         "  main thread in step, train.py:214, for 41 s",
         "  last arrived 41s ago; "

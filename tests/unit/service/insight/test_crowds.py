@@ -35,6 +35,19 @@ def test_of_one_alone_all_is_told():
     assert crowd.line == "main thread in f, t.py:5, for 5 s"
 
 
+def test_the_main_thread_is_the_first():
+    report = at(5, more=2)
+    report.threads.sort(key=lambda thread: thread.main)
+    (crowd,) = stacks([Sighting(asked(0), report)]).crowds
+    assert [thread.name for thread in crowd.threads] == ["MainThread", "pin-0", "pin-1"]
+
+
+def test_of_several_without_a_main_thread_none_is_told_what_is_the_firsts_alone():
+    told = [Report(still_ms=41_000 * rank, waits_at=[f"barrier {rank}"]) for rank in (1, 2)]
+    (crowd,) = stacks(Sighting(asked(rank), report) for rank, report in enumerate(told)).crowds
+    assert crowd.line == "tells of no main thread"
+
+
 def test_those_who_said_nothing_are_told_by_why():
     told = stacks(
         Sighting(asked(rank), None, words.NO_ANSWER if rank else words.NO_SESSION) for rank in range(3)

@@ -82,7 +82,7 @@ async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
 @pytest.mark.parametrize(
     "many",
     [
-        Report(threads=[Thread()] * 65),
+        Report(threads=[Thread(main=not n) for n in range(65)]),
         Report(threads=[Thread(frames=[Frame(library=True)] * 65)]),
         Report(waits_at=["x"] * 257),
         Report(saves=[ChildOfSave(pid=1)] * 257),
@@ -92,6 +92,15 @@ async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
 async def test_an_answer_of_many_small_things_is_too_large_as_well(sessions: Sessions, many: Report):
     sessions.answers = {1: [Inspected(rank=0, report=many)]}
     assert [one.why for one in await sessions.inspector.ask([process(0, 1)])] == [words.TOO_LARGE]
+
+
+async def test_threads_that_were_not_asked_for_are_too_many(sessions: Sessions):
+    two = Report(threads=[Thread(main=True), Thread()])
+    sessions.answers = {rank: [Inspected(rank=rank, report=two)] for rank in range(3)}
+    (alone,) = await sessions.inspector.ask([process(0, 0)])
+    assert alone.report == two
+    of_two = await sessions.inspector.ask([process(1, 1), process(2, 2)])
+    assert [one.why for one in of_two] == [words.TOO_LARGE] * 2
 
 
 async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(sessions: Sessions):

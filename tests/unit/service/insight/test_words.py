@@ -63,4 +63,3 @@ def test_a_line_says_for_how_long_where_it_waits_and_what_it_saves():
     )
     report.saves[0].state = "?"
     assert words.line(report).endswith("saves in pid 77")
-    assert words.line(Report(declined=True)) == words.DECLINED

@@ -145,7 +145,9 @@ async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene)
         for runs, token in tokens.items()
     ]
     site = build_site(CollectorRegistry, lambda: None, scene, scene.ask)
-    site.middlewares.append(guarded(Access(lambda: Tokens(tuple(grants))), needs_certificate=False))
+    site.middlewares.append(
+        guarded(Access(lambda: Tokens(tuple(grants))), needs_certificate=False, knows_operators=True)
+    )
     async with TestClient(TestServer(site)) as client:
         for runs, seen in (("*", {"a-1", "b-1"}), ("a-*", {"a-1"}), ("c-*", set())):
             headers = {"Authorization": f"Bearer {tokens[runs]}"}

@@ -53,7 +53,7 @@ def _fault(address: str) -> str:
     if address.startswith("unix:/"):
         return _fault_of_path(address.removeprefix(SOCKET))
     host, _, port = address.rpartition(":")
-    if host and port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65_536:
+    if host.strip("[]") and port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65_536:
         return ""
     return (
         "is not host:port, such as muster.example:7550, nor the socket of a relay, such as "

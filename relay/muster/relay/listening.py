@@ -11,8 +11,6 @@ from pathlib import Path
 from muster.client.addresses import SOCKET, checked, is_socket, target_of
 from muster.client.errors import EnvironmentValueError
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
-
 
 class ListenError(ValueError):
     """A relay cannot listen there; the message says why, and what to do."""
@@ -36,11 +34,6 @@ class Listen:
     def target(self) -> str:
         """What gRPC calls it."""
         return target_of(self.address)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether other machines can connect to it."""
-        return self.path is None and self.address.rpartition(":")[0] not in LOOPBACK
 
     def prepare(self) -> None:
         """See that a relay may listen here. A folder that is missing is made; a dead one's socket goes.
@@ -77,8 +70,8 @@ class Listen:
     def restrict(self, mode: int) -> None:
         """Let only those connect whom the file's permissions name."""
         if self.path is not None:
-            self.path.chmod(mode)
             self._own = _identity(self.path)
+            self.path.chmod(mode)
 
     def remove(self) -> None:
         """Take the socket away, once nobody listens; the next relay's may be there already, and stays."""

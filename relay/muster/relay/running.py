@@ -1,5 +1,7 @@
 """A relay from its parts."""
 
+import os
+import socket
 from dataclasses import dataclass, field
 
 import grpc
@@ -16,6 +18,10 @@ SOCKET_MODE = 0o600
 """Only the relay's own user may connect."""
 
 
+def _own_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
     """What a relay is to do."""
@@ -23,9 +29,9 @@ class RelayConfig:
     listen: Listen
     upstream: str
     """The coordinator's endpoint: ``HOST:PORT``, several of them with commas between, or another relay's."""
-    name: str
-    """For people: its host and process id."""
     version: str
+    name: str = field(default_factory=_own_name)
+    """For people: its host and process id."""
     patience: float = PATIENCE
     """Seconds that the first of a node's arrivals waits for the others."""
     socket_mode: int = SOCKET_MODE
@@ -49,11 +55,10 @@ async def start(config: RelayConfig, counts: Counts) -> RelayServer:
         config.upstream, name=config.name, version=config.version, counts=counts, patience=config.patience
     )
     relay = Relay(upstream.open_line, upstream.addresses, config.version)
-    served = RelayServer(upstream, relay, config.door, counts)
-    if config.tls is not None:
-        served.server.add_secure_port(config.listen.target, config.tls)
-    else:
-        served.server.add_insecure_port(config.listen.target)
-    config.listen.restrict(config.socket_mode)
-    await served.server.start()
+    served = RelayServer(config.listen, upstream, relay, config.door, counts)
+    try:
+        await served.start(config.tls, config.socket_mode)
+    except BaseException:
+        await served.stop()
+        raise
     return served

@@ -9,6 +9,7 @@ from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
 from muster.relay.guest import Guest
+from muster.relay.listening import Listen
 from muster.relay.passing import Passing
 from muster.relay.relay import Relay
 from muster.relay.streams import Outbox
@@ -150,27 +151,48 @@ class RelayServer:
     """A relay that listens.
 
     Args:
+        listen: where; what may be in the way there is gone.
         upstream: the way to the coordinator.
         relay: the relay.
         door: who is let in.
         counts: what is measured.
     """
 
-    def __init__(self, upstream: Upstream, relay: Relay, door: Door, counts: Counts) -> None:
+    def __init__(self, listen: Listen, upstream: Upstream, relay: Relay, door: Door, counts: Counts) -> None:
+        self._listen = listen
         self._upstream = upstream
         self._sessions = Sessions(relay, door, counts)
-        self.server = grpc.aio.server(options=_options())
-        self.server.add_generic_rpc_handlers((self._sessions, Passing(upstream, door, counts)))
+        self._server = grpc.aio.server(options=_options())
+        self._server.add_generic_rpc_handlers((self._sessions, Passing(upstream, door, counts)))
+
+    async def start(self, tls: grpc.ServerCredentials | None, socket_mode: int) -> None:
+        """Begin to listen; :meth:`stop` follows, also where this fails.
+
+        Args:
+            tls: what a port shows; None: it does without.
+            socket_mode: the permissions of a socket.
+
+        Raises:
+            OSError: the socket's permissions cannot be set.
+            RuntimeError: gRPC cannot listen there.
+        """
+        if tls is not None:
+            self._server.add_secure_port(self._listen.target, tls)
+        else:
+            self._server.add_insecure_port(self._listen.target)
+        self._listen.restrict(socket_mode)
+        await self._server.start()
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Ask everyone to connect elsewhere, and stop.
+        """Ask everyone to connect elsewhere, stop, and take the socket away.
 
         Args:
             grace: seconds that calls in flight get.
         """
         self._sessions.drain()
-        await self.server.stop(grace)
+        await self._server.stop(grace)
         await self._upstream.close()
+        self._listen.remove()
 
 
 def _options() -> list[tuple[str, int]]:

@@ -26,7 +26,6 @@ class RelayThread:
     """
 
     def __init__(self, config: RelayConfig) -> None:
-        self.counts = Counts()
         self._config = config
         self._owner = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,11 +59,10 @@ class RelayThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        served = await start(self._config, self.counts)
+        served = await start(self._config, Counts())
         self._started.set()
         await self._stop.wait()
         await served.stop()
-        self._config.listen.remove()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ask its workers to connect directly, and end it; in a forked child it does nothing.

@@ -20,7 +20,7 @@ def test_or_it_is_a_socket_of_this_machine(text: str):
     assert is_socket(text)
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:²", "http://a:1/"])
+@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:²", "http://a:1/", "[]:1"])
 def test_anything_else_is_none(text: str):
     assert not is_address(text)
 

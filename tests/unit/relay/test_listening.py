@@ -39,16 +39,6 @@ def test_a_free_path_in_a_folder_of_ones_own_is_fine(folder: Path):
     listen = listen_at(unix(folder / "relay.sock"))
     listen.prepare()
     assert listen.path == folder / "relay.sock"
-    assert not listen.is_open
-
-
-@pytest.mark.parametrize(
-    ("given", "exposed"), [("127.0.0.1:1", False), ("[::1]:1", False), ("0.0.0.0:1", True)]
-)
-def test_an_address_beyond_loopback_is_open(given: str, exposed: bool):
-    listen = listen_at(given)
-    listen.prepare()
-    assert listen.is_open is exposed
 
 
 def test_a_folder_that_others_may_write_is_refused(folder: Path):

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import weakref
 from pathlib import Path
@@ -43,7 +42,6 @@ class NodeRelay:
             config = RelayConfig(
                 listen=listen_at(f"{SOCKET}{self._folder / NAME}"),
                 upstream=endpoint,
-                name=f"{socket.gethostname()}:{os.getpid()}",
                 version=VERSION,
             )
             self._thread = RelayThread(config)
@@ -59,8 +57,6 @@ class NodeRelay:
         Args:
             timeout: seconds to wait for the end.
         """
-        if self._claim.process != os.getpid():
-            return
         try:
             self._thread.stop(timeout)
         finally:

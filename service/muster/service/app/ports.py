@@ -1,6 +1,7 @@
 """The two ports, and who is let in at each."""
 
 import resource
+import ssl
 
 import grpc
 import structlog
@@ -84,12 +85,25 @@ async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> in
 def site_runner(application: web.Application, config: Config, gate: Gate) -> web.AppRunner:
     """What serves a site, behind its guard."""
     application.middlewares.append(_http_guard(config.security, gate))
+    return open_site_runner(application)
+
+
+def open_site_runner(application: web.Application) -> web.AppRunner:
+    """What serves a site that is for everyone."""
     return web.AppRunner(
         application, access_log=None, handle_signals=False, keepalive_timeout=SILENCE_TIMEOUT
     )
 
 
 async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
+    """Serve HTTP, with TLS where it is asked for; as :func:`start_site_at`."""
+    context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
+    return await start_site_at(runner, config.http, context)
+
+
+async def start_site_at(
+    runner: web.AppRunner, address: Address, context: ssl.SSLContext | None = None
+) -> Address:
     """Serve HTTP.
 
     Returns:
@@ -99,8 +113,6 @@ async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Addre
         StartError: the port cannot be bound.
     """
     await runner.setup()
-    address = config.http
-    context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
     try:
         await BoundedSite(runner, address.host, address.port, context).start()
     except OSError as error:

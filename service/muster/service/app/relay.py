@@ -1,9 +1,7 @@
 """The life of a relay that is a process of its own: listen, pass on, drain."""
 
 import asyncio
-import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from muster.relay.listening import Listen, ListenError
 from muster.relay.refusals import Refused
 from muster.relay.running import RelayConfig, start
 from muster.service.address import Address
-from muster.service.app.ports import StartError, open_gate
+from muster.service.app.ports import StartError, open_gate, open_site_runner, start_site_at
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import codec
 from muster.service.rpc.interceptor import parsed
@@ -29,7 +27,6 @@ from muster.service.security.config import Security
 from muster.service.security.tokens import Grant, Role
 from muster.service.telemetry.relay import RelayMetrics
 from muster.service.version import VERSION
-from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
 from muster.service.web.site import add_probes
 
 REQUESTS = {
@@ -65,13 +62,12 @@ async def run_relay(settings: RelaySettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    _check_exposed(settings)
+    check_exposed(settings)
     gate = open_gate(settings.security)
     counts = Counts()
     config = RelayConfig(
         listen=settings.listen,
         upstream=settings.upstream,
-        name=f"{socket.gethostname()}:{os.getpid()}",
         version=VERSION,
         patience=settings.patience,
         socket_mode=settings.socket_mode,
@@ -86,13 +82,14 @@ async def run_relay(settings: RelaySettings) -> None:
     site = None
     log = structlog.get_logger()
     try:
-        site = await _serve_http(settings.http, counts, stop) if settings.http is not None else None
+        if settings.http is not None:
+            site = open_site_runner(_site(counts, stop))
+            await start_site_at(site, settings.http)
         log.info("relaying", listen=settings.listen.address, upstream=settings.upstream, version=VERSION)
         await stop.wait()
         log.info("stopping: workers connect directly")
     finally:
         await served.stop()
-        settings.listen.remove()
         fresh.cancel()
         with suppress(asyncio.CancelledError):
             await fresh
@@ -100,10 +97,19 @@ async def run_relay(settings: RelaySettings) -> None:
             await site.cleanup()
 
 
-def _check_exposed(settings: RelaySettings) -> None:
+def check_exposed(settings: RelaySettings) -> None:
+    """See that other machines are asked who they are, or need not be.
+
+    Raises:
+        StartError: they would not be.
+    """
     security = settings.security
     asks = security.tokens_file is not None or security.knows_clients
-    if settings.listen.is_open and not asks and not settings.insecure:
+    # Of a socket, its permissions say who may connect.
+    listens_to_others = (
+        settings.listen.path is None and not Address.parse(settings.listen.address).is_loopback
+    )
+    if listens_to_others and not asks and not settings.insecure:
         raise StartError(
             f"--listen {settings.listen.address} is reachable from other machines, and nobody would be "
             "asked who they are: whoever reaches it could speak for every rank, with this relay's own token. "
@@ -112,21 +118,12 @@ def _check_exposed(settings: RelaySettings) -> None:
         )
 
 
-async def _serve_http(address: Address, counts: Counts, stop: asyncio.Event) -> web.AppRunner:
+def _site(counts: Counts, stop: asyncio.Event) -> web.Application:
     metrics = RelayMetrics(counts)
     site = web.Application()
     # Without the coordinator it is ready all the same: it says so, and its workers find their way.
     add_probes(site, lambda: metrics.registry, lambda: "draining" if stop.is_set() else None, "ok: relaying")
-    runner = web.AppRunner(site, access_log=None, handle_signals=False, keepalive_timeout=SILENCE_TIMEOUT)
-    await runner.setup()
-    try:
-        await BoundedSite(runner, address.host, address.port, None).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise StartError(
-            f"cannot listen on {address}: {error.strerror or error}. Give --http another address."
-        ) from error
-    return runner
+    return site
 
 
 class TokenDoor:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from muster.client.addresses import is_address
+from muster.client.addresses import checked
+from muster.client.errors import EnvironmentValueError
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.security.config import Security, tls_files
@@ -17,13 +18,10 @@ CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_RELAY"}
 
 
 def _upstream(value: str) -> str:
-    addresses = [address.strip() for address in value.split(",")]
-    for address in addresses:
-        if not is_address(address):
-            raise typer.BadParameter(
-                f'"{address}" is neither HOST:PORT, such as muster.example:7550, nor unix:///PATH.'
-            )
-    return ",".join(dict.fromkeys(addresses))
+    try:
+        return checked(value)
+    except EnvironmentValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _mode(value: str) -> str:

@@ -2,13 +2,17 @@
 
 import asyncio
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
+from muster.relay.listening import listen_at
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.relay import REQUESTS, TokenDoor
+from muster.service.app.ports import StartError
+from muster.service.app.relay import REQUESTS, RelaySettings, TokenDoor, check_exposed
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
+from muster.service.security.config import Security
 from muster.service.security.tokens import Grant, Role, Tokens
 from muster.v1 import store_pb2
 
@@ -130,6 +134,33 @@ async def test_who_loses_a_token_is_thrown_out():
     access.revoke(granted())
     access.revoke(granted(roles=(Role.OPERATOR,)))
     assert await staying == "TOKEN_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("listen", "outcome"),
+    [
+        ("unix:///s", nullcontext()),
+        ("localhost:1", nullcontext()),
+        ("127.0.0.2:1", nullcontext()),
+        ("[::1]:1", nullcontext()),
+        ("10.0.0.1:1", pytest.raises(StartError, match="reachable from other machines")),
+        ("[::]:1", pytest.raises(StartError, match="reachable from other machines")),
+    ],
+)
+def test_who_listens_to_other_machines_asks_who_they_are(
+    listen: str, outcome: AbstractContextManager[object]
+):
+    settings = RelaySettings(
+        listen=listen_at(listen),
+        upstream="a:1",
+        http=None,
+        patience=0.0,
+        socket_mode=0o600,
+        insecure=False,
+        security=Security(),
+    )
+    with outcome:
+        check_exposed(settings)
 
 
 def test_requests_are_those_of_the_protos():

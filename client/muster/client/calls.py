@@ -30,10 +30,11 @@ CHANNEL_OPTIONS = [
     ("grpc.absolute_max_metadata_size", MOST_METADATA),
 ]
 
-NOT_LEADER, DRAINING, RELAY_CUT_OFF = "NOT_LEADER", "COORDINATOR_DRAINING", "RELAY_CUT_OFF"
-ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF})
+NOT_LEADER, DRAINING = "NOT_LEADER", "COORDINATOR_DRAINING"
+RELAY_CUT_OFF, UPSTREAM_LOST = "RELAY_CUT_OFF", "UPSTREAM_LOST"
+ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF, UPSTREAM_LOST})
 """Reasons of a coordinator that does not lead, or soon will not, and of a relay that does not reach the one
-that does: nothing has failed."""
+that does, or has just lost it: nothing has failed."""
 
 
 def channel_options(target: Target) -> list[tuple[str, Any]]:
@@ -96,5 +97,5 @@ def search_on(search: Search, error: grpc.RpcError) -> float:
         return search.left(why)
     if info.reason in TOKEN_REFUSED:
         return search.denied(why)
-    # Any other reason is the leader's own word.
+    # Any other reason is the leader's own word, or a relay's that looks for the leader itself.
     return search.again(why) if info.reason else search.failed(why)

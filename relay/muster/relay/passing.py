@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from muster.client.calls import DRAINING, NOT_LEADER, error_info, explain, search_on
+from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search
 from muster.relay import refusals, status
@@ -70,15 +70,16 @@ class Passing(grpc.GenericRpcHandler):
         until = 0.0
         while True:
             try:
-                if await self._hand_on(method, request, context, search):
+                await self._hand_on(method, request, context, search)
+                return
+            except grpc.aio.AioRpcError as error:
+                after = await asyncio.to_thread(self._after, error, search, method, request)
+                if after is None:
+                    await _abort_as(error, context)
                     return
-                pause, error = 0.0, None
-            except grpc.aio.AioRpcError as failed:
-                pause, error = await asyncio.to_thread(_after, failed, search, method, request), failed
+                pause = after
             except EnvironmentValueError as unusable:
-                pause, error = search.again(str(unusable)), None
-            if pause < 0 and error is not None:
-                await _abort_as(error, context)
+                pause = search.again(str(unusable))
             # A call that has waited for long has its time anew when the coordinator goes.
             until = until or loop.time() + self._upstream.hold
             if loop.time() + pause >= until:
@@ -86,7 +87,7 @@ class Passing(grpc.GenericRpcHandler):
                 await context.abort_with_status(status.of(refusals.cut_off(search.said)))
             await asyncio.sleep(pause)
 
-    async def _hand_on(self, method: str, request: bytes, context: Any, search: Search) -> bool:
+    async def _hand_on(self, method: str, request: bytes, context: Any, search: Search) -> None:
         target = search.begin()
         metadata = self._upstream.metadata(search, target)
         async with self._upstream.channel(target) as channel:
@@ -97,37 +98,53 @@ class Passing(grpc.GenericRpcHandler):
                 while (data := await call.read()) is not grpc.aio.EOF:
                     if not answered:
                         answered = True
-                        search.answered()
-                        self._counts.connected = True
+                        self._answered(search)
                     await context.write(data)
-                return True
             except grpc.aio.AioRpcError as error:
                 if answered:
-                    await _abort_as(error, context)
+                    await _break_off(error, search, context)
                 raise
             finally:
                 call.cancel()
+
+    def _answered(self, search: Search) -> None:
+        """The coordinator has spoken."""
+        search.answered()
+        self._counts.connected = True
+
+    def _after(
+        self, error: grpc.aio.AioRpcError, search: Search, method: str, request: bytes
+    ) -> float | None:
+        """Seconds to wait before the call is made again; None: its failure is the caller's answer."""
+        reason = reason_of(error)
+        if reason in ELSEWHERE:
+            return search_on(search, error)
+        if reason:
+            self._answered(search)
+            return None
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            search.ran_out(explain(error))  # The caller's own time was over.
+            return None
+        pause = search_on(search, error)
+        silent = error.code() is grpc.StatusCode.UNAVAILABLE
+        return pause if silent and _may_be_repeated(method, request) else None
+
+
+async def _break_off(error: grpc.aio.AioRpcError, search: Search, context: Any) -> None:
+    """End a call that was answered in part, so that only its caller can make it again."""
+    reason = reason_of(error)
+    own_word = bool(reason) and reason not in ELSEWHERE
+    if own_word or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        await _abort_as(error, context)
+        return
+    # As it is, the error would speak against this relay, which goes on. What it says is for our own search.
+    await asyncio.to_thread(search_on, search, error)
+    await context.abort_with_status(status.of(refusals.upstream_lost(explain(error))))
 
 
 async def _abort_as(error: grpc.aio.AioRpcError, context: Any) -> None:
     """End a call as the coordinator has ended ours."""
     await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
-
-
-def _after(error: grpc.aio.AioRpcError, search: Search, method: str, request: bytes) -> float:
-    """Seconds to wait before the call is made again; below 0: its failure is the caller's answer."""
-    reason = error_info(error).reason
-    if reason in (NOT_LEADER, DRAINING):
-        return search_on(search, error)
-    if reason:
-        search.answered()
-        return -1.0
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        search.ran_out(explain(error))  # The caller's own time was over.
-        return -1.0
-    pause = search_on(search, error)
-    silent = error.code() is grpc.StatusCode.UNAVAILABLE
-    return pause if silent and _may_be_repeated(method, request) else -1.0
 
 
 def _may_be_repeated(method: str, request: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from muster.client.addresses import target_of
-from muster.client.calls import PROTOCOL_VERSION, channel_options, explain, search_on
+from muster.client.calls import PROTOCOL_VERSION, channel_options, explain, reason_of, search_on
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Replicas, Search, Target
@@ -225,18 +225,20 @@ class Upstream:
         self._users[key] = self._users.get(key, 0) + 1
         try:
             yield self._channels[key]
-        except grpc.RpcError:
+        except grpc.aio.AioRpcError as error:
             # Another may need other certificates; this one is not closed while others use it.
-            if self._users[key] == 1:
+            silent = error.code() is grpc.StatusCode.UNAVAILABLE and not reason_of(error)
+            if silent and self._users[key] == 1:
                 await self._close(key)
             raise
         finally:
-            self._users[key] = self._users.get(key, 1) - 1
-            for unused in [one for one in self._channels if one != key and not self._users.get(one)]:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+            for unused in [one for one in self._channels if one != key and one not in self._users]:
                 await self._close(unused)
 
     async def _close(self, key: Target) -> None:
-        self._users.pop(key, None)
         channel = self._channels.pop(key, None)
         if channel is not None:
             await channel.close()

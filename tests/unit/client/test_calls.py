@@ -105,6 +105,13 @@ async def test_who_says_that_it_is_no_use_now_is_left_at_once(tmp_path: Path, re
         assert (search_on(search, error), search.target.address) == (0.0, "a:1")
 
 
+async def test_a_relay_that_has_lost_the_coordinator_is_called_again(tmp_path: Path):
+    async with refused(rich_status("UPSTREAM_LOST", "the relay has lost it."), tmp_path / "s") as error:
+        search = Search(Replicas(f"{RELAY},a:1"))
+        search.answered()
+        assert (search_on(search, error) > 0, search.target.address) == (True, RELAY)
+
+
 async def test_a_failure_without_a_reason_has_none_on_the_asyncio_side_either(tmp_path: Path):
     error = await failed(tmp_path / "nobody")
     assert reason_of(error) == ""

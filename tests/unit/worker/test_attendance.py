@@ -276,7 +276,8 @@ def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: Attendan
 
 
 @pytest.mark.parametrize(
-    "reason", ["COORDINATOR_DRAINING", "RELAY_CUT_OFF", "SESSION_REPLACED", "SLOW_CONSUMER"]
+    "reason",
+    ["COORDINATOR_DRAINING", "RELAY_CUT_OFF", "UPSTREAM_LOST", "SESSION_REPLACED", "SLOW_CONSUMER"],
 )
 def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason: str):
     place = joining(node)

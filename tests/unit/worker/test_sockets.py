@@ -22,6 +22,7 @@ from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.group import Shape
+from muster.worker.node_relay import NodeRelay
 from muster.worker.session import Session, SessionConfig
 from tests.support.patience import PATIENCE, until
 from tests.support.rich_status import rich_status
@@ -47,6 +48,8 @@ class Peer(session_pb2_grpc.SessionServiceServicer):
         self._replicas = replicas
         self.shown: list[str | None] = []
         """The ``authorization`` header of each call."""
+        self.relayed: list[bool] = []
+        """Whether it came from a relay, which calls on gRPC's asyncio side."""
         self.refuses: grpc.Status | None = None
         self.session_ttl_ms = 10_000
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -64,6 +67,7 @@ class Peer(session_pb2_grpc.SessionServiceServicer):
     def _look(self, context: grpc.ServicerContext) -> None:
         metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
         self.shown.append(metadata.get("authorization"))
+        self.relayed.append("asyncio" in metadata["user-agent"])
         if self.refuses is not None:
             context.abort_with_status(self.refuses)
 
@@ -286,21 +290,23 @@ def test_a_store_calls_the_relay_first_and_does_without_it(relay: Peer, direct: 
     store.close()
 
 
-def test_a_nodes_place_is_kept_through_the_relay_and_without_it(relay: Peer, direct: Peer):
-    node = Attendance(
-        NodeConfig(
-            endpoint=f"{relay.address},{direct.address}",
-            run_id="job",
-            address="node-0",
-            min_nodes=1,
-            max_nodes=1,
-            join_timeout=PATIENCE,
-            last_call_timeout=1.0,
-            keep_alive_timeout=15.0,
-            connect_timeout=PATIENCE,
-            call_timeout=PATIENCE,
-        )
+def node_of(endpoint: str) -> NodeConfig:
+    return NodeConfig(
+        endpoint=endpoint,
+        run_id="job",
+        address="node-0",
+        min_nodes=1,
+        max_nodes=1,
+        join_timeout=PATIENCE,
+        last_call_timeout=1.0,
+        keep_alive_timeout=15.0,
+        connect_timeout=PATIENCE,
+        call_timeout=PATIENCE,
     )
+
+
+def test_a_nodes_place_is_kept_through_the_relay_and_without_it(relay: Peer, direct: Peer):
+    node = Attendance(node_of(f"{relay.address},{direct.address}"))
     try:
         assert node.join() == Place(0, 0, 1)
         assert (relay.shown, direct.shown) == ([None], [])
@@ -309,6 +315,26 @@ def test_a_nodes_place_is_kept_through_the_relay_and_without_it(relay: Peer, dir
     finally:
         node.leave("the test is over")
     assert direct.shown == [f"Bearer {TOKEN}"] * 2, "its place, and that it leaves"
+
+
+def test_an_agent_is_back_on_its_relay_when_the_coordinator_has_started_again(
+    peer: Callable[..., Peer], direct: Peer
+):
+    relay = NodeRelay(direct.address)
+    node, store = Attendance(node_of(relay.endpoint)), CoordinatorStore(relay.endpoint, "job")
+    try:
+        assert node.join() == Place(0, 0, 1)
+        assert store.check(["k"])
+        assert direct.relayed == [True, True]
+        direct.stop()
+        again = peer(direct.address)
+        until(lambda: again.relayed)
+        assert store.check(["k"])
+        assert again.relayed == [True, True]
+    finally:
+        node.leave("the test is over")
+        store.close()
+        relay.stop()
 
 
 def test_barriers_and_process_groups_take_the_environments(relay: Peer, monkeypatch: pytest.MonkeyPatch):

@@ -58,6 +58,11 @@ def refusal(refused: Refusal) -> Failure:
     return Failure(status.code, status.details, status.trailing_metadata)
 
 
+def upstream_lost() -> Failure:
+    status = rich_status("UPSTREAM_LOST", "the relay has lost the coordinator.")
+    return Failure(status.code, status.details, status.trailing_metadata)
+
+
 def relay_cut_off() -> Failure:
     status = rich_status("RELAY_CUT_OFF", "the coordinator is out of the relay's reach.")
     return Failure(status.code, status.details, status.trailing_metadata)
@@ -250,6 +255,7 @@ def test_its_error_can_be_pickled():
         pytest.param(Failure(grpc.StatusCode.CANCELLED, "stopped"), id="coordinator stopped"),
         pytest.param(refusal(DRAINING), id="coordinator draining"),
         pytest.param(relay_cut_off(), id="relay cut off"),
+        pytest.param(upstream_lost(), id="relay has lost it"),
     ],
 )
 def test_a_change_is_sent_again_under_the_same_name(store: CoordinatorStore, stub: Stub, failure: Failure):

@@ -11,7 +11,7 @@ from muster.client.replicas import Replicas, Search, Target
 from muster.service.core.refusal import Reason, Refusal
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import unary
-from tests.unit.worker.test_store import Failure, refusal, relay_cut_off
+from tests.unit.worker.test_store import Failure, refusal, relay_cut_off, upstream_lost
 
 BROKEN = Failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
 STANDS_BY = refusal(Refusal(Reason.NOT_LEADER, "b leads.", leader="b:1", replicas="a:1,b:1"))
@@ -84,6 +84,11 @@ def test_of_several_the_next_is_asked(wire: Any, first: Exception):
     assert one.ask() == "done"
     assert (one.called, one.waited_for) == (["a", "b"], [False, False])
     assert one.search.replicas.known()[0] == "b:1"
+
+
+def test_a_relay_that_has_lost_the_coordinator_is_asked_again(wire: Any):
+    one = wire("a:1,b:1", a=[upstream_lost(), "done"])
+    assert (one.ask(), one.called) == ("done", ["a", "a"])
 
 
 def test_one_that_is_not_the_only_one_names_the_leader(wire: Any):

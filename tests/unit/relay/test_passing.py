@@ -1,0 +1,169 @@
+"""What a relay makes of calls that fail: which it makes again, and what it tells its caller."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from muster.client.calls import ELSEWHERE, reason_of
+from muster.relay.counts import Counts
+from muster.relay.listening import listen_at
+from muster.relay.running import RelayConfig, start
+from tests.support.patience import PATIENCE
+from tests.support.rich_status import rich_status
+
+JOIN = "/muster.v1.RendezvousService/Join"
+Turn = Callable[[Any], Awaitable[None]]
+"""How a call is served."""
+
+
+class Coordinator(grpc.GenericRpcHandler):
+    """Serves each call as the test says, one after the other."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.connections: list[str] = []
+        """Over which each call came."""
+        self.all_here = asyncio.Barrier(1)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def call(_: bytes, context: Any) -> None:
+            self.connections.append(context.peer())
+            turn = self.turns.pop(0)
+            await self.all_here.wait()
+            await turn(context)
+
+        return grpc.unary_stream_rpc_method_handler(call)
+
+
+def says(*words: bytes, then: grpc.Status | None = None) -> Turn:
+    """Answers, and ends well or with a status."""
+
+    async def turn(context: Any) -> None:
+        for word in words:
+            await context.write(word)
+        if then is not None:
+            await context.abort_with_status(then)
+
+    return turn
+
+
+def breaks(*words: bytes) -> Turn:
+    """Answers, and ends as a connection does that is lost."""
+
+    async def turn(context: Any) -> None:
+        await says(*words)(context)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    return turn
+
+
+class World:
+    """A relay before a coordinator.
+
+    Args:
+        coordinator: serves what is passed on.
+        caller: a channel to the relay.
+        counts: the relay's.
+    """
+
+    def __init__(self, coordinator: Coordinator, caller: grpc.aio.Channel, counts: Counts) -> None:
+        self.coordinator = coordinator
+        self.counts = counts
+        self._caller = caller
+
+    async def call(self, method: str = JOIN) -> tuple[list[bytes], str]:
+        """What is answered to a call, and the reason of its end or its code."""
+        make: Any = self._caller.unary_stream(method)
+        call = make(b"", timeout=PATIENCE)
+        heard: list[bytes] = []
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                heard.append(data)
+        except grpc.aio.AioRpcError as error:
+            return heard, reason_of(error) or error.code().name
+        return heard, "OK"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    coordinator, counts = Coordinator(), Counts()
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((coordinator,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    listen = listen_at(f"unix://{tmp_path / 's'}")
+    relay = await start(RelayConfig(listen=listen, upstream=f"127.0.0.1:{port}", version="0"), counts)
+    async with grpc.aio.insecure_channel(listen.target) as caller:
+        yield World(coordinator, caller, counts)
+    await relay.stop(0)
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("reason", sorted(ELSEWHERE))
+async def test_who_is_not_the_one_that_leads_is_not_taken_at_his_word(world: World, reason: str):
+    world.coordinator.turns = [says(then=rich_status(reason, "not here.")), says(b"yes")]
+    assert await world.call() == ([b"yes"], "OK")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        breaks(b"one"),
+        *(says(b"one", then=rich_status(reason, "not here.")) for reason in sorted(ELSEWHERE)),
+    ],
+)
+async def test_a_stream_that_breaks_is_its_callers_to_open_again_and_nothing_against_the_relay(
+    world: World, turn: Turn
+):
+    world.coordinator.turns = [turn]
+    assert await world.call() == ([b"one"], "UPSTREAM_LOST")
+
+
+async def test_a_stream_that_the_coordinator_ends_by_its_word_ends_so(world: World):
+    closed = rich_status("RUN_CLOSED", "it is over.", grpc.StatusCode.FAILED_PRECONDITION)
+    world.coordinator.turns = [says(b"one", then=closed)]
+    assert await world.call() == ([b"one"], "RUN_CLOSED")
+
+
+async def test_a_refusal_is_an_answer_too(world: World):
+    refused = rich_status("LIMIT_EXCEEDED", "too many.", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    world.coordinator.turns = [says(then=refused)]
+    assert not world.counts.connected
+    assert await world.call() == ([], "LIMIT_EXCEEDED")
+    assert world.counts.connected
+
+
+async def test_a_failure_that_may_have_been_carried_out_is_its_callers(world: World):
+    world.coordinator.turns = [breaks()]
+    assert await world.call("/muster.v1.RunService/Forget") == ([], "UNAVAILABLE")
+    assert not world.counts.connected
+
+
+async def test_a_connection_outlives_refusals_and_no_failure(world: World):
+    refused = rich_status("RUN_NOT_FOUND", "no such run.", grpc.StatusCode.NOT_FOUND)
+    world.coordinator.turns = [says(then=refused), breaks(), says(b"yes")]
+    assert await world.call() == ([], "RUN_NOT_FOUND")
+    assert await world.call() == ([b"yes"], "OK")
+    first, second, third = world.coordinator.connections
+    assert first == second
+    assert second != third
+
+
+async def test_a_connection_that_others_use_is_left_to_them(world: World):
+    world.coordinator.all_here = asyncio.Barrier(2)
+    may_end = asyncio.Event()
+
+    async def stays(context: Any) -> None:
+        await may_end.wait()
+        await says(b"still here")(context)
+
+    world.coordinator.turns = [breaks(), stays]
+    calls = [asyncio.create_task(world.call("/muster.v1.RunService/Forget")) for _ in range(2)]
+    done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert [call.result() for call in done] == [([], "UNAVAILABLE")]
+    may_end.set()
+    assert sorted(await asyncio.gather(*calls)) == [([], "UNAVAILABLE"), ([b"still here"], "OK")]

@@ -323,15 +323,14 @@ def _members(look: RunLook) -> Members:
 
 
 def _crowd(crowd: insight_pb2.Crowd, who: str, *, open: bool) -> Crowd:
-    first = crowd.members[0]
-    alone = first.report if len(crowd.members) == 1 and first.HasField("report") else None
+    alone = insight_words.alone(crowd)
     return Crowd(
         who=who,
         line=crowd.line,
         facts=insight_words.facts(alone) if alone is not None else "",
         threads=[
             thread
-            for thread in sorted(crowd.threads, key=lambda one: not one.main)
+            for thread in crowd.threads
             if thread.frames or thread.frames_left_out  # That the main one has ended is said.
         ],
         threads_left_out=alone.threads_left_out if alone is not None else 0,

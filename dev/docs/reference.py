@@ -48,7 +48,7 @@ PAGES = {
         "Saves",
         "Which one to take is in [Saves](../saves.md#which-one-to-take).",
         (
-            *("Checkpointer", "TorchAsyncCheckpoint", "AsyncCallsQueue", "AsyncRequest"),
+            *("Checkpointer", "SavePoint", "TorchAsyncCheckpoint", "AsyncCallsQueue", "AsyncRequest"),
             *("saves.SaveTimings", "saves.AsyncCaller", "saves.ForkCaller", "saves.PersistentCaller"),
             "saves.abort_nvrx_checkpoint",
         ),

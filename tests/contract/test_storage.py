@@ -25,6 +25,7 @@ from muster.service.core.effects import (
     ParticipantRecord,
     RoundRecord,
     RunRecord,
+    SaveRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -36,6 +37,8 @@ from muster.service.core.model import (
     MemberState,
     NodeInfo,
     RendezvousSettings,
+    Save,
+    SaveState,
     Shape,
 )
 from muster.service.core.operations import Done, Number
@@ -76,6 +79,20 @@ STORE: list[Kept] = [
     StoreOperationRecord("job1", "c1", 2**63, Number(-(2**63))),
     StoreOperationRecord("job1", "c2", 1, Done()),
 ]
+SAVE = SaveRecord(
+    "job1",
+    Save(
+        number=3,
+        state=SaveState.DONE,
+        stop=True,
+        by="ann@login",
+        reason="a drain",
+        asked_at=1_700_000_003.5,
+        since=7,
+        step=412,
+        ended_at=1_700_000_005.25,
+    ),
+)
 ALL_KINDS: list[Kept] = [
     RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
     GroupRecord("job1", "checkpoint", 3, 6),
@@ -84,6 +101,7 @@ ALL_KINDS: list[Kept] = [
     EvictionRecord("job1", 5, 3, (1 << 32) + 9),
     ROUND,
     NODE,
+    SAVE,
     *STORE,
 ]
 
@@ -295,7 +313,7 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
         ForgetStoreKey("job1", ""),
         ForgetStoreOperation("job1", "c1"),
     ]
-    left = [*ALL_KINDS[:2], ALL_KINDS[4], STORE[0], STORE[3], *others]
+    left = [*ALL_KINDS[:2], ALL_KINDS[4], SAVE, STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 

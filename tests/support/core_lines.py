@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from muster.service.core.effects import Entered, GroupJoined, Message, Parted, Progress, Refused, Welcome
+from muster.service.core.effects import (
+    Entered,
+    GroupJoined,
+    Message,
+    Parted,
+    Progress,
+    Refused,
+    SaveAsked,
+    Welcome,
+)
 from muster.service.core.events import Arrival, Arrive, Disconnected, Enter, Goodbye, Hello, JoinGroup, Part
 from muster.service.core.model import Closed, Decision, Outcome
 from muster.service.core.refusal import Reason
@@ -146,7 +155,7 @@ class Line:
             case GroupJoined():
                 for position in message.positions:
                     self._rider(position[0], GroupJoined(message.prefix, (position,)))
-            case Decision() | Progress() | Closed():
+            case Decision() | Progress() | Closed() | SaveAsked():
                 assert ranks, "a relay is told for whom it is"
                 for rank in sorted(ranks):
                     self._rider(rank, message)

@@ -40,6 +40,8 @@ from muster.service.core.effects import (
     Refused,
     RoundRecord,
     RunRecord,
+    SaveAsked,
+    SaveRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -131,6 +133,8 @@ class Disk:
                     self.eras[record.run_id, record.prefix] += 1
                 case SpeakerRecord():
                     self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
+                case SaveRecord():
+                    self.kept[SaveRecord, record.run_id] = record
                 case StoreKeyRecord():
                     self.kept[StoreKeyRecord, record.run_id, record.key] = record
                 case ForgetStoreKey():
@@ -225,6 +229,8 @@ class Client:
         self.seats: dict[str, Seat] = {}
         self.refusals: list[Refused] = []
         self.closed: list[Closed] = []
+        self.save_asked: SaveAsked | None = None
+        """The save that it heard of last."""
 
     def __repr__(self) -> str:
         return f"<{self.incarnation} of rank {self.rank}, generation {self.generation}>"
@@ -388,6 +394,11 @@ class Client:
             case Closed():
                 assert self.world.disk.closed(self.run) == message, "it is told before it is on disk"
                 self.closed.append(message)
+            case SaveAsked():
+                kept = self.world.disk.kept[SaveRecord, self.run]
+                assert isinstance(kept, SaveRecord)
+                assert kept.save.number >= message.number, "it is told before it is on disk"
+                self.save_asked = message
             case Refused():
                 self._hear_refusal(message)
 

@@ -7,11 +7,51 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import muster.v1.common_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _SaveState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SaveStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SaveState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SAVE_STATE_UNSPECIFIED: _SaveState.ValueType  # 0
+    """Never used."""
+    SAVE_STATE_ASKED: _SaveState.ValueType  # 1
+    """The ranks have not agreed on a step."""
+    SAVE_STATE_AGREED: _SaveState.ValueType  # 2
+    """They have, and are to save at it."""
+    SAVE_STATE_DONE: _SaveState.ValueType  # 3
+    """All have said that they are done."""
+    SAVE_STATE_WITHDRAWN: _SaveState.ValueType  # 4
+    """It was withdrawn."""
+
+class SaveState(_SaveState, metaclass=_SaveStateEnumTypeWrapper):
+    """SaveState says how far a save has come that was asked for."""
+
+SAVE_STATE_UNSPECIFIED: SaveState.ValueType  # 0
+"""Never used."""
+SAVE_STATE_ASKED: SaveState.ValueType  # 1
+"""The ranks have not agreed on a step."""
+SAVE_STATE_AGREED: SaveState.ValueType  # 2
+"""They have, and are to save at it."""
+SAVE_STATE_DONE: SaveState.ValueType  # 3
+"""All have said that they are done."""
+SAVE_STATE_WITHDRAWN: SaveState.ValueType  # 4
+"""It was withdrawn."""
+global___SaveState = SaveState
 
 @typing.final
 class Run(google.protobuf.message.Message):
@@ -34,6 +74,7 @@ class Run(google.protobuf.message.Message):
     CLOSED_FIELD_NUMBER: builtins.int
     FORGOTTEN_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    SAVE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its id."""
     generation: builtins.int
@@ -68,6 +109,10 @@ class Run(google.protobuf.message.Message):
     def steps(self) -> global___RunSteps:
         """The training steps that its ranks are at; unset if none ever told."""
 
+    @property
+    def save(self) -> global___Save:
+        """The newest save that was asked for; unset if none ever was."""
+
     def __init__(
         self,
         *,
@@ -86,12 +131,65 @@ class Run(google.protobuf.message.Message):
         closed: muster.v1.common_pb2.Closed | None = ...,
         forgotten: builtins.bool = ...,
         steps: global___RunSteps | None = ...,
+        save: global___Save | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "steps", b"steps", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round", "save", b"save", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "save", b"save", "steps", b"steps", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Run = Run
+
+@typing.final
+class Save(google.protobuf.message.Message):
+    """Save is a save that was asked for of all ranks of a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ASKED_AT_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    ENDED_AT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Counts the requests of the run, from 1."""
+    state: global___SaveState.ValueType
+    """How far it has come."""
+    stop: builtins.bool
+    """Whether training is to end after it."""
+    by: builtins.str
+    """Who asked, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    step: builtins.int
+    """The step that the ranks agreed on; unset while they have not."""
+    @property
+    def asked_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When."""
+
+    @property
+    def ended_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was done, or withdrawn; unset while it stands."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        state: global___SaveState.ValueType = ...,
+        stop: builtins.bool = ...,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+        asked_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        step: builtins.int | None = ...,
+        ended_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_step", b"_step", "asked_at", b"asked_at", "ended_at", b"ended_at", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_step", b"_step", "asked_at", b"asked_at", "by", b"by", "ended_at", b"ended_at", "number", b"number", "reason", b"reason", "state", b"state", "step", b"step", "stop", b"stop"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+
+global___Save = Save
 
 @typing.final
 class RunSteps(google.protobuf.message.Message):
@@ -271,6 +369,104 @@ class EvictResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["failed_barriers", b"failed_barriers", "members", b"members"]) -> None: ...
 
 global___EvictResponse = EvictResponse
+
+@typing.final
+class RequestSaveRequest(google.protobuf.message.Message):
+    """RequestSaveRequest asks for a save."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    stop: builtins.bool
+    """Whether training is to end after it."""
+    by: builtins.str
+    """Who asks, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        stop: builtins.bool = ...,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+
+global___RequestSaveRequest = RequestSaveRequest
+
+@typing.final
+class RequestSaveResponse(google.protobuf.message.Message):
+    """RequestSaveResponse shows what stands now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAVE_FIELD_NUMBER: builtins.int
+    WAS_ASKED_FIELD_NUMBER: builtins.int
+    was_asked: builtins.bool
+    """It had been asked for before, and nothing was changed."""
+    @property
+    def save(self) -> global___Save:
+        """The request."""
+
+    def __init__(
+        self,
+        *,
+        save: global___Save | None = ...,
+        was_asked: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["save", b"save", "was_asked", b"was_asked"]) -> None: ...
+
+global___RequestSaveResponse = RequestSaveResponse
+
+@typing.final
+class CancelSaveRequest(google.protobuf.message.Message):
+    """CancelSaveRequest names a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    reason: builtins.str
+    """Why, for people."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "run_id", b"run_id"]) -> None: ...
+
+global___CancelSaveRequest = CancelSaveRequest
+
+@typing.final
+class CancelSaveResponse(google.protobuf.message.Message):
+    """CancelSaveResponse shows what was withdrawn."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAVE_FIELD_NUMBER: builtins.int
+    @property
+    def save(self) -> global___Save:
+        """The request."""
+
+    def __init__(
+        self,
+        *,
+        save: global___Save | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["save", b"save"]) -> None: ...
+
+global___CancelSaveResponse = CancelSaveResponse
 
 @typing.final
 class ForgetRequest(google.protobuf.message.Message):

@@ -60,6 +60,16 @@ class RunServiceStub(object):
                 request_serializer=muster_dot_v1_dot_run__pb2.ForgetRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_run__pb2.ForgetResponse.FromString,
                 _registered_method=True)
+        self.RequestSave = channel.unary_unary(
+                '/muster.v1.RunService/RequestSave',
+                request_serializer=muster_dot_v1_dot_run__pb2.RequestSaveRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_run__pb2.RequestSaveResponse.FromString,
+                _registered_method=True)
+        self.CancelSave = channel.unary_unary(
+                '/muster.v1.RunService/CancelSave',
+                request_serializer=muster_dot_v1_dot_run__pb2.CancelSaveRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_run__pb2.CancelSaveResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/muster.v1.RunService/Watch',
                 request_serializer=muster_dot_v1_dot_run__pb2.WatchRequest.SerializeToString,
@@ -108,6 +118,21 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RequestSave(self, request, context):
+        """RequestSave asks all ranks of a run to save at one step that they agree on. It is durable when it is answered, and the
+        same request however often it is made, until all ranks have saved.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelSave(self, request, context):
+        """CancelSave withdraws that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Watch sends a line for each run that changed or was forgotten, at once for those that exist, until the
         caller leaves.
@@ -143,6 +168,16 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.Forget,
                     request_deserializer=muster_dot_v1_dot_run__pb2.ForgetRequest.FromString,
                     response_serializer=muster_dot_v1_dot_run__pb2.ForgetResponse.SerializeToString,
+            ),
+            'RequestSave': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestSave,
+                    request_deserializer=muster_dot_v1_dot_run__pb2.RequestSaveRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_run__pb2.RequestSaveResponse.SerializeToString,
+            ),
+            'CancelSave': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelSave,
+                    request_deserializer=muster_dot_v1_dot_run__pb2.CancelSaveRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_run__pb2.CancelSaveResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -286,6 +321,60 @@ class RunService(object):
             '/muster.v1.RunService/Forget',
             muster_dot_v1_dot_run__pb2.ForgetRequest.SerializeToString,
             muster_dot_v1_dot_run__pb2.ForgetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestSave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RunService/RequestSave',
+            muster_dot_v1_dot_run__pb2.RequestSaveRequest.SerializeToString,
+            muster_dot_v1_dot_run__pb2.RequestSaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelSave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RunService/CancelSave',
+            muster_dot_v1_dot_run__pb2.CancelSaveRequest.SerializeToString,
+            muster_dot_v1_dot_run__pb2.CancelSaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

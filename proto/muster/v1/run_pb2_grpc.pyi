@@ -55,6 +55,20 @@ class RunServiceStub:
     while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
     """
 
+    RequestSave: grpc.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.RequestSaveRequest,
+        muster.v1.run_pb2.RequestSaveResponse,
+    ]
+    """RequestSave asks all ranks of a run to save at one step that they agree on. It is durable when it is answered, and the
+    same request however often it is made, until all ranks have saved.
+    """
+
+    CancelSave: grpc.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.CancelSaveRequest,
+        muster.v1.run_pb2.CancelSaveResponse,
+    ]
+    """CancelSave withdraws that."""
+
     Watch: grpc.UnaryStreamMultiCallable[
         muster.v1.run_pb2.WatchRequest,
         muster.v1.run_pb2.WatchResponse,
@@ -99,6 +113,20 @@ class RunServiceAsyncStub:
     """Forget removes a run with all that is kept of it, so that its id can be used again at once. It is refused
     while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
     """
+
+    RequestSave: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.RequestSaveRequest,
+        muster.v1.run_pb2.RequestSaveResponse,
+    ]
+    """RequestSave asks all ranks of a run to save at one step that they agree on. It is durable when it is answered, and the
+    same request however often it is made, until all ranks have saved.
+    """
+
+    CancelSave: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.CancelSaveRequest,
+        muster.v1.run_pb2.CancelSaveResponse,
+    ]
+    """CancelSave withdraws that."""
 
     Watch: grpc.aio.UnaryStreamMultiCallable[
         muster.v1.run_pb2.WatchRequest,
@@ -154,6 +182,24 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         """Forget removes a run with all that is kept of it, so that its id can be used again at once. It is refused
         while someone uses the run, unless it is forced: then every stream of the run, and all that waits, ends.
         """
+
+    @abc.abstractmethod
+    def RequestSave(
+        self,
+        request: muster.v1.run_pb2.RequestSaveRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.run_pb2.RequestSaveResponse, collections.abc.Awaitable[muster.v1.run_pb2.RequestSaveResponse]]:
+        """RequestSave asks all ranks of a run to save at one step that they agree on. It is durable when it is answered, and the
+        same request however often it is made, until all ranks have saved.
+        """
+
+    @abc.abstractmethod
+    def CancelSave(
+        self,
+        request: muster.v1.run_pb2.CancelSaveRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.run_pb2.CancelSaveResponse, collections.abc.Awaitable[muster.v1.run_pb2.CancelSaveResponse]]:
+        """CancelSave withdraws that."""
 
     @abc.abstractmethod
     def Watch(

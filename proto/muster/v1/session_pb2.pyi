@@ -95,6 +95,7 @@ class ConnectResponse(google.protobuf.message.Message):
     ENTERED_FIELD_NUMBER: builtins.int
     PARTED_FIELD_NUMBER: builtins.int
     INSPECT_FIELD_NUMBER: builtins.int
+    SAVE_ASKED_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
@@ -137,8 +138,12 @@ class ConnectResponse(google.protobuf.message.Message):
         """A question: what is the process doing?"""
 
     @property
+    def save_asked(self) -> global___SaveAsked:
+        """All ranks are to save at one step that they agree on."""
+
+    @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """On a relay's stream: for which of its ranks a decision, a progress, a closing or a question is; empty means all of them."""
+        """On a relay's stream: for which of its ranks a decision, a progress, a closing, a question or a save that is asked for is; empty means all of them."""
 
     def __init__(
         self,
@@ -153,11 +158,12 @@ class ConnectResponse(google.protobuf.message.Message):
         entered: global___Entered | None = ...,
         parted: global___Parted | None = ...,
         inspect: muster.v1.insight_pb2.Inspect | None = ...,
+        save_asked: global___SaveAsked | None = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "refusal", b"refusal", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "entered", "parted", "inspect"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "refusal", b"refusal", "save_asked", b"save_asked", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "save_asked", b"save_asked", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "entered", "parted", "inspect", "save_asked"] | None: ...
 
 global___ConnectResponse = ConnectResponse
 
@@ -719,6 +725,42 @@ class Refusal(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_sequence", b"_sequence"]) -> typing.Literal["sequence"] | None: ...
 
 global___Refusal = Refusal
+
+@typing.final
+class SaveAsked(google.protobuf.message.Message):
+    """SaveAsked asks all ranks to save at one step. They agree on it at a barrier of group "muster/save", and say that they are
+    done at the next one; docs/protocol.md says how. It is told at once to those who are there, and to each who comes.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SINCE_SEQUENCE_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WITHDRAWN_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Counts the requests of a run, from 1."""
+    since_sequence: builtins.int
+    """The first barrier of the group whose failure fails this request; what was decided before is of an older one."""
+    stop: builtins.bool
+    """Whether training is to end after it."""
+    reason: builtins.str
+    """Who asked, and why, for people."""
+    withdrawn: builtins.bool
+    """It is asked for no longer."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        since_sequence: builtins.int = ...,
+        stop: builtins.bool = ...,
+        reason: builtins.str = ...,
+        withdrawn: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "reason", b"reason", "since_sequence", b"since_sequence", "stop", b"stop", "withdrawn", b"withdrawn"]) -> None: ...
+
+global___SaveAsked = SaveAsked
 
 @typing.final
 class Drain(google.protobuf.message.Message):

@@ -25,31 +25,34 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 from muster.v1 import rendezvous_pb2 as muster_dot_v1_dot_rendezvous__pb2
+from muster.v1 import run_pb2 as muster_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/state.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\x1a\x1amuster/v1/rendezvous.proto\"\x81\x01\n\tRunRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x11.muster.v1.Closed\x12-\n\tactive_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"S\n\x0e\x45victionRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07ordinal\x18\x04 \x01(\x04\"\x83\x01\n\x0bRoundRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_us\x18\x05 \x01(\x04\"\xdd\x01\n\x11ParticipantRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x17\n\x0fjoin_timeout_ms\x18\x07 \x01(\x04\x12\x1c\n\x14last_call_timeout_ms\x18\x08 \x01(\x04\x12\x1d\n\x15keep_alive_timeout_ms\x18\t \x01(\x04\"<\n\x0eStoreKeyRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\x98\x01\n\x14StoreOperationRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\rnumber_answer\x18\x04 \x01(\x03H\x00\x12\x16\n\x0cvalue_answer\x18\x05 \x01(\x0cH\x00\x12\x15\n\x0b\x66lag_answer\x18\x06 \x01(\x08H\x00\x42\x08\n\x06\x61nswer\"Y\n\x0bGroupRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x04\"\xe7\x01\n\rSpeakerRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x16\n\x0estart_sequence\x18\x08 \x01(\x04\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x14\n\x0cparticipants\x18\n \x03(\x05\x12%\n\x05state\x18\x0b \x01(\x0e\x32\x16.muster.v1.MemberState\"a\n\rReplicaRecord\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstarted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/state.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\x1a\x1amuster/v1/rendezvous.proto\x1a\x13muster/v1/run.proto\"\x81\x01\n\tRunRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x11.muster.v1.Closed\x12-\n\tactive_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"S\n\x0e\x45victionRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07ordinal\x18\x04 \x01(\x04\"\x83\x01\n\x0bRoundRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_us\x18\x05 \x01(\x04\"\xdd\x01\n\x11ParticipantRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x17\n\x0fjoin_timeout_ms\x18\x07 \x01(\x04\x12\x1c\n\x14last_call_timeout_ms\x18\x08 \x01(\x04\x12\x1d\n\x15keep_alive_timeout_ms\x18\t \x01(\x04\"<\n\x0eStoreKeyRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\x98\x01\n\x14StoreOperationRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\rnumber_answer\x18\x04 \x01(\x03H\x00\x12\x16\n\x0cvalue_answer\x18\x05 \x01(\x0cH\x00\x12\x15\n\x0b\x66lag_answer\x18\x06 \x01(\x08H\x00\x42\x08\n\x06\x61nswer\"S\n\nSaveRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04save\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Save\x12\x16\n\x0esince_sequence\x18\x03 \x01(\x04\"Y\n\x0bGroupRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x04\"\xe7\x01\n\rSpeakerRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x16\n\x0estart_sequence\x18\x08 \x01(\x04\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x14\n\x0cparticipants\x18\n \x03(\x05\x12%\n\x05state\x18\x0b \x01(\x0e\x32\x16.muster.v1.MemberState\"a\n\rReplicaRecord\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstarted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNRECORD']._serialized_start=122
-  _globals['_RUNRECORD']._serialized_end=251
-  _globals['_EVICTIONRECORD']._serialized_start=253
-  _globals['_EVICTIONRECORD']._serialized_end=336
-  _globals['_ROUNDRECORD']._serialized_start=339
-  _globals['_ROUNDRECORD']._serialized_end=470
-  _globals['_PARTICIPANTRECORD']._serialized_start=473
-  _globals['_PARTICIPANTRECORD']._serialized_end=694
-  _globals['_STOREKEYRECORD']._serialized_start=696
-  _globals['_STOREKEYRECORD']._serialized_end=756
-  _globals['_STOREOPERATIONRECORD']._serialized_start=759
-  _globals['_STOREOPERATIONRECORD']._serialized_end=911
-  _globals['_GROUPRECORD']._serialized_start=913
-  _globals['_GROUPRECORD']._serialized_end=1002
-  _globals['_SPEAKERRECORD']._serialized_start=1005
-  _globals['_SPEAKERRECORD']._serialized_end=1236
-  _globals['_REPLICARECORD']._serialized_start=1238
-  _globals['_REPLICARECORD']._serialized_end=1335
+  _globals['_RUNRECORD']._serialized_start=143
+  _globals['_RUNRECORD']._serialized_end=272
+  _globals['_EVICTIONRECORD']._serialized_start=274
+  _globals['_EVICTIONRECORD']._serialized_end=357
+  _globals['_ROUNDRECORD']._serialized_start=360
+  _globals['_ROUNDRECORD']._serialized_end=491
+  _globals['_PARTICIPANTRECORD']._serialized_start=494
+  _globals['_PARTICIPANTRECORD']._serialized_end=715
+  _globals['_STOREKEYRECORD']._serialized_start=717
+  _globals['_STOREKEYRECORD']._serialized_end=777
+  _globals['_STOREOPERATIONRECORD']._serialized_start=780
+  _globals['_STOREOPERATIONRECORD']._serialized_end=932
+  _globals['_SAVERECORD']._serialized_start=934
+  _globals['_SAVERECORD']._serialized_end=1017
+  _globals['_GROUPRECORD']._serialized_start=1019
+  _globals['_GROUPRECORD']._serialized_end=1108
+  _globals['_SPEAKERRECORD']._serialized_start=1111
+  _globals['_SPEAKERRECORD']._serialized_end=1342
+  _globals['_REPLICARECORD']._serialized_start=1344
+  _globals['_REPLICARECORD']._serialized_end=1441
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import muster.v1.common_pb2
 import muster.v1.rendezvous_pb2
+import muster.v1.run_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -235,6 +236,35 @@ class StoreOperationRecord(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["answer", b"answer"]) -> typing.Literal["number_answer", "value_answer", "flag_answer"] | None: ...
 
 global___StoreOperationRecord = StoreOperationRecord
+
+@typing.final
+class SaveRecord(google.protobuf.message.Message):
+    """SaveRecord is the newest save that was asked for of a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SAVE_FIELD_NUMBER: builtins.int
+    SINCE_SEQUENCE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    since_sequence: builtins.int
+    """The first barrier of its group that is about it."""
+    @property
+    def save(self) -> muster.v1.run_pb2.Save:
+        """What people see of it."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        save: muster.v1.run_pb2.Save | None = ...,
+        since_sequence: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
+
+global___SaveRecord = SaveRecord
 
 @typing.final
 class GroupRecord(google.protobuf.message.Message):

@@ -359,7 +359,7 @@ class Line:
             self.end(upstream_lost(f"what it says is no message of muster.v1: {error}"))
             return
         kind = response.WhichOneof("message")
-        if kind in ("decision", "progress", "closed", "inspect"):
+        if kind in ("decision", "progress", "closed", "inspect", "save_asked"):
             self._give(response, data)
         elif kind == "group_joined":
             self._group_joined(response.group_joined)

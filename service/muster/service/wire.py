@@ -18,6 +18,8 @@ from muster.service.core.model import (
     NodeInfo,
     Outcome,
     RendezvousSettings,
+    Save,
+    SaveState,
 )
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2, state_pb2
 from muster.v1 import common_pb2 as pb
@@ -188,6 +190,41 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
         store_bytes=view.store_bytes,
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
         steps=steps_to_pb(view.steps) if view.steps is not None else None,
+        save=save_to_pb(view.save) if view.save is not None else None,
+    )
+
+
+def save_to_pb(save: Save) -> run_pb2.Save:
+    """A save that was asked for, as people see it."""
+    return run_pb2.Save(
+        number=save.number,
+        state=run_pb2.SaveState.ValueType(save.state),
+        stop=save.stop,
+        by=save.by,
+        reason=save.reason,
+        asked_at=timestamp_to_pb(save.asked_at),
+        step=save.step,
+        ended_at=timestamp_to_pb(save.ended_at) if save.ended_at is not None else None,
+    )
+
+
+def save_from_pb(message: run_pb2.Save, since: int) -> Save:
+    """The same, as the core keeps it.
+
+    Args:
+        message: what people see of it.
+        since: the first barrier of its group that is about it.
+    """
+    return Save(
+        number=message.number,
+        state=SaveState(message.state),
+        stop=message.stop,
+        by=message.by,
+        reason=message.reason,
+        asked_at=timestamp_from_pb(message.asked_at),
+        since=since,
+        step=message.step if message.HasField("step") else None,
+        ended_at=timestamp_from_pb(message.ended_at) if message.HasField("ended_at") else None,
     )
 
 

@@ -30,6 +30,7 @@ from muster.worker.errors import (
     RefusedError,
     StoreTimeoutError,
 )
+from muster.worker.savepoint.point import SavePoint
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, Checkpointer, TorchAsyncCheckpoint
 from muster.worker.sessions import close
 from muster.worker.steps import step
@@ -61,6 +62,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknownError",
     "RefusedError",
+    "SavePoint",
     "StoreTimeoutError",
     "TorchAsyncCheckpoint",
     "close",

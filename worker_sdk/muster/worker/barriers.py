@@ -13,6 +13,7 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import error_for
 from muster.worker.group import Shape
 from muster.worker.pending import EarlyWarning
+from muster.worker.savepoint.asked import SaveAsked
 from muster.worker.session import SessionConfig
 from muster.worker.sessions import session_for
 
@@ -179,6 +180,16 @@ class GrpcBarrier(Barrier):
     def closed(self) -> Closed | None:
         """How the run was closed, as the coordinator told; None while it is open. Barriers go on."""
         return self._session.closed
+
+    @property
+    def config(self) -> SessionConfig:
+        """Who speaks here, and to whom."""
+        return self._session.config
+
+    @property
+    def save_asked(self) -> SaveAsked | None:
+        """The save that all ranks were asked for last, as the coordinator told."""
+        return self._session.save_asked
 
     def execute_barrier(self, timeout_secs: float | None = None) -> None:
         """Wait until every rank has arrived, or learn with all others that the barrier failed.

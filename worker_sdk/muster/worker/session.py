@@ -36,6 +36,7 @@ from muster.worker.group import Group, Shape
 from muster.worker.insight.inspection import Inspection
 from muster.worker.outage import Outage
 from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
+from muster.worker.savepoint.asked import SaveAsked, asked_from_pb
 from muster.worker.steps import News
 from muster.worker.version import VERSION
 
@@ -96,6 +97,8 @@ class Session:
         self._keepalive_ms = KEEPALIVE_MS
         self.closed: Closed | None = None
         """How the run was closed, as the coordinator told."""
+        self.save_asked: SaveAsked | None = None
+        """The save that all ranks were asked for last."""
         self._closing = False
         self._reason = ""
         self._inspection = Inspection()
@@ -356,6 +359,8 @@ class Session:
                     logger.warning("%s", arrival.warning(progress.message))
             elif kind == "closed":
                 self._heard_closed(closed_from_pb(response.closed))
+            elif kind == "save_asked":
+                self.save_asked = asked_from_pb(response.save_asked)
             elif kind == "refusal":
                 self._refused(response.refusal)
             self._changed.notify_all()

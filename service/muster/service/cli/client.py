@@ -57,6 +57,7 @@ NEVER_SENT = ("failed to connect", "DNS resolution failed", "errors resolving")
 
 EXITS = {
     Reason.NO_OPEN_BARRIER.name: Exit.CLOSED,
+    Reason.NO_SAVE_ASKED.name: Exit.CLOSED,
     Reason.COORDINATOR_DRAINING.name: Exit.UNREACHABLE,
     Reason.NOT_LEADER.name: Exit.UNREACHABLE,
 }
@@ -192,6 +193,17 @@ class Client:
             f"{report.command('describe member', request.run_id, request.rank)}"
         )
         return self._call(lambda line: line.runs.Evict, request, unknown="" if request.dry_run else unknown)
+
+    def request_save(self, request: run_pb2.RequestSaveRequest) -> run_pb2.RequestSaveResponse:
+        """Ask all ranks of a run to save at one step; it may be asked again."""
+        return self._call(lambda line: line.runs.RequestSave, request)
+
+    def cancel_save(self, request: run_pb2.CancelSaveRequest) -> run_pb2.CancelSaveResponse:
+        """Withdraw that."""
+        unknown = (
+            f"whether it was withdrawn is unknown; see: {report.command('describe run', request.run_id)}"
+        )
+        return self._call(lambda line: line.runs.CancelSave, request, unknown=unknown)
 
     def forget(self, request: run_pb2.ForgetRequest) -> run_pb2.ForgetResponse:
         """Remove a run, or see whom that would affect."""

@@ -1,20 +1,17 @@
 """``muster close``: end the membership of a run, for good."""
 
-import getpass
-import os
-import socket
 from typing import Annotated
 
 import typer
 
 from muster.service.cli import options
+from muster.service.cli.caller import caller
 from muster.service.cli.client import connect
 from muster.service.cli.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.table import counted, document, emit, headed
 from muster.service.core import report
-from muster.service.core.limits import Limits
 from muster.service.wire import as_dict, closed_from_pb, node_from_pb
 from muster.v1 import rendezvous_pb2
 
@@ -79,14 +76,3 @@ def _told(count: int, one: str, many: str, would: bool) -> list[str]:
     if count == 1:
         return [f"1 {one} {'is' if would else 'was'} told, and goes on"]
     return [f"{count:,} {many} {'are' if would else 'were'} told, and go on"]
-
-
-def caller() -> str:
-    """Who closes, for people: user@host, as the coordinator takes a name."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run under a number that has no name.
-        user = f"uid {os.getuid()}"
-    name = report.printable(f"{user}@{socket.gethostname()}").encode()
-    return name[: Limits().max_name_bytes].decode(errors="ignore")

@@ -14,6 +14,7 @@ from muster.service.cli.options import Output
 from muster.service.cli.table import Column, Table, colorful, document, emit, fields, indented
 from muster.service.core import report
 from muster.service.rounds import current_state
+from muster.service.savepoint import asked_text, save_text
 from muster.service.wire import as_dict, missing_from_pb, node_from_pb
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 
@@ -154,6 +155,7 @@ def run_text(
             }
         ),
         _closed(run.closed) if run.HasField("closed") else "",
+        _save(run.save) if run.HasField("save") else "",
         _rendezvous(rendezvous) if rendezvous.max_nodes or rendezvous.rounds else "",
         _table("Nodes", columns.NODES, rendezvous.nodes, wide=wide, color=color),
         _table("Gone nodes", columns.DEPARTED, rendezvous.departed, wide=wide, color=color),
@@ -169,6 +171,15 @@ def _closed(closed: common_pb2.Closed) -> str:
         "At": closed.closed_at.ToJsonString(),
     }
     return f"Closed:\n{indented(fields(shown))}"
+
+
+def _save(save: run_pb2.Save) -> str:
+    shown = {
+        "State": save_text(save),
+        "Asked by": asked_text(save),
+        "At": save.asked_at.ToJsonString(),
+    }
+    return f"Save:\n{indented(fields(shown))}"
 
 
 def _rendezvous(rendezvous: rendezvous_pb2.Rendezvous) -> str:

@@ -16,6 +16,7 @@ from muster.service.cli.evict import evict
 from muster.service.cli.forget import forget
 from muster.service.cli.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
 from muster.service.cli.relay import relay
+from muster.service.cli.save import save
 from muster.service.cli.serve import serve
 from muster.service.cli.settings import CONTEXT_SETTINGS
 from muster.service.cli.stack import stack
@@ -40,6 +41,7 @@ app.command()(evict)
 app.command()(forget)
 app.command()(top)
 app.command()(stack)
+app.command()(save)
 app.command()(doctor)
 app.command()(backup)
 app.command()(restore)

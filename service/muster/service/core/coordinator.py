@@ -6,7 +6,7 @@ The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the dr
 
 from collections.abc import Iterable
 
-from muster.service.core import insight, report
+from muster.service.core import insight, report, saving
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.effects import (
     NO_RANKS,
@@ -24,6 +24,8 @@ from muster.service.core.effects import (
     RunClosed,
     RunForgotten,
     RunRecord,
+    SaveRecord,
+    SaveRequested,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -32,6 +34,7 @@ from muster.service.core.events import (
     Abort,
     Arrive,
     ArriveOnce,
+    CancelSave,
     CloseRun,
     Disconnected,
     Enter,
@@ -44,6 +47,7 @@ from muster.service.core.events import (
     JoinRendezvous,
     LeaveRendezvous,
     Part,
+    RequestSave,
     Seen,
     SessionId,
     Stepped,
@@ -149,6 +153,8 @@ class Coordinator:
                 self._evict(event, now, effects)
             case Forget():
                 self._forget(event, now, effects)
+            case RequestSave() | CancelSave():
+                self._save(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)
             case Stepped():
@@ -184,6 +190,9 @@ class Coordinator:
         for record in kept.get(EvictionRecord, []):
             assert isinstance(record, EvictionRecord)
             self.runs[record.run_id].evictions[record.rank] = record
+        for record in kept.get(SaveRecord, []):
+            assert isinstance(record, SaveRecord)
+            self.runs[record.run_id].saving.restore(record)
         for record in kept.get(GroupRecord, []):
             assert isinstance(record, GroupRecord)
             run = self.runs[record.run_id]
@@ -362,6 +371,8 @@ class Coordinator:
                 group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after, waited)
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
+        if event.prefix == saving.PREFIX:
+            session.run.saving.settle(now, effects)
 
     def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:
         try:
@@ -445,6 +456,21 @@ class Coordinator:
             run.evict(event.rank, event.reason, now, effects)
             self.forgetting.used(run, now, effects)
             effects.send(event.session, Evicted())
+        except Refusal as refusal:
+            effects.send(event.session, Refused(refusal))
+
+    def _save(self, event: RequestSave | CancelSave, now: Instant, effects: Effects) -> None:
+        try:
+            self._checks.reason(event.reason)
+            run, was_asked = self.run(event.run_id), False
+            if isinstance(event, RequestSave):
+                self._checks.name("by", event.by)
+                was_asked = run.saving.request(event.stop, event.by, event.reason, now, effects)
+            else:
+                run.saving.withdraw(event.reason, now, effects)
+            self.forgetting.used(run, now, effects)
+            assert run.saving.save is not None
+            effects.send(event.session, SaveRequested(run.saving.save, was_asked))
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 

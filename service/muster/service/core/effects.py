@@ -14,6 +14,7 @@ from muster.service.core.model import (
     NodeInfo,
     NodeStanding,
     RendezvousSettings,
+    Save,
     Shape,
 )
 from muster.service.core.operations import Answer, Changed
@@ -86,6 +87,14 @@ class ForgetParticipant:
 
     run_id: str
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """The newest save that was asked for of a run."""
+
+    run_id: str
+    save: Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,7 @@ Kept: TypeAlias = (
     | EvictionRecord
     | RoundRecord
     | ParticipantRecord
+    | SaveRecord
     | StoreKeyRecord
     | StoreOperationRecord
 )
@@ -302,6 +312,27 @@ class RunForgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveAsked:
+    """All ranks are to save at one step, or, if it was withdrawn, not to."""
+
+    number: int
+    since: int
+    """The first barrier of the group whose failure is this request's."""
+    stop: bool
+    reason: str
+    """Who asked, and why, for people."""
+    withdrawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """Answers a RequestSave or a CancelSave."""
+
+    save: Save
+    was_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Asks what a process is doing."""
 
@@ -325,6 +356,8 @@ Message: TypeAlias = (
     | RunClosed
     | Evicted
     | RunForgotten
+    | SaveAsked
+    | SaveRequested
     | Inspect
     | Answer
 )

@@ -209,6 +209,27 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSave:
+    """Someone asks all ranks of a run to save at one step; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    stop: bool
+    """Training is to end after it."""
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSave:
+    """Someone withdraws that; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRequest:
     """A call asks something of a run's store; the answer goes to ``session``."""
 
@@ -254,6 +275,8 @@ Event: TypeAlias = (
     | CloseRun
     | Evict
     | Forget
+    | RequestSave
+    | CancelSave
     | StoreRequest
     | Seen
     | Tick

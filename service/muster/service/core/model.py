@@ -101,6 +101,41 @@ class Closed:
     """Seconds since 1970."""
 
 
+class SaveState(enum.IntEnum):
+    """How far a save has come that was asked for; the values are those of the protocol."""
+
+    ASKED = 1
+    AGREED = 2
+    DONE = 3
+    WITHDRAWN = 4
+
+    @property
+    def stands(self) -> bool:
+        """Whether the ranks are still to do it."""
+        return self in (SaveState.ASKED, SaveState.AGREED)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A save that was asked for of all ranks of a run."""
+
+    number: int
+    """Counts the requests of the run, from 1."""
+    state: SaveState
+    stop: bool
+    """Whether training is to end after it."""
+    by: str
+    reason: str
+    asked_at: float
+    """Seconds since 1970."""
+    since: int
+    """The first barrier of its group whose failure is this request's."""
+    step: int | None = None
+    """The step that the ranks agreed on."""
+    ended_at: float | None = None
+    """When it was done or withdrawn, in seconds since 1970."""
+
+
 class NodeInfo(NamedTuple):
     """One life of one agent."""
 

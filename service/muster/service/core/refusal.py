@@ -33,6 +33,7 @@ class Reason(enum.StrEnum):
     SETTINGS_DIFFER = enum.auto()
     EVICTED = enum.auto()
     MEMBER_NOT_FOUND = enum.auto()
+    NO_SAVE_ASKED = enum.auto()
     COORDINATOR_DRAINING = enum.auto()
     NOT_LEADER = enum.auto()
     SLOW_CONSUMER = enum.auto()

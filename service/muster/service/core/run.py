@@ -12,6 +12,7 @@ from muster.service.core.process import Process, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
+from muster.service.core.saving import Saving
 from muster.service.core.store import Store, Total, Waiter
 from muster.service.core.timers import Timers
 
@@ -48,6 +49,7 @@ class Run:
         self.groups: dict[str, Group] = {}
         self.rendezvous = Rendezvous(run_id, timers)
         self.closed = closed
+        self.saving = Saving(run_id, self.groups, self.roster)
         self.evictions: dict[int, EvictionRecord] = {}
         """By rank; those of an older generation count no more."""
         self.store = Store(run_id, limits, timers, stored)
@@ -102,6 +104,7 @@ class Run:
         )
         self.roster.clear()
         self.roster.generation = generation
+        self.saving.begin_anew(effects)
         self.keep(now, effects)
 
     def stale(self, generation: int) -> Refusal:
@@ -133,6 +136,7 @@ class Run:
             self.roster.pass_on(None if newcomer.ordinal else now.monotonic - newcomer.age)
         for group in self.groups.values():
             group.begin_life(effects)
+        self.saving.begin_anew(effects)
 
     @property
     def _was_complete(self) -> bool:

@@ -89,8 +89,8 @@ class Sessions:
             return
         ordinals = tuple(process.ordinal for process in session.processes.values())
         effects.send(event.session, Welcome(self._epoch, self._ttl, self._limits.max_payload_bytes, ordinals))
-        if session.processes and session.run.closed is not None:
-            effects.send(event.session, session.run.closed)
+        if session.processes:
+            self._tell(session, (), effects)
 
     def check_hello(self, event: Hello, now: Instant) -> None:
         """Refuse a Hello before it changes anything.
@@ -217,8 +217,15 @@ class Sessions:
         answers = [self._entry(line, info, entries, now, effects) for info in event.processes]
         effects.send(line.id, Entered(tuple(answers)))
         entered = [rank for rank, entry in entries.items() if entry.refusal is None]
-        if entered and line.run.closed is not None:
-            effects.send(line.id, line.run.closed, entered)
+        if entered:
+            self._tell(line, entered, effects)
+
+    @staticmethod
+    def _tell(session: Session, ranks: Iterable[int], effects: Effects) -> None:
+        """What those who come must hear of their run."""
+        for message in (session.run.closed, session.run.saving.asked):
+            if message is not None:
+                effects.send(session.id, message, ranks)
 
     def _entry(
         self, line: Session, info: ProcessInfo, before: dict[int, Entry], now: Instant, effects: Effects
@@ -289,8 +296,7 @@ class Sessions:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
-        # No more than there can be to tell, whatever was sent.
-        for rank, number in event.steps[: len(session.processes)]:
+        for rank, number in event.steps:
             process = session.processes.get(rank)
             if process is not None and (process.step is None or process.step.number != number):
                 process.step = Step(number, now.monotonic)

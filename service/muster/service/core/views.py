@@ -18,6 +18,7 @@ from muster.service.core.model import (
     NodeInfo,
     NodeStanding,
     RendezvousSettings,
+    Save,
 )
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal
@@ -112,6 +113,7 @@ class RunView:
     store_bytes: int
     closed: Closed | None
     steps: StepsView | None
+    save: Save | None
     """None: no rank tells its step."""
 
 
@@ -215,6 +217,7 @@ def run(run: Run) -> RunView:
         store_bytes=run.store.bytes,
         closed=run.closed,
         steps=steps(run),
+        save=run.saving.save,
     )
 
 

@@ -16,6 +16,7 @@ from muster.service.core.effects import (
     Progress,
     Refused,
     RoundComplete,
+    SaveAsked,
     Standing,
     Welcome,
 )
@@ -209,6 +210,12 @@ def encode_session_message(message: Message) -> bytes:
                 response.entered.entries.add(ordinal=one.ordinal, refusal=refusal)
         case Parted():
             response.parted.CopyFrom(session_pb2.Parted(ranks=message.ranks))
+        case SaveAsked():
+            response.save_asked.number = message.number
+            response.save_asked.since_sequence = message.since
+            response.save_asked.stop = message.stop
+            response.save_asked.reason = message.reason
+            response.save_asked.withdrawn = message.withdrawn
         case Inspect():
             response.inspect.question = message.question
             response.inspect.all_threads = message.all_threads

@@ -41,6 +41,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.SETTINGS_DIFFER: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.EVICTED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.MEMBER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.NO_SAVE_ASKED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
     Reason.SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,

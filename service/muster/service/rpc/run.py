@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from muster.service.core import views
-from muster.service.core.effects import Evicted, RunForgotten
-from muster.service.core.events import Evict, Forget
+from muster.service.core.effects import Evicted, RunForgotten, SaveRequested
+from muster.service.core.events import CancelSave, Evict, Forget, RequestSave
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.rpc.call import Call
-from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb
+from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb, save_to_pb
 from muster.v1 import run_pb2, run_pb2_grpc
 
 WATCH_INTERVAL = 0.2
@@ -78,6 +78,25 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             open_barriers=barrier_names_to_pb(affected.open_barriers),
             waiting_calls=affected.waiting_calls,
         )
+
+    async def RequestSave(  # noqa: N802
+        self, request: run_pb2.RequestSaveRequest, context: Any
+    ) -> run_pb2.RequestSaveResponse:
+        """Ask all ranks of a run to save at one step."""
+        with Call(self._driver, SaveRequested) as call:
+            asked = RequestSave(call.id, request.run_id, request.stop, request.by, request.reason)
+            self._driver.submit(asked)
+            answer = await call.answer()
+        return run_pb2.RequestSaveResponse(save=save_to_pb(answer.save), was_asked=answer.was_asked)
+
+    async def CancelSave(  # noqa: N802
+        self, request: run_pb2.CancelSaveRequest, context: Any
+    ) -> run_pb2.CancelSaveResponse:
+        """Withdraw that."""
+        with Call(self._driver, SaveRequested) as call:
+            self._driver.submit(CancelSave(call.id, request.run_id, request.reason))
+            answer = await call.answer()
+        return run_pb2.CancelSaveResponse(save=save_to_pb(answer.save))
 
     async def Watch(  # noqa: N802
         self, request: run_pb2.WatchRequest, context: Any

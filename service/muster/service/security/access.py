@@ -56,6 +56,9 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.StoreService/ListKeys": WORKS,
     "/muster.v1.StoreService/NumKeys": WORKS,
     "/muster.v1.InsightService/Stacks": OPERATES,
+    # A rank that is told to end asks for all; what a job must not lose, only an operator withdraws.
+    "/muster.v1.RunService/RequestSave": WORKS,
+    "/muster.v1.RunService/CancelSave": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
 }

@@ -25,6 +25,7 @@ from muster.service.core.effects import (
     Record,
     RoundRecord,
     RunRecord,
+    SaveRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -40,6 +41,8 @@ from muster.service.wire import (
     milliseconds,
     node_from_pb,
     node_to_pb,
+    save_from_pb,
+    save_to_pb,
     settings_from_pb,
     timestamp_from_pb,
     timestamp_to_pb,
@@ -52,11 +55,12 @@ KINDS = (
     "group",
     "participant",
     "round",
+    "save",
     "speaker",
     "storekey",
     "storeop",
 )
-"""The kinds of row of which a run may have many."""
+"""The kinds of row that a run may have beside its own."""
 
 
 @dataclass(slots=True)
@@ -123,6 +127,11 @@ def encode(record: Kept | Forget) -> tuple[bytes, bytes | None]:
                 ordinal=record.ordinal,
             )
             return _key("eviction", record.run_id, f"{record.rank:010}"), eviction.SerializeToString()
+        case SaveRecord():
+            save = state_pb2.SaveRecord(
+                run_id=record.run_id, save=save_to_pb(record.save), since_sequence=record.save.since
+            )
+            return _key("save", record.run_id, "newest"), save.SerializeToString()
         case RoundRecord():
             return _round_key(record.run_id, record.round), _round_to_pb(record).SerializeToString()
         case ForgetRound():
@@ -189,6 +198,9 @@ def _decode(key: bytes, value: bytes) -> Kept:
         case b"eviction":
             eviction = state_pb2.EvictionRecord.FromString(value)
             return EvictionRecord(eviction.run_id, eviction.rank, eviction.generation, eviction.ordinal)
+        case b"save":
+            save = state_pb2.SaveRecord.FromString(value)
+            return SaveRecord(save.run_id, save_from_pb(save.save, save.since_sequence))
         case b"round":
             return _round_from_pb(state_pb2.RoundRecord.FromString(value))
         case b"participant":

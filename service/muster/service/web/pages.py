@@ -13,17 +13,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from muster.service import cells
 from muster.service.core import report, views
-from muster.service.core.model import MemberState, MissingState
+from muster.service.core.model import MemberState, MissingState, Save
 from muster.service.core.refusal import Refusal
 from muster.service.insight import words as insight_words
 from muster.service.rounds import rounds_of
+from muster.service.savepoint import asked_text, save_text
 from muster.service.saves import SAVES
 from muster.service.version import VERSION
 from muster.service.web import links
 from muster.service.web.look import Overview, RunLook, named
 from muster.service.web.rankmap import RankMap, rank_map
 from muster.service.web.stacks import StacksLook
-from muster.service.wire import milliseconds, rendezvous_to_pb, timestamp_to_pb
+from muster.service.wire import milliseconds, rendezvous_to_pb, save_to_pb, timestamp_to_pb
 from muster.v1 import coordinator_pb2, insight_pb2
 
 FOLDED_ABOVE = 16
@@ -231,7 +232,14 @@ def run_page(look: RunLook, root: str) -> str:
         members=_members(look),
         rendezvous=look.rendezvous,
         rounds=rounds_of(rendezvous_to_pb(look.rendezvous)),
+        save=_save(look.run.save) if look.run.save is not None else "",
     )
+
+
+def _save(save: Save) -> str:
+    """What became of the save that was asked for last."""
+    shown = save_to_pb(save)
+    return f"{save_text(shown)} (asked for by {asked_text(shown)})"
 
 
 def stacks_page(look: StacksLook, root: str) -> str:

@@ -32,6 +32,7 @@ def test_the_reasons_are_stable():
         "SETTINGS_DIFFER",
         "EVICTED",
         "MEMBER_NOT_FOUND",
+        "NO_SAVE_ASKED",
         "COORDINATOR_DRAINING",
         "NOT_LEADER",
         "SLOW_CONSUMER",

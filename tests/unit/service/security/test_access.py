@@ -38,6 +38,7 @@ def test_every_method_has_a_role():
 def test_the_roles_are_those_of_the_documentation():
     assert {method for method, rule in RULES.items() if rule.role is Role.OPERATOR} == {
         "/muster.v1.InsightService/Stacks",
+        "/muster.v1.RunService/CancelSave",
         "/muster.v1.RunService/Evict",
         "/muster.v1.RunService/Forget",
     }

@@ -113,6 +113,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
         store_bytes=0,
         closed=closed,
         steps=None,
+        save=None,
     )
     waiting = (barrier(3), barrier(report.MOST_NAMED_SINGLY + 10))
     decided = (barrier(0, decision),)

@@ -1,0 +1,204 @@
+"""A save that is asked for of all ranks of a run: at one step, by all or by none.
+
+The ranks agree on the step at a barrier of the group ``PREFIX``, where each hands in beyond which step it
+will not go, and say that they are done at the next one. So whatever may become of ranks is judged by the
+rules of barriers; here is only what is asked for, and what a release of that group says of it.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from muster.service.core import report
+from muster.service.core.effects import Delivery, Effects, Notice, SaveAsked, SaveRecord
+from muster.service.core.group import Group
+from muster.service.core.model import Decision, Instant, Outcome, Save, SaveState
+from muster.service.core.process import Process, audience
+from muster.service.core.refusal import Reason, Refusal
+
+PREFIX = "muster/save"
+"""The group of the barriers at which ranks agree on a save, and say that they are done."""
+
+
+GREATEST = 2**63 - 1
+"""Of steps and numbers of requests."""
+
+
+class Phase(enum.StrEnum):
+    """What a barrier of the group is about."""
+
+    AGREE = "agree"
+    DONE = "done"
+
+
+class Word(NamedTuple):
+    """What one rank hands in: ``PHASE STEP NUMBER STOP``, in ASCII."""
+
+    phase: Phase
+    step: int
+    """Beyond which it will not go, or at which it has saved."""
+    number: int
+    """Of the newest request that it has heard of."""
+
+
+class Saving:
+    """What is asked for of one run.
+
+    Args:
+        run_id: the run.
+        groups: those of the run, by prefix.
+        roster: its processes.
+    """
+
+    def __init__(self, run_id: str, groups: dict[str, Group], roster: Iterable[Process]) -> None:
+        self.save: Save | None = None
+        """The newest."""
+        self._run_id = run_id
+        self._groups = groups
+        self._roster = roster
+        self._seen: int | None = None
+        """The group's next barrier when its last decision was looked at."""
+
+    def restore(self, record: SaveRecord) -> None:
+        """Take back what was asked for from storage."""
+        self.save = record.save
+
+    @property
+    def asked(self) -> SaveAsked | None:
+        """What a process that comes must hear; None: nothing stands."""
+        return None if self.save is None or not self.save.state.stands else _told(self.save)
+
+    def request(self, stop: bool, by: str, reason: str, now: Instant, effects: Effects) -> bool:
+        """Someone asks for a save.
+
+        A request that stands is the same one, unless the ranks could not agree on it, or training is to end
+        and was not to: then it is made anew, beside what they may be at.
+
+        Returns:
+            Whether nothing was changed, for it had been asked for before.
+        """
+        last = self.save
+        if last is not None and last.state.stands:
+            if last.stop >= stop and not self._failed(last):
+                return True
+            stop = stop or last.stop
+        number = last.number + 1 if last is not None else 1
+        asked = Save(number, SaveState.ASKED, stop, by, reason, now.wall, self._next_sequence)
+        self._keep(asked, effects)
+        self._tell(asked, effects)
+        ending = ", and training is to end" if stop else ""
+        self._note("asked", f"was asked for by {report.shown(by)}{ending}{_because(reason)}", effects)
+        return False
+
+    def withdraw(self, reason: str, now: Instant, effects: Effects) -> Save:
+        """Someone wants it no longer. Ranks that have agreed on a step save at it nevertheless.
+
+        Returns:
+            What was withdrawn.
+
+        Raises:
+            Refusal: NO_SAVE_ASKED.
+        """
+        last = self.save
+        if last is None or not last.state.stands:
+            raise Refusal(
+                Reason.NO_SAVE_ASKED,
+                f"no save of run {self._run_id} is asked for, so none was withdrawn. "
+                f"Look at it with: {report.command('describe run', self._run_id)}",
+            )
+        withdrawn = replace(last, state=SaveState.WITHDRAWN, ended_at=now.wall)
+        self._keep(withdrawn, effects)
+        self._tell(withdrawn, effects)
+        self._note("withdrawn", f"was withdrawn{_because(reason)}", effects)
+        self.settle(now, effects)
+        return withdrawn
+
+    def settle(self, now: Instant, effects: Effects) -> None:
+        """Ranks arrived at the group's barrier: hear a release, and let nobody wait for nothing."""
+        group = self._groups.get(PREFIX)
+        if group is None:
+            return
+        if group.open is not None:
+            if not self._is_of_use:
+                group.abort("no save is asked for any longer", now, effects)
+        elif self._seen != group.next_sequence:
+            self._seen = group.next_sequence
+            words = _released(group.decisions.get(group.next_sequence - 1))
+            if words and self.save is not None and max(word.number for word in words) >= self.save.number:
+                self._heard(self.save, words, now, effects)
+
+    @property
+    def _is_of_use(self) -> bool:
+        """Whether there is something that ranks may agree on, or be done with."""
+        save = self.save
+        if save is None or save.state is SaveState.DONE:
+            return False
+        return save.state.stands or save.step is not None
+
+    def _heard(self, save: Save, words: list[Word], now: Instant, effects: Effects) -> None:
+        step = max(word.step for word in words)
+        if words[0].phase is Phase.DONE:
+            self._keep(replace(save, state=SaveState.DONE, step=step, ended_at=now.wall), effects)
+            took = report.seconds(max(0.0, now.wall - save.asked_at))
+            self._note("done", f"was done by all ranks at step {step}, {took} after it was asked", effects)
+        elif save.state is SaveState.ASKED:
+            self._keep(replace(save, state=SaveState.AGREED, step=step), effects)
+            self._note("agreed", f"was agreed on: all ranks save at step {step}", effects)
+
+    def begin_anew(self, effects: Effects) -> None:
+        """Other processes come: they must agree anew on what stands."""
+        if self.save is not None and self.save.state is SaveState.AGREED:
+            self._keep(replace(self.save, state=SaveState.ASKED, step=None), effects)
+
+    @property
+    def _next_sequence(self) -> int:
+        group = self._groups.get(PREFIX)
+        return group.next_sequence if group is not None else 0
+
+    def _failed(self, save: Save) -> bool:
+        """Whether the ranks that are there have tried, and failed."""
+        group = self._groups.get(PREFIX)
+        last = group.decisions.get(group.next_sequence - 1) if group is not None else None
+        return last is not None and last.sequence >= save.since and not _released(last)
+
+    def _keep(self, save: Save, effects: Effects) -> None:
+        self.save = save
+        effects.records.append(SaveRecord(self._run_id, save))
+
+    def _tell(self, save: Save, effects: Effects) -> None:
+        effects.deliveries.append(Delivery(audience(self._roster), _told(save)))
+
+    def _note(self, what: str, words: str, effects: Effects) -> None:
+        assert self.save is not None
+        message = f"save {self.save.number} of run {self._run_id} {words}"
+        effects.notices.append(Notice(f"save.{what}", self._run_id, message))
+
+
+def _released(decision: Decision | None) -> list[Word]:
+    """What all ranks handed in; empty if the barrier failed, or they were not at one."""
+    if decision is None or decision.outcome is not Outcome.RELEASED:
+        return []
+    words = [word for _, payload in decision.payloads if (word := _word(payload)) is not None]
+    whole = len(words) == decision.required and len({word.phase for word in words}) == 1
+    return words if whole else []
+
+
+def _word(payload: bytes) -> Word | None:
+    """What a rank handed in; None if it is no such word."""
+    try:
+        phase, step, number, _ = payload.decode("ascii").split(" ")
+        word = Word(Phase(phase), int(step), int(number))
+    except ValueError:
+        return None
+    return word if 0 <= word.step <= GREATEST and 0 <= word.number <= GREATEST else None
+
+
+def _told(save: Save) -> SaveAsked:
+    withdrawn = save.state is SaveState.WITHDRAWN
+    why = f"asked for by {report.shown(save.by)}{_because(save.reason)}"
+    return SaveAsked(save.number, save.since, save.stop, why, withdrawn)
+
+
+def _because(reason: str) -> str:
+    return f": {report.shown(reason)}" if reason else ""

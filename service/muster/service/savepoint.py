@@ -1,0 +1,28 @@
+"""A save that all ranks were asked for, in words."""
+
+from muster.service.core import report
+from muster.v1 import run_pb2
+
+_STATES = {
+    run_pb2.SAVE_STATE_ASKED: "asked for; the ranks have not agreed on a step",
+    run_pb2.SAVE_STATE_AGREED: "agreed on; not all ranks are done",
+    run_pb2.SAVE_STATE_DONE: "done by all ranks",
+    run_pb2.SAVE_STATE_WITHDRAWN: "withdrawn",
+}
+
+
+def save_text(save: run_pb2.Save) -> str:
+    """How a save stands, in a line: ``save 3 at step 412: done by all ranks, 14 s after it was asked``."""
+    step = f" at step {save.step}" if save.HasField("step") else ""
+    took = ""
+    if save.HasField("ended_at"):
+        seconds = save.ended_at.ToMilliseconds() - save.asked_at.ToMilliseconds()
+        took = f", {report.seconds(max(0, seconds) / 1000)} after it was asked for"
+    stop = "; training ends after it" if save.stop else ""
+    return f"save {save.number}{step}: {_STATES.get(save.state, 'unknown')}{took}{stop}"
+
+
+def asked_text(save: run_pb2.Save) -> str:
+    """Who asked for a save, and why."""
+    reason = f": {report.shown(save.reason)}" if save.reason else ""
+    return f"{report.shown(save.by)}{reason}"

@@ -1,0 +1,82 @@
+"""A small training job that is told to end: ``FOLDER MODE``, a rank of it under torchrun.
+
+With MODE ``point`` its ranks save at a save point. With ``alone`` each rank saves for itself when it has a
+signal, as scripts do: the control, which tears.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from muster.worker import Checkpointer, SavePoint
+
+STEPS = 100_000
+
+
+def say(folder: Path, what: str, step: int) -> None:
+    """Leave a line for the test: what this rank did, and at which step."""
+    with (folder / f"rank-{os.environ['RANK']}").open("a") as file:
+        file.write(f"{what} {step}\n")
+
+
+def with_point(folder: Path) -> None:
+    """Save at one step of all ranks."""
+    state = {"weights": torch.zeros(1000)}
+    checkpointer = Checkpointer(folder / "checkpoints")
+    start = checkpointer.load(state).step if checkpointer.latest() else 0
+    with SavePoint(signals=[signal.SIGTERM]) as point:
+        say(folder, "began", start)
+        for step in range(start + 1, STEPS):
+            train(state["weights"])
+            if point.reached(step):
+                checkpointer.save(step, state)
+                checkpointer.finalize(blocking=True)
+                say(folder, "saved", step)
+                point.done()
+                if point.stop:
+                    break
+    checkpointer.close()
+
+
+def alone(folder: Path) -> None:
+    """Save on the signal alone."""
+    told: list[int] = []
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+
+    signal.signal(signal.SIGTERM, tell)
+    say(folder, "began", 0)
+    weights = torch.zeros(1000)
+    for step in range(1, STEPS):
+        if told:
+            say(folder, "saved", step)
+            break
+        train(weights)
+
+
+def train(weights: torch.Tensor) -> None:
+    """One step, with a collective."""
+    gradient = torch.ones(1000)
+    dist.all_reduce(gradient)
+    weights += gradient
+    time.sleep(0.01)
+
+
+def main() -> None:
+    """Train until told to end."""
+    folder, mode = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    {"point": with_point, "alone": alone}[mode](folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A save that all ranks are asked for: counted once, kept, told to all, and ended by all."""
+
+from collections.abc import Callable
+
+import pytest
+
+from muster.service.core.effects import Effects, SaveAsked, SaveRequested
+from muster.service.core.events import CancelSave, Goodbye, RequestSave
+from muster.service.core.model import Outcome, Save, SaveState
+from muster.service.core.refusal import Reason
+from muster.service.core.saving import PREFIX
+from tests.support.core_world import RUN, Client, World
+from tests.support.expect import some
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def ask(world: World, *, stop: bool = False, reason: str = "", by: str = "ann") -> SaveRequested:
+    (answer,) = world.ask(RequestSave(world.new_session(), RUN, stop, by, reason))
+    assert isinstance(answer, SaveRequested)
+    return answer
+
+
+def cancel(world: World, reason: str = "") -> object:
+    (answer,) = world.ask(CancelSave(world.new_session(), RUN, reason))
+    return answer
+
+
+def newest(world: World) -> Save:
+    return some(world.coordinator.runs[RUN].saving.save)
+
+
+def say(clients: list[Client], *words: str) -> None:
+    for client, word in zip(clients, words, strict=True):
+        client.arrive(PREFIX, payload=word.encode())
+
+
+def outcomes(client: Client) -> list[Outcome]:
+    return [decision.outcome for decision in client.seats[PREFIX].heard]
+
+
+def test_it_is_told_to_all_and_to_whoever_comes_while_it_stands(world: World):
+    zero, _ = world.ranks()
+    answer = ask(world, stop=True, reason="a drain")
+    assert (answer.was_asked, answer.save.state, answer.save.number) == (False, SaveState.ASKED, 1)
+    told = SaveAsked(1, 0, stop=True, reason="asked for by ann: a drain")
+    assert [client.save_asked for client in world.clients] == [told, told]
+    zero.save_asked = None
+    zero.reconnect()
+    assert zero.save_asked == told
+    line = world.line(world.start(2, connect=False))
+    assert line.riders[2].save_asked == told
+
+
+def test_it_is_counted_once_however_often_it_is_asked_for(world: World):
+    world.ranks()
+    first = ask(world)
+    again = ask(world, by="bob")
+    assert (again.was_asked, again.save) == (True, first.save)
+    # Training is to end as well: that is more than was asked for.
+    stop = ask(world, stop=True)
+    assert (stop.was_asked, stop.save.number, stop.save.stop) == (False, 2, True)
+    assert ask(world).was_asked
+
+
+def test_the_greatest_step_is_agreed_on_and_all_end_it(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 12 1 0")
+    assert (newest(world).state, newest(world).step) == (SaveState.AGREED, 12)
+    say(clients, "done 12 1 0", "done 12 1 0")
+    done = newest(world)
+    assert (done.state, done.step, done.ended_at) == (SaveState.DONE, 12, world.instant.wall)
+    clients[0].save_asked = None
+    clients[0].reconnect()
+    assert clients[0].save_asked is None
+    assert ask(world).save.number == 2
+
+
+def test_what_ranks_agreed_on_before_they_heard_of_more_ends_only_that(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 12 1 0")
+    ask(world, stop=True)
+    say(clients, "done 12 1 0", "done 12 1 0")
+    assert (newest(world).number, newest(world).state) == (2, SaveState.ASKED)
+    say(clients, "agree 20 2 1", "agree 20 1 0")
+    say(clients, "done 20 2 1", "done 20 2 1")
+    assert newest(world).state is SaveState.DONE
+
+
+@pytest.mark.parametrize(
+    "junk", ["", "agree", "agree x 1 0", "leave 9 1 0", "done 9 1 0", "agree -1 1 0", f"agree {2**63} 1 0"]
+)
+def test_what_is_no_word_ends_nothing_and_may_be_asked_for_again(world: World, junk: str):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", junk)
+    assert newest(world).state is SaveState.ASKED
+    assert not ask(world).was_asked
+    assert newest(world).since == 1
+
+
+def test_who_dies_fails_it_for_all_and_it_stands_for_the_next_life(world: World):
+    zero, one = world.ranks(prefix=PREFIX)
+    ask(world)
+    say([zero], "agree 9 1 0")
+    one.die()
+    world.wait(11)
+    assert outcomes(zero) == [Outcome.MEMBER_LOST]
+    assert newest(world).state is SaveState.ASKED
+    again = world.ranks(prefix=PREFIX, generation=1)
+    assert [some(client.save_asked).number for client in again] == [1, 1]
+    say(again, "agree 5 1 0", "agree 4 1 0")
+    assert newest(world).step == 5
+
+
+@pytest.mark.parametrize("anew", [lambda world: world.ranks(generation=1), lambda world: world.ranks()])
+def test_other_processes_must_agree_anew(world: World, anew: Callable[[World], object]):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 9 1 0")
+    for client in clients:
+        world.do(Goodbye(some(client.session)))
+    anew(world)
+    assert (newest(world).state, newest(world).step) == (SaveState.ASKED, None)
+
+
+def test_withdrawn_it_is_nobodys_and_nobody_waits_for_it(world: World):
+    zero, one = world.ranks(prefix=PREFIX)
+    ask(world)
+    say([zero], "agree 9 1 0")
+    answer = cancel(world, "the drain is off")
+    assert isinstance(answer, SaveRequested)
+    assert answer.save.state is SaveState.WITHDRAWN
+    assert outcomes(zero) == [Outcome.ABORTED]
+    assert some(one.save_asked).withdrawn
+    # Its word was under way.
+    say([one], "agree 9 1 0")
+    say([one], "agree 9 1 0")
+    assert outcomes(one) == [Outcome.ABORTED, Outcome.ABORTED]
+
+
+def test_what_was_agreed_on_is_done_although_it_was_withdrawn(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 9 1 0")
+    cancel(world)
+    say(clients, "done 9 1 0", "done 9 1 0")
+    assert outcomes(clients[0]) == [Outcome.RELEASED, Outcome.RELEASED]
+    assert newest(world).state is SaveState.DONE
+
+
+def test_what_nobody_asked_for_cannot_be_withdrawn(world: World):
+    world.ranks()
+    refused = world.refused(CancelSave(world.new_session(), RUN, ""))
+    assert refused.refusal.reason is Reason.NO_SAVE_ASKED
+    ask(world)
+    cancel(world)
+    assert world.refused(CancelSave(world.new_session(), RUN, "")).refusal.reason is Reason.NO_SAVE_ASKED
+
+
+def test_a_restarted_coordinator_has_forgotten_nothing(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world, stop=True, reason="a drain")
+    say(clients, "agree 9 1 1", "agree 12 1 1")
+    before = newest(world)
+    world.crash()
+    assert newest(world) == before
+    for client in clients:
+        client.connect()
+    say(clients, "done 12 1 1", "done 12 1 1")
+    assert newest(world).state is SaveState.DONE
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (RequestSave(900, "nobody", False, "ann", ""), Reason.RUN_NOT_FOUND),
+        (RequestSave(900, RUN, False, "", ""), Reason.INVALID_ARGUMENT),
+        (RequestSave(900, RUN, False, "a\0b", ""), Reason.INVALID_ARGUMENT),
+        (RequestSave(900, RUN, False, "ann", "x" * 100_000), Reason.INVALID_ARGUMENT),
+        (CancelSave(900, "nobody", ""), Reason.RUN_NOT_FOUND),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(world: World, event: RequestSave, reason: Reason):
+    world.ranks()
+    assert world.refused(event).refusal.reason is reason
+    assert world.coordinator.runs[RUN].saving.save is None
+
+
+def test_the_log_says_who_asked_and_what_became_of_it(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    said: list[str] = []
+
+    def note(effects: Effects) -> None:
+        said.extend(notice.message for notice in effects.notices if notice.event.startswith("save."))
+
+    ask(world, reason="a drain")
+    note(world.last)
+    for word in ("agree 9 1 0", "done 9 1 0"):
+        for client in clients:
+            client.arrive(PREFIX, payload=word.encode())
+            note(world.last)
+        world.now += 2.0
+    assert said == [
+        f"save 1 of run {RUN} was asked for by ann: a drain",
+        f"save 1 of run {RUN} was agreed on: all ranks save at step 9",
+        f"save 1 of run {RUN} was done by all ranks at step 9, 2 s after it was asked",
+    ]

@@ -1,0 +1,204 @@
+"""Agreeing on a step: whatever happens to ranks and coordinator, no two of them save at different ones."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from muster.service.core.events import CancelSave, RequestSave
+from muster.service.core.model import SaveState
+from muster.service.core.saving import PREFIX
+from muster.worker.decision import Decision, Outcome
+from muster.worker.savepoint.agreement import AHEAD, Course, Next, Phase, Word, parse, together
+from muster.worker.savepoint.asked import SaveAsked
+from tests.support.core_world import RUN, World
+from tests.support.trainers import Trainer
+
+
+class Saves(RuleBasedStateMachine):
+    """Ranks at any steps, requests and withdrawals at any time, deaths, restarts, and ranks that finish."""
+
+    @initialize(size=st.integers(1, 4), start=st.integers(0, 1000), lag=st.integers(0, 5))
+    def begin(self, size: int, start: int, lag: int) -> None:
+        self.world = World(world_size=size)
+        self.generation = 0
+        self.gone: list[Trainer] = []
+        self.trainers = [Trainer(self.world, rank, 0, start + rank * lag) for rank in range(size)]
+
+    @rule(rank=st.integers(0, 3), steps=st.integers(1, 4))
+    def train(self, rank: int, steps: int) -> None:
+        trainer = self.trainers[rank % len(self.trainers)]
+        for _ in range(steps if trainer.client.session is not None else 0):
+            trainer.train()
+
+    @rule()
+    def train_all(self) -> None:
+        for rank in range(len(self.trainers)):
+            self.train(rank, 1)
+
+    @rule(stop=st.booleans())
+    def ask(self, stop: bool) -> None:
+        self.world.do(RequestSave(self.world.new_session(), RUN, stop, "someone", ""))
+
+    @rule()
+    def cancel(self) -> None:
+        self.world.do(CancelSave(self.world.new_session(), RUN, ""))
+
+    @rule(rank=st.integers(0, 3))
+    def reconnect(self, rank: int) -> None:
+        client = self.trainers[rank % len(self.trainers)].client
+        if client.alive and not client.refusals:
+            client.reconnect()
+
+    @rule(rank=st.integers(0, 3), goodbye=st.booleans())
+    def ends(self, rank: int, goodbye: bool) -> None:
+        client = self.trainers[rank % len(self.trainers)].client
+        if client.session is not None:
+            client.goodbye() if goodbye else client.die()
+
+    @rule(seconds=st.sampled_from([0.1, 11.0, 700.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    @rule()
+    def crash(self) -> None:
+        self.world.crash()
+        for trainer in self.trainers:
+            if trainer.client.alive and not trainer.client.refusals:
+                trainer.client.connect()
+
+    @rule(start=st.integers(0, 1000))
+    @precondition(lambda self: any(not trainer.client.alive for trainer in self.trainers))
+    def restart(self, start: int) -> None:
+        """The job begins anew, as torchrun begins another round."""
+        for trainer in self.trainers:
+            if trainer.client.session is not None:
+                trainer.client.die()
+        self.gone += self.trainers
+        self.generation += 1
+        self.trainers = [
+            Trainer(self.world, rank, self.generation, start) for rank in range(self.world.world_size)
+        ]
+
+    @rule(rank=st.integers(0, 3), step=st.integers(0, 1000))
+    def one_begins_anew(self, rank: int, step: int) -> None:
+        """A process is restarted alone; whether in time is another matter."""
+        rank %= len(self.trainers)
+        if not self.trainers[rank].client.alive:
+            self.gone.append(self.trainers[rank])
+            self.trainers[rank] = Trainer(self.world, rank, self.generation, step)
+
+    @invariant()
+    def all_save_at_the_same_steps_and_hear_the_same_of_the_end(self) -> None:
+        steps: dict[int, int] = {}
+        stops: dict[int, bool] = {}
+        for trainer in (*self.gone, *self.trainers):
+            for sequence, step in trainer.saved.items():
+                assert steps.setdefault(sequence, step) == step
+            for sequence, stop in trainer.done.items():
+                assert stops.setdefault(sequence, stop) is stop
+        # Who hears that all have saved is one of all who have.
+        for done in stops:
+            savers = {t.client.rank for t in (*self.gone, *self.trainers) if done - 1 in t.saved}
+            assert savers == set(range(len(self.trainers)))
+
+    def teardown(self) -> None:
+        """What stands, or is asked for now, is done by ranks that live."""
+        trainers = self.trainers
+        if any(trainer.client.session is None for trainer in trainers):
+            return
+        saving = self.world.coordinator.runs[RUN].saving
+        for turn in range(2_400):
+            for trainer in trainers:
+                trainer.train()
+            if turn % 1_100 == 0:
+                # What failed meanwhile is left to the job's next life, unless somebody asks again.
+                self.ask(stop=True)
+            if saving.asked is None:
+                break
+        save = saving.save
+        assert save is not None
+        assert save.state is SaveState.DONE, save
+        assert save.stop
+        for trainer in trainers:
+            trainer.look()
+            assert list(trainer.done.values())[-1]
+            assert list(trainer.saved.values())[-1] == save.step
+        self.all_save_at_the_same_steps_and_hear_the_same_of_the_end()
+
+
+TestSaves = Saves.TestCase
+TestSaves.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def asked(number: int = 1, since: int = 0, *, stop: bool = False, withdrawn: bool = False) -> SaveAsked:
+    return SaveAsked(number, since, stop, "asked for by someone", withdrawn)
+
+
+def released(*words: bytes, sequence: int = 0) -> Decision:
+    return Decision(
+        prefix=PREFIX,
+        sequence=sequence,
+        outcome=Outcome.RELEASED,
+        message="",
+        missing=(),
+        failures=(),
+        payloads=dict(enumerate(words)),
+    )
+
+
+def test_a_rank_goes_on_for_two_steps_before_it_waits():
+    course = Course(2)
+    assert course.after(7, None) is Next.GO_ON
+    assert course.after(8, asked()) is Next.ARRIVE
+    assert parse(course.word(asked())) == Word(Phase.AGREE, 8 + AHEAD, 1, stop=False)
+    assert [course.after(step, asked()) for step in (9, 10, 11)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
+
+
+def test_the_step_is_the_greatest_that_nobody_can_have_passed():
+    course = Course(2)
+    course.after(8, asked())
+    assert course.heard(released(course.word(asked()), Word(Phase.AGREE, 13, 2, stop=True).encode()))
+    assert [course.after(step, asked()) for step in (10, 12, 13, 14)] == [
+        *(Next.GO_ON, Next.GO_ON, Next.SAVE, Next.GO_ON)
+    ]
+    assert parse(course.word(asked())) == Word(Phase.DONE, 13, 2, stop=True)
+
+
+def test_who_counts_in_tens_saves_at_the_first_that_is_not_below():
+    course = Course(1)
+    course.after(20, asked())
+    assert course.after(30, asked()) is Next.WAIT
+    course.heard(released(course.word(asked())))
+    assert course.after(30, asked()) is Next.SAVE
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"agree", b"agree 1 1", b"agree x 1 0", b"leave 1 1 0", b"\xff 1 1 0", b"agree 1 1 0 0"]
+)
+def test_what_is_no_word_is_no_agreement(junk: bytes):
+    good = Word(Phase.AGREE, 3, 1, stop=False).encode()
+    assert together(released(good, good), Phase.AGREE, 2) is not None
+    assert together(released(good, junk), Phase.AGREE, 2) is None
+    assert together(released(good, Word(Phase.DONE, 3, 1, stop=False).encode()), Phase.AGREE, 2) is None
+    assert together(released(good), Phase.AGREE, 2) is None
+
+
+def test_what_failed_is_not_tried_again_and_what_is_asked_for_later_is():
+    course = Course(1)
+    course.after(8, asked())
+    lost = Decision(
+        prefix=PREFIX,
+        sequence=4,
+        outcome=Outcome.MEMBER_LOST,
+        message="",
+        missing=(),
+        failures=(),
+        payloads={},
+    )
+    assert not course.heard(lost)
+    assert course.idle
+    assert not course.wants(asked(1))
+    assert not course.wants(asked(2, since=4))
+    assert not course.wants(asked(2, since=5, withdrawn=True))
+    assert course.wants(asked(2, since=5))

@@ -1,0 +1,113 @@
+"""Signals to this process that ask all ranks of its job for a save."""
+
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import grpc
+
+from muster.client.calls import reason_of
+from muster.client.credentials import check_credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.replicas import Search, Target, replicas_of
+from muster.v1 import run_pb2, run_pb2_grpc
+from muster.worker.channel import open_channel
+from muster.worker.fork_guard import start_thread
+from muster.worker.session import SessionConfig
+from muster.worker.unary import ask_leader
+
+logger = logging.getLogger(__name__)
+
+ATTEMPT = 10.0
+"""Seconds that one attempt to ask may take; they go on until one is answered."""
+PAUSE = 1.0
+"""Seconds between two attempts."""
+
+
+class Notices:
+    """Hands signals on to all ranks: each asks for a save, after which training is to end.
+
+    A signal's own handler is still called, after the notice was taken; its default action is not carried out.
+
+    Args:
+        signals: which ones.
+        config: whose process it is, and where its coordinator is.
+
+    Raises:
+        ValueError: this is not the main thread, or one cannot be handled.
+    """
+
+    def __init__(self, signals: Iterable[signal.Signals], config: SessionConfig) -> None:
+        check_credentials(config.endpoint)
+        self._config = config
+        self._replicas = replicas_of(config.endpoint)
+        self._taken: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._before = {one: signal.getsignal(one) for one in signals}
+        if self._before:
+            start_thread("a save point", f"muster-notices-{config.rank}", self._run)
+        try:
+            for one in self._before:
+                signal.signal(one, self._take)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the signals back to whoever handled them before."""
+        self._closed.set()
+        self._taken.put(None)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for one, handler in self._before.items():
+            if signal.getsignal(one) == self._take:
+                signal.signal(one, handler if handler is not None else signal.SIG_DFL)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        # Nothing here may wait: it interrupts the main thread wherever that is.
+        self._taken.put(number)
+        handler = self._before.get(signal.Signals(number))
+        if callable(handler):
+            handler(number, frame)
+
+    def _run(self) -> None:
+        while (number := self._taken.get()) is not None:
+            self._ask(signal.Signals(number).name)
+
+    def _ask(self, name: str) -> None:
+        config = self._config
+        request = run_pb2.RequestSaveRequest(
+            run_id=config.run_id, stop=True, by=f"rank {config.rank} ({config.host})", reason=name
+        )
+        while not self._closed.is_set():
+            search = Search(self._replicas)
+            try:
+                ask_leader(search, _channel, _method, request, ATTEMPT, wait=True)
+                logger.warning("%s: a save of all ranks is asked for, after which training is to end", name)
+                return
+            except EnvironmentValueError as error:
+                logger.warning("%s: no save could be asked for: %s", name, error)
+            except grpc.RpcError as error:
+                logger.warning("%s: no save could be asked for: %s", name, search.said)
+                if reason_of(error):
+                    return
+            self._closed.wait(PAUSE)
+
+
+@contextmanager
+def _channel(target: Target) -> Iterator[grpc.Channel]:
+    channel = open_channel(target)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def _method(
+    channel: grpc.Channel,
+) -> "grpc.UnaryUnaryMultiCallable[run_pb2.RequestSaveRequest, run_pb2.RequestSaveResponse]":
+    return run_pb2_grpc.RunServiceStub(channel).RequestSave

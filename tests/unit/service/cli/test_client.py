@@ -42,6 +42,7 @@ def test_a_refusal_is_told_in_the_coordinators_own_words(reason):
     assert str(error) == "no such thing. Do that."
     expected = {
         Reason.NO_OPEN_BARRIER: Exit.CLOSED,
+        Reason.NO_SAVE_ASKED: Exit.CLOSED,
         Reason.COORDINATOR_DRAINING: Exit.UNREACHABLE,
         Reason.NOT_LEADER: Exit.UNREACHABLE,
     }

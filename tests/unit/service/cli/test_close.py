@@ -2,7 +2,8 @@ import getpass
 
 import pytest
 
-from muster.service.cli.close import caller, closing_text
+from muster.service.cli.caller import caller
+from muster.service.cli.close import closing_text
 from muster.v1 import common_pb2, rendezvous_pb2
 from tests.unit.service.cli import samples
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from muster.v1.run_pb2_grpc import RunServiceServicer, add_RunServiceServicer_to
 from tests.unit.service.cli.test_main import invoke
 
 
-def save(state: int, number: int = 1, **more: object) -> run_pb2.Save:
+def save(state: int, number: int = 1, **more: Any) -> run_pb2.Save:
     asked_at = Timestamp(seconds=1_700_000_000)
     found = run_pb2.Save(number=number, by="ann@login", reason="a drain", asked_at=asked_at)
     found.state = run_pb2.SaveState.ValueType(state)
@@ -58,7 +59,7 @@ class Runs(RunServiceServicer):
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     monkeypatch.setattr(module, "LOOK_INTERVAL", 0.0)
-    serving = Runs()
+    serving = Runs()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(1))
     add_RunServiceServicer_to_server(serving, server)
     serving.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -21,7 +21,7 @@ from muster.service.clock import Clock
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, MemberState, Outcome
+from muster.service.core.model import Decision, MemberState, Outcome, Save, SaveState
 from muster.service.saves import SAVES
 from muster.service.telemetry.labels import OVERFLOW, PrefixLabels, RunLabels
 from muster.service.version import VERSION
@@ -320,6 +320,21 @@ class StateCollector(Collector):
             "still": GaugeMetricFamily(
                 "muster_run_still_seconds", "Time since one of the run's ranks took a step.", labels=["run"]
             ),
+            "asked": GaugeMetricFamily(
+                "muster_run_save_asked_seconds",
+                "Time since the save was asked for that the run's ranks are still to make.",
+                labels=["run"],
+            ),
+            "saved": GaugeMetricFamily(
+                "muster_run_saved_step",
+                "The step at which all ranks made the save that was asked for last.",
+                labels=["run"],
+            ),
+            "took": GaugeMetricFamily(
+                "muster_run_save_seconds",
+                "Time from the request for that save until all ranks had made it.",
+                labels=["run"],
+            ),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
                 "Nodes without a round: those that come together, and those that wait to be let in.",
@@ -355,6 +370,8 @@ class StateCollector(Collector):
                     families["step"].add_metric([run_label], steps.highest)
                     families["spread"].add_metric([run_label], steps.highest - steps.lowest)
                     families["still"].add_metric([run_label], now - steps.moved_at)
+                if (save := run.saving.save) is not None:
+                    _add_save(families, run_label, save, moment.wall)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
             newest = {process.rank: process.state for process in run.roster}
@@ -411,3 +428,19 @@ class Scrape(Collector):
         """The counts, and the state as it was."""
         yield from self._registry.collect()
         yield from self._state
+
+
+def _add_save(families: Mapping[str, GaugeMetricFamily], run_label: str, save: Save, now: float) -> None:
+    """Show the save that a run's ranks were asked for.
+
+    Args:
+        families: where it is added.
+        run_label: the run.
+        save: the newest.
+        now: seconds since 1970.
+    """
+    if save.state.stands:
+        families["asked"].add_metric([run_label], max(0.0, now - save.asked_at))
+    elif save.state is SaveState.DONE and save.step is not None and save.ended_at is not None:
+        families["saved"].add_metric([run_label], save.step)
+        families["took"].add_metric([run_label], max(0.0, save.ended_at - save.asked_at))

@@ -4,11 +4,19 @@ import pytest
 from prometheus_client import generate_latest
 
 from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.events import CloseRun, Disconnected, Hello, ProcessInfo, StoreRequest
+from muster.service.core.events import (
+    CloseRun,
+    Disconnected,
+    Hello,
+    ProcessInfo,
+    RequestSave,
+    StoreRequest,
+)
 from muster.service.core.limits import Limits
 from muster.service.core.model import Instant, Outcome
 from muster.service.core.operations import Set
 from muster.service.core.retention import NOTE_INTERVAL, Retention
+from muster.service.core.saving import PREFIX
 from muster.service.core.store import KEY_BYTES
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
@@ -39,6 +47,9 @@ FAMILIES = {
     "muster_run_step": "gauge",
     "muster_run_step_spread": "gauge",
     "muster_run_still_seconds": "gauge",
+    "muster_run_save_asked_seconds": "gauge",
+    "muster_run_saved_step": "gauge",
+    "muster_run_save_seconds": "gauge",
     "muster_rendezvous_waiting_nodes": "gauge",
     "muster_rendezvous_rounds_total": "counter",
     "muster_rendezvous_join_seconds": "histogram",
@@ -545,6 +556,21 @@ def test_how_far_a_run_has_come_is_shown_of_ranks_that_tell_it_and_are_there(met
     assert [value(metrics, name, run=RUN) for name in names] == [120, 0, 42]
     zero.goodbye()
     assert [value(metrics, name, run=RUN) for name in names] == [None] * 3
+
+
+def test_a_save_that_all_ranks_are_asked_for_is_shown_until_they_have_made_it(metrics: Metrics):
+    world = World(1)
+    watch(metrics, world)
+    (zero,) = world.ranks(prefix=PREFIX)
+    names = "muster_run_save_asked_seconds", "muster_run_saved_step", "muster_run_save_seconds"
+    assert [value(metrics, name, run=RUN) for name in names] == [None] * 3
+    world.do(RequestSave(world.new_session(), RUN, False, "ann", ""))
+    world.now += 5.0
+    assert [value(metrics, name, run=RUN) for name in names] == [5, None, None]
+    zero.arrive(PREFIX, payload=b"agree 9 1 0")
+    world.now += 2.0
+    zero.arrive(PREFIX, payload=b"done 9 1 0")
+    assert [value(metrics, name, run=RUN) for name in names] == [None, 9, 7]
 
 
 def test_an_evicted_rank_is_counted_as_such(metrics: Metrics):

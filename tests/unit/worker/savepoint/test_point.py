@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from typing import Any, ClassVar
 
 import pytest
@@ -170,6 +171,23 @@ def test_a_signal_asks_for_all_calls_its_own_handler_and_is_given_back(monkeypat
         assert signal.getsignal(signal.SIGUSR2) is handler
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_forked_child_ends_by_a_signal_as_if_nobody_had_asked_for_it():
+    with SavePoint(signals=[signal.SIGTERM]):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            os.write(write, b"x")
+            while True:
+                time.sleep(60)  # Until the signal ends it.
+        assert os.read(read, 1) == b"x"
+        os.close(read)
+        os.close(write)
+        os.kill(pid, signal.SIGTERM)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
 
 
 def test_signals_are_the_main_threads():

@@ -1,6 +1,7 @@
 """Signals to this process that ask all ranks of its job for a save."""
 
 import logging
+import os
 import queue
 import signal
 import threading
@@ -44,6 +45,7 @@ class Notices:
     def __init__(self, signals: Iterable[signal.Signals], config: SessionConfig) -> None:
         check_credentials(config.endpoint)
         self._config = config
+        self._owner = os.getpid()
         self._replicas = replicas_of(config.endpoint)
         self._taken: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -69,8 +71,13 @@ class Notices:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         # Nothing here may wait: it interrupts the main thread wherever that is.
-        self._taken.put(number)
         handler = self._before.get(signal.Signals(number))
+        if os.getpid() != self._owner:
+            # A forked child, such as one that loads data, ends by its signals as if nobody had asked for any.
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._taken.put(number)
         if callable(handler):
             handler(number, frame)
 

@@ -29,8 +29,13 @@ class Trainer:
         """Whether training is to end, by the barrier at which all said that they had saved."""
         self.blocked = False
         """Whether it waits for the others."""
-        self._course = Course(world.world_size)
+        position = self.client.seats[PREFIX].position
+        assert position is not None
+        self._course = Course(world.world_size, position)
         self._heard = 0
+        if self._course.stands(self.asked) and not self._course.wants(self.asked):
+            self.client.arrive(PREFIX, failure="it has begun anew, alone")
+            self._heard = len(self.client.seats[PREFIX].heard)
 
     @property
     def asked(self) -> SaveAsked | None:
@@ -39,6 +44,18 @@ class Trainer:
         if told is None:
             return None
         return SaveAsked(told.number, told.since, told.stop, told.reason, told.withdrawn)
+
+    def attend(self) -> None:
+        """Answer what is asked for, as the SDK's thread does, whatever the training is at."""
+        self.look()
+        asked = self.asked
+        if self._course.idle and self._course.wants(asked):
+            assert asked is not None
+            seat = self.client.seats[PREFIX]
+            assert seat.position is not None
+            seat.position = max(seat.position, asked.since)
+            self._course.promise(self.step)
+            self._arrive()
 
     def train(self) -> None:
         """Make a step, unless it waits."""
@@ -68,9 +85,7 @@ class Trainer:
             self._come_to(self.step)
 
     def _come_to(self, step: int) -> None:
-        match self._course.after(step, self.asked):
-            case Next.ARRIVE:
-                self._arrive()
+        match self._course.after(step):
             case Next.WAIT:
                 self.blocked = True
             case Next.SAVE:

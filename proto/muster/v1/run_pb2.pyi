@@ -380,6 +380,7 @@ class RequestSaveRequest(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     BY_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    KNOWN_NUMBER_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     stop: builtins.bool
@@ -388,6 +389,10 @@ class RequestSaveRequest(google.protobuf.message.Message):
     """Who asks, for people."""
     reason: builtins.str
     """Why, for people."""
+    known_number: builtins.int
+    """The newest request that the caller had heard of when it wanted this one; 0: none. A newer one is the same, also if it is
+    done. Unset: what is done is asked for again.
+    """
     def __init__(
         self,
         *,
@@ -395,8 +400,11 @@ class RequestSaveRequest(google.protobuf.message.Message):
         stop: builtins.bool = ...,
         by: builtins.str = ...,
         reason: builtins.str = ...,
+        known_number: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["by", b"by", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_known_number", b"_known_number", "known_number", b"known_number"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_known_number", b"_known_number", "by", b"by", "known_number", b"known_number", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_known_number", b"_known_number"]) -> typing.Literal["known_number"] | None: ...
 
 global___RequestSaveRequest = RequestSaveRequest
 

@@ -191,6 +191,22 @@ class GrpcBarrier(Barrier):
         """The save that all ranks were asked for last, as the coordinator told."""
         return self._session.save_asked
 
+    def next_save_asked(self, known: SaveAsked | None) -> SaveAsked:
+        """Wait until another save is asked for than this one.
+
+        Raises:
+            MusterError: the session is over.
+        """
+        return self._session.next_save_asked(known)
+
+    def skip_to(self, sequence: int) -> None:
+        """Pass over barriers that were decided without this rank, and that it need not hear of.
+
+        Args:
+            sequence: the next one that it takes part in, unless it is further.
+        """
+        self._session.skip_to(self.prefix, sequence)
+
     def execute_barrier(self, timeout_secs: float | None = None) -> None:
         """Wait until every rank has arrived, or learn with all others that the barrier failed.
 

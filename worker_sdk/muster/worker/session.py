@@ -205,6 +205,25 @@ class Session:
             finally:
                 group.pending = None
 
+    def next_save_asked(self, known: SaveAsked | None) -> SaveAsked:
+        """Wait until another save is asked for than this one.
+
+        Raises:
+            MusterError: the session is over.
+        """
+        with self._changed:
+            while (asked := self.save_asked) is None or asked is known:
+                self._raise_fatal()
+                self._changed.wait()
+            return asked
+
+    def skip_to(self, prefix: str, sequence: int) -> None:
+        """Go on at a later barrier of a group that was joined, if this process is not that far."""
+        with self._changed:
+            group = self._groups[prefix]
+            assert group.position is not None
+            group.position = max(group.position, sequence)
+
     def position(self, prefix: str) -> int:
         """The sequence of this process's next barrier in a group that was joined."""
         position = self._groups[prefix].position

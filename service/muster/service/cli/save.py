@@ -66,7 +66,8 @@ def _wait_for(client: Client, run: str, asked: run_pb2.Save, wait: float) -> run
     deadline = time.monotonic() + wait
     while True:
         now = client.run(run).run.save
-        if now.number > asked.number or now.state == run_pb2.SAVE_STATE_DONE:
+        # A request that replaced this one stands for it.
+        if now.state == run_pb2.SAVE_STATE_DONE:
             return now
         if now.state == run_pb2.SAVE_STATE_WITHDRAWN:
             fail(f"run {run}: {save_text(now)}", Exit.CLOSED)

@@ -210,6 +210,7 @@ class Coordinator:
             assert isinstance(record, StoreOperationRecord)
             self.runs[record.run_id].store.restore_operation(record)
         for run in self.runs.values():
+            run.saving.restored()
             for process in run.roster:
                 for group in run.groups.values():
                     group.refresh(process.rank)
@@ -371,7 +372,7 @@ class Coordinator:
                 group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after, waited)
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
-        if event.prefix == saving.PREFIX:
+        if event.prefix == saving.PREFIX and self.runs.get(session.run.run_id) is session.run:
             session.run.saving.settle(now, effects)
 
     def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:
@@ -465,7 +466,9 @@ class Coordinator:
             run, was_asked = self.run(event.run_id), False
             if isinstance(event, RequestSave):
                 self._checks.name("by", event.by)
-                was_asked = run.saving.request(event.stop, event.by, event.reason, now, effects)
+                was_asked = run.saving.request(
+                    event.stop, event.by, event.reason, event.known, now, effects
+                )
             else:
                 run.saving.withdraw(event.reason, now, effects)
             self.forgetting.used(run, now, effects)

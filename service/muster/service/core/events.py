@@ -218,6 +218,8 @@ class RequestSave:
     """Training is to end after it."""
     by: str
     reason: str
+    known: int | None = None
+    """The newest request that whoever asks had heard of; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

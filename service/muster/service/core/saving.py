@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from muster.service.core import report
+from muster.service.core.barrier import OpenBarrier
 from muster.service.core.effects import Delivery, Effects, Notice, SaveAsked, SaveRecord
 from muster.service.core.group import Group
 from muster.service.core.model import Decision, Instant, Outcome, Save, SaveState
@@ -66,19 +67,35 @@ class Saving:
 
     @property
     def asked(self) -> SaveAsked | None:
-        """What a process that comes must hear; None: nothing stands."""
-        return None if self.save is None or not self.save.state.stands else _told(self.save)
+        """What a process that comes must hear, a withdrawal that it may have missed among it."""
+        return None if self.save is None or self.save.state is SaveState.DONE else _told(self.save)
 
-    def request(self, stop: bool, by: str, reason: str, now: Instant, effects: Effects) -> bool:
+    def restored(self) -> None:
+        """All of the run is taken back: what was decided before has been heard."""
+        self._seen = self._next_sequence
+
+    def request(
+        self, stop: bool, by: str, reason: str, known: int | None, now: Instant, effects: Effects
+    ) -> bool:
         """Someone asks for a save.
 
         A request that stands is the same one, unless the ranks could not agree on it, or training is to end
         and was not to: then it is made anew, beside what they may be at.
 
+        Args:
+            stop: whether training is to end after it.
+            by: who asks.
+            reason: why.
+            known: the newest request that whoever asks had heard of; a newer one is the same.
+            now: when.
+            effects: is added to.
+
         Returns:
             Whether nothing was changed, for it had been asked for before.
         """
         last = self.save
+        if last is not None and known is not None and last.number > known and last.stop >= stop:
+            return True
         if last is not None and last.state.stands:
             if last.stop >= stop and not self._failed(last):
                 return True
@@ -120,7 +137,7 @@ class Saving:
         if group is None:
             return
         if group.open is not None:
-            if not self._is_of_use:
+            if not self._is_of_use(group.open):
                 group.abort("no save is asked for any longer", now, effects)
         elif self._seen != group.next_sequence:
             self._seen = group.next_sequence
@@ -128,13 +145,12 @@ class Saving:
             if words and self.save is not None and max(word.number for word in words) >= self.save.number:
                 self._heard(self.save, words, now, effects)
 
-    @property
-    def _is_of_use(self) -> bool:
-        """Whether there is something that ranks may agree on, or be done with."""
-        save = self.save
-        if save is None or save.state is SaveState.DONE:
-            return False
-        return save.state.stands or save.step is not None
+    def _is_of_use(self, barrier: OpenBarrier) -> bool:
+        """Whether something stands that ranks may agree on, or they have agreed, and say that they are done."""
+        if self.save is not None and self.save.state.stands:
+            return True
+        word = next((_word(payload) for payload in barrier.payloads.values()), None)
+        return word is not None and word.phase is Phase.DONE
 
     def _heard(self, save: Save, words: list[Word], now: Instant, effects: Effects) -> None:
         step = max(word.step for word in words)
@@ -148,8 +164,9 @@ class Saving:
 
     def begin_anew(self, effects: Effects) -> None:
         """Other processes come: they must agree anew on what stands."""
-        if self.save is not None and self.save.state is SaveState.AGREED:
-            self._keep(replace(self.save, state=SaveState.ASKED, step=None), effects)
+        if self.save is not None and self.save.state.stands:
+            anew = replace(self.save, state=SaveState.ASKED, step=None, since=self._next_sequence)
+            self._keep(anew, effects)
 
     @property
     def _next_sequence(self) -> int:
@@ -176,12 +193,14 @@ class Saving:
 
 
 def _released(decision: Decision | None) -> list[Word]:
-    """What all ranks handed in; empty if the barrier failed, or they were not at one."""
+    """What all ranks handed in; empty if the barrier failed, or they were not at one, or not at one step."""
     if decision is None or decision.outcome is not Outcome.RELEASED:
         return []
     words = [word for _, payload in decision.payloads if (word := _word(payload)) is not None]
     whole = len(words) == decision.required and len({word.phase for word in words}) == 1
-    return words if whole else []
+    if not whole or (words[0].phase is Phase.DONE and len({word.step for word in words}) > 1):
+        return []
+    return words
 
 
 def _word(payload: bytes) -> Word | None:

@@ -84,7 +84,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     ) -> run_pb2.RequestSaveResponse:
         """Ask all ranks of a run to save at one step."""
         with Call(self._driver, SaveRequested) as call:
-            asked = RequestSave(call.id, request.run_id, request.stop, request.by, request.reason)
+            known = request.known_number if request.HasField("known_number") else None
+            asked = RequestSave(call.id, request.run_id, request.stop, request.by, request.reason, known)
             self._driver.submit(asked)
             answer = await call.answer()
         return run_pb2.RequestSaveResponse(save=save_to_pb(answer.save), was_asked=answer.was_asked)

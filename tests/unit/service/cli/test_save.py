@@ -89,9 +89,10 @@ def test_it_waits_until_all_are_done(runs: Runs):
     assert runs.looks == [DONE]
 
 
-def test_a_later_request_says_that_this_one_is_over(runs: Runs):
-    runs.looks = [save(run_pb2.SAVE_STATE_ASKED, number=2)]
-    assert invoke("save", "job1", "--wait=60", f"--endpoint={runs.endpoint}").exit_code == 0
+def test_a_later_request_stands_for_this_one(runs: Runs):
+    runs.looks = [save(run_pb2.SAVE_STATE_ASKED, number=2), save(run_pb2.SAVE_STATE_DONE, number=2)]
+    result = invoke("save", "job1", "--wait=60", f"--endpoint={runs.endpoint}")
+    assert (result.exit_code, "save 2: done" in result.stdout) == (0, True)
 
 
 def test_it_does_not_wait_for_ever(runs: Runs):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from muster.service.core.effects import Effects, SaveAsked, SaveRequested
-from muster.service.core.events import CancelSave, Goodbye, RequestSave
+from muster.service.core.events import Arrival, Arrive, CancelSave, Goodbye, Hello, RequestSave
 from muster.service.core.model import Outcome, Save, SaveState
 from muster.service.core.refusal import Reason
 from muster.service.core.saving import PREFIX
@@ -151,6 +151,83 @@ def test_what_was_agreed_on_is_done_although_it_was_withdrawn(world: World):
     say(clients, "done 9 1 0", "done 9 1 0")
     assert outcomes(clients[0]) == [Outcome.RELEASED, Outcome.RELEASED]
     assert newest(world).state is SaveState.DONE
+
+
+def test_withdrawing_more_leaves_what_was_agreed_on_before(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 9 1 0")
+    ask(world, stop=True)
+    cancel(world)
+    say(clients, "done 9 1 0", "done 9 1 0")
+    assert outcomes(clients[0]) == [Outcome.RELEASED, Outcome.RELEASED]
+
+
+def test_who_was_away_hears_of_a_withdrawal(world: World):
+    zero, _ = world.ranks()
+    ask(world)
+    zero.lose_connection()
+    cancel(world)
+    assert not some(zero.save_asked).withdrawn
+    zero.connect()
+    assert some(zero.save_asked).withdrawn
+
+
+def test_where_all_ranks_have_the_signal_one_asks(world: World):
+    clients = world.ranks(prefix=PREFIX)
+
+    def notice() -> SaveRequested:
+        (answer,) = world.ask(RequestSave(world.new_session(), RUN, True, "rank", "SIGTERM", known=0))
+        assert isinstance(answer, SaveRequested)
+        return answer
+
+    assert not notice().was_asked
+    say(clients, "agree 9 1 1", "agree 9 1 1")
+    say(clients, "done 9 1 1", "done 9 1 1")
+    # It comes late, and its rank has saved for the other's.
+    assert notice().was_asked
+    assert newest(world).state is SaveState.DONE
+    assert not ask(world, stop=True).was_asked
+
+
+def test_who_saved_at_different_steps_has_not_saved(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 9 1 0")
+    say(clients, "done 9 1 0", "done 10 1 0")
+    assert newest(world).state is SaveState.AGREED
+    assert not ask(world).was_asked
+
+
+def test_an_arrival_that_is_refused_writes_nothing(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 9 1 0")
+    say(clients, "done 9 1 0", "done 9 1 0")
+    for client in clients:
+        client.goodbye()
+    world.crash()
+    # A relay's line is no use of its run, which may have been forgotten meanwhile.
+    line = world.new_session()
+    world.do(Hello(line, RUN, 0, (), "node-0 (pid 70)"))
+    world.do(Arrive(line, PREFIX, 1, 10.0, (Arrival(0),)))
+    assert world.last.records == []
+
+
+def test_a_restart_hears_no_release_again(world: World):
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    say(clients, "agree 9 1 0", "agree 9 1 0")
+    say(clients, "done 9 1 0", "done 9 1 0")
+    done = newest(world)
+    world.crash()
+    world.now += 100.0
+    for client in clients:
+        client.connect()
+    seat = clients[0].seats[PREFIX]
+    seat.position = 1
+    say(clients[:1], "done 9 1 0")
+    assert newest(world) == done
 
 
 def test_what_nobody_asked_for_cannot_be_withdrawn(world: World):

@@ -31,6 +31,12 @@ class Saves(RuleBasedStateMachine):
         for _ in range(steps if trainer.client.session is not None else 0):
             trainer.train()
 
+    @rule(rank=st.integers(0, 3))
+    def attend(self, rank: int) -> None:
+        trainer = self.trainers[rank % len(self.trainers)]
+        if trainer.client.session is not None:
+            trainer.attend()
+
     @rule()
     def train_all(self) -> None:
         for rank in range(len(self.trainers)):
@@ -110,6 +116,7 @@ class Saves(RuleBasedStateMachine):
         saving = self.world.coordinator.runs[RUN].saving
         for turn in range(2_400):
             for trainer in trainers:
+                trainer.attend()
                 trainer.train()
             if turn % 1_100 == 0:
                 # What failed meanwhile is left to the job's next life, unless somebody asks again.
@@ -131,6 +138,49 @@ TestSaves = Saves.TestCase
 TestSaves.settings = settings(max_examples=150, stateful_step_count=40)
 
 
+class Lockstep(RuleBasedStateMachine):
+    """With a collective in each step nobody goes on before all have come so far; pushes come at any time."""
+
+    @initialize(size=st.integers(2, 4))
+    def begin(self, size: int) -> None:
+        self.world = World(world_size=size)
+        self.trainers = [Trainer(self.world, rank) for rank in range(size)]
+
+    @rule(stop=st.booleans())
+    def ask(self, stop: bool) -> None:
+        self.world.do(RequestSave(self.world.new_session(), RUN, stop, "someone", ""))
+
+    @rule(ranks=st.sets(st.integers(0, 3)))
+    def attend(self, ranks: set[int]) -> None:
+        for rank in ranks:
+            self.trainers[rank % len(self.trainers)].attend()
+
+    @rule(rank=st.integers(0, 3))
+    def train(self, rank: int) -> None:
+        trainer = self.trainers[rank % len(self.trainers)]
+        for one in self.trainers:
+            one.look()
+        # Those who are one step behind are in this collective, or have not come to it.
+        if trainer.step <= min(one.step for one in self.trainers):
+            trainer.train()
+
+    def teardown(self) -> None:
+        """Once all have heard, the save is a few steps away."""
+        saving = self.world.coordinator.runs[RUN].saving
+        if saving.save is None:
+            return
+        for _ in range(12 * len(self.trainers)):
+            for rank in range(len(self.trainers)):
+                self.trainers[rank].attend()
+                self.train(rank)
+        assert saving.save.state is SaveState.DONE, [trainer.step for trainer in self.trainers]
+        assert len({trainer.step for trainer in self.trainers}) <= 2
+
+
+TestLockstep = Lockstep.TestCase
+TestLockstep.settings = settings(max_examples=100, stateful_step_count=30)
+
+
 def asked(number: int = 1, since: int = 0, *, stop: bool = False, withdrawn: bool = False) -> SaveAsked:
     return SaveAsked(number, since, stop, "asked for by someone", withdrawn)
 
@@ -141,36 +191,45 @@ def released(*words: bytes, sequence: int = 0) -> Decision:
         sequence=sequence,
         outcome=Outcome.RELEASED,
         message="",
-        missing=(),
-        failures=(),
         payloads=dict(enumerate(words)),
     )
 
 
 def test_a_rank_goes_on_for_two_steps_before_it_waits():
-    course = Course(2)
-    assert course.after(7, None) is Next.GO_ON
-    assert course.after(8, asked()) is Next.ARRIVE
+    course = Course(2, 0)
+    assert course.after(7) is Next.GO_ON
+    course.promise(8)
     assert parse(course.word(asked())) == Word(Phase.AGREE, 8 + AHEAD, 1, stop=False)
-    assert [course.after(step, asked()) for step in (9, 10, 11)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
+    assert [course.after(step) for step in (9, 10, 11)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
+    course.promise(7)
+    assert course.after(10) is Next.WAIT
+    course.promise(9)
+    assert course.after(10) is Next.GO_ON
 
 
 def test_the_step_is_the_greatest_that_nobody_can_have_passed():
-    course = Course(2)
-    course.after(8, asked())
+    course = Course(2, 0)
+    course.promise(8)
     assert course.heard(released(course.word(asked()), Word(Phase.AGREE, 13, 2, stop=True).encode()))
-    assert [course.after(step, asked()) for step in (10, 12, 13, 14)] == [
+    assert [course.after(step) for step in (10, 12, 13, 14)] == [
         *(Next.GO_ON, Next.GO_ON, Next.SAVE, Next.GO_ON)
     ]
     assert parse(course.word(asked())) == Word(Phase.DONE, 13, 2, stop=True)
 
 
 def test_who_counts_in_tens_saves_at_the_first_that_is_not_below():
-    course = Course(1)
-    course.after(20, asked())
-    assert course.after(30, asked()) is Next.WAIT
+    course = Course(1, 0)
+    course.promise(20)
+    assert course.after(30) is Next.WAIT
     course.heard(released(course.word(asked())))
-    assert course.after(30, asked()) is Next.SAVE
+    assert course.after(30) is Next.SAVE
+    assert parse(course.word(asked())) == Word(Phase.DONE, 30, 1, stop=False)
+
+
+def test_ranks_that_saved_at_different_steps_have_not_saved():
+    words = [Word(Phase.DONE, step, 1, stop=False).encode() for step in (10, 11)]
+    assert together(released(*words), Phase.DONE, 2) is None
+    assert together(released(words[0], words[0]), Phase.DONE, 2) is not None
 
 
 @pytest.mark.parametrize(
@@ -185,20 +244,19 @@ def test_what_is_no_word_is_no_agreement(junk: bytes):
 
 
 def test_what_failed_is_not_tried_again_and_what_is_asked_for_later_is():
-    course = Course(1)
-    course.after(8, asked())
-    lost = Decision(
-        prefix=PREFIX,
-        sequence=4,
-        outcome=Outcome.MEMBER_LOST,
-        message="",
-        missing=(),
-        failures=(),
-        payloads={},
-    )
+    course = Course(1, 0)
+    course.promise(8)
+    lost = Decision(prefix=PREFIX, sequence=4, outcome=Outcome.MEMBER_LOST, message="")
     assert not course.heard(lost)
     assert course.idle
     assert not course.wants(asked(1))
     assert not course.wants(asked(2, since=4))
     assert not course.wants(asked(2, since=5, withdrawn=True))
     assert course.wants(asked(2, since=5))
+
+
+def test_what_was_asked_for_before_a_process_began_is_not_its_own():
+    course = Course(2, 5)
+    assert not course.wants(asked(since=4))
+    assert course.stands(asked(since=4))
+    assert course.wants(asked(since=5))

@@ -5,6 +5,7 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -24,34 +25,60 @@ class FakeBarrier:
     """A group of two ranks, of which the other one says what the test does."""
 
     made: ClassVar[list["FakeBarrier"]] = []
+    sequence = 0
+    standing: ClassVar[SaveAsked | None] = None
 
     def __init__(self, *arguments: Any) -> None:
         self.rank, self.world_size = 0, 2
         self.config = SessionConfig(endpoint="host:1", run_id="job", generation=0, rank=0, host="here")
-        self.save_asked: SaveAsked | None = None
-        self.said: list[str] = []
-        self.failures: list[str | None] = []
+        self.save_asked = FakeBarrier.standing
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """Words, and after ``fails:`` votes to fail."""
+        self.count = 0
+        self.skipped_to = 0
         self.answers: queue.SimpleQueue[Decision | Exception | str] = queue.SimpleQueue()
+        self._pushes: queue.SimpleQueue[SaveAsked | None] = queue.SimpleQueue()
         FakeBarrier.made.append(self)
 
-    def vote(
-        self, failure: str | None = None, timeout_secs: float | None = None, payload: bytes = b""
-    ) -> Decision:
-        self.said.append(payload.decode())
-        self.failures.append(failure)
+    def ask(self, asked: SaveAsked) -> None:
+        self.save_asked = asked
+        self._pushes.put(asked)
+
+    def end(self) -> None:
+        self._pushes.put(None)
+
+    def next_save_asked(self, known: SaveAsked | None) -> SaveAsked:
+        asked = self._pushes.get()
+        if asked is None:
+            raise MusterError("the session is over.")
+        return asked
+
+    def skip_to(self, sequence: int) -> None:
+        self.skipped_to = sequence
+
+    def vote(self, failure: str | None = None, payload: bytes = b"") -> Decision:
+        self.said.put(f"fails: {failure}" if failure else payload.decode())
         answer = self.answers.get(timeout=60)
         if isinstance(answer, Exception):
             raise answer
+        self.count += 1
         if isinstance(answer, Decision):
             return answer
         return Decision(
-            PREFIX, len(self.said) - 1, Outcome.RELEASED, "", payloads={0: payload, 1: answer.encode()}
+            PREFIX, self.count - 1, Outcome.RELEASED, "", payloads={0: payload, 1: answer.encode()}
         )
+
+    def heard(self) -> str:
+        return self.said.get(timeout=60)
 
 
 @pytest.fixture(autouse=True)
-def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(point, "GrpcBarrier", FakeBarrier)
+    FakeBarrier.made.clear()
+    yield
+    for one in FakeBarrier.made:
+        one.end()
 
 
 def made() -> tuple[SavePoint, FakeBarrier]:
@@ -62,77 +89,97 @@ def failed(outcome: Outcome, sequence: int = 0) -> Decision:
     return Decision(PREFIX, sequence, outcome, "rank 1 was lost")
 
 
+def agreed(step: int = 10) -> tuple[SavePoint, FakeBarrier]:
+    """One whose ranks are to save at a step, which this one has come to."""
+    save, group = made()
+    assert not save.reached(8)
+    group.ask(ASKED)
+    assert group.heard() == "agree 10 1 0"
+    group.answers.put(f"agree {step} 1 0")
+    assert save.reached(step)
+    return save, group
+
+
 def test_nothing_is_said_while_nothing_is_asked_for():
     save, group = made()
     assert not any(save.reached(step) for step in range(100))
-    assert group.said == []
     save.close()
-    assert group.said == []
+    assert group.said.empty()
 
 
-def test_it_goes_on_to_its_bound_and_saves_at_the_step_of_all():
+def test_it_answers_whatever_the_main_thread_is_at_and_saves_at_the_step_of_all():
     save, group = made()
-    group.save_asked = ASKED
     assert not save.reached(7)
+    group.ask(ASKED)
+    # The main thread may be in a collective that the others' answers wait for.
+    assert group.heard() == "agree 9 1 0"
     assert not save.reached(8)
-    group.answers.put("agree 10 1 0")
+    group.answers.put("agree 12 1 0")
     assert not save.reached(9)
-    assert save.reached(10)
-    assert group.said == ["agree 9 1 0"]
-    assert not save.reached(10)
-    group.answers.put("done 10 1 0")
+    assert not save.reached(11)
+    assert save.reached(12)
+    assert not save.reached(12)
+    group.answers.put("done 12 1 0")
     save.done()
+    assert group.heard() == "done 12 1 0"
     assert not save.stop
-    assert group.said[1:] == ["done 10 1 0"]
-    assert not any(save.reached(step) for step in range(11, 20))
+    assert not any(save.reached(step) for step in range(13, 20))
+
+
+def test_before_its_first_step_it_has_no_bound_to_say():
+    save, group = made()
+    group.ask(ASKED)
+    assert not save.reached(41)
+    assert group.heard() == "agree 43 1 0"
+    group.answers.put("agree 43 1 0")
 
 
 def test_whether_training_ends_is_what_any_rank_has_heard():
-    save, group = made()
-    group.save_asked = ASKED
-    save.reached(7)
-    group.answers.put("agree 9 1 0")
-    assert save.reached(9)
-    group.answers.put("done 9 2 1")
+    save, group = agreed()
+    group.answers.put("done 10 2 1")
     save.done()
     assert save.stop
 
 
 def test_what_the_ranks_could_not_agree_on_is_not_tried_again(caplog: pytest.LogCaptureFixture):
     save, group = made()
-    group.save_asked = ASKED
     save.reached(7)
+    group.ask(ASKED)
+    group.heard()
     group.answers.put(failed(Outcome.MEMBER_LOST))
     assert not any(save.reached(step) for step in range(9, 20))
     assert "the ranks did not agree on a step to save at: rank 1 was lost" in caplog.text
-    assert len(group.said) == 1
+    assert group.said.empty()
 
 
-def test_an_unknown_outcome_is_asked_for_again_with_the_same_word():
+def test_an_unknown_outcome_is_told_and_asked_for_again_with_the_same_word():
     save, group = made()
-    group.save_asked = ASKED
     save.reached(7)
+    group.ask(ASKED)
     group.answers.put(OutcomeUnknownError("away", PREFIX, 0, Outcome.UNKNOWN))
+    assert [group.heard(), group.heard()] == ["agree 9 1 0"] * 2
     with pytest.raises(OutcomeUnknownError):
         save.reached(9)
     group.answers.put("agree 9 1 0")
     assert save.reached(9)
-    assert group.said == ["agree 9 1 0", "agree 9 1 0"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"), [(failed(Outcome.ABORTED, 1), BarrierAbortedError), ("agree 12 1 0", MusterError)]
+    ("answer", "error"),
+    [
+        (failed(Outcome.ABORTED, 1), BarrierAbortedError),
+        ("agree 12 1 0", MusterError),
+        ("done 11 1 0", MusterError),
+    ],
 )
-def test_a_save_that_not_all_have_made_is_an_error(answer: Decision | str, error: type[Exception]):
-    save, group = made()
-    group.save_asked = ASKED
-    save.reached(7)
-    group.answers.put("agree 9 1 0")
-    assert save.reached(9)
+def test_a_save_that_not_all_have_made_at_one_step_is_an_error(
+    answer: Decision | str, error: type[Exception]
+):
+    save, group = agreed()
     group.answers.put(answer)
     with pytest.raises(error):
         save.done()
-    assert not save.reached(10)
+    assert not save.reached(11)
 
 
 def test_done_is_said_of_a_save():
@@ -141,12 +188,40 @@ def test_done_is_said_of_a_save():
         save.done()
 
 
-def test_who_takes_no_more_part_says_so_to_those_who_wait():
+def test_a_step_is_a_whole_number():
+    save, _ = made()
+    with pytest.raises(TypeError):
+        save.reached(9.0)  # type: ignore[arg-type]
+
+
+def test_who_takes_no_more_part_fails_what_is_asked_for_later():
     save, group = made()
-    group.save_asked = ASKED
-    group.answers.put(failed(Outcome.ABORTED))
+    save.reached(7)
     save.close()
-    assert group.failures == ["its training is over"]
+    for number in (1, 2):
+        group.ask(SaveAsked(number, number - 1, stop=False, reason=""))
+        assert group.heard() == "fails: its training is over"
+        group.answers.put(failed(Outcome.ABORTED, number - 1))
+
+
+def test_who_leaves_instead_of_saving_fails_the_others():
+    save, group = agreed()
+    save.close()
+    assert group.heard() == "fails: its training is over"
+    group.answers.put(failed(Outcome.ABORTED, 1))
+
+
+def test_who_begins_anew_alone_fails_what_the_others_have_begun(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeBarrier, "sequence", 1)
+    monkeypatch.setattr(FakeBarrier, "standing", ASKED)
+    save, group = made()
+    assert group.heard() == "fails: it has begun anew, alone"
+    group.answers.put(failed(Outcome.ABORTED, 1))
+    assert not save.reached(1)
+    group.ask(SaveAsked(2, 2, stop=False, reason=""))
+    assert group.heard() == "agree 3 2 0"
+    assert group.skipped_to == 2
+    group.answers.put(failed(Outcome.ABORTED, 2))
 
 
 def test_a_signal_asks_for_all_calls_its_own_handler_and_is_given_back(monkeypatch: pytest.MonkeyPatch):
@@ -163,10 +238,8 @@ def test_a_signal_asks_for_all_calls_its_own_handler_and_is_given_back(monkeypat
         with SavePoint(signals=[signal.SIGUSR2]):
             os.kill(os.getpid(), signal.SIGUSR2)
             request = asked.get(timeout=60)
-            assert (request.run_id, request.stop, request.by, request.reason) == (
-                *("job", True),
-                *("rank 0 (here)", "SIGUSR2"),
-            )
+            assert (request.run_id, request.stop, request.known_number) == ("job", True, 0)
+            assert (request.by, request.reason) == ("rank 0 (here)", "SIGUSR2")
             assert own == [signal.SIGUSR2]
         assert signal.getsignal(signal.SIGUSR2) is handler
     finally:

@@ -64,12 +64,16 @@ class Agreed:
 
 
 def together(decision: Decision, phase: Phase, world_size: int) -> Agreed | None:
-    """What the ranks have agreed on at a barrier; None: it failed, or not all of them were at that phase."""
+    """What the ranks have agreed on at a barrier.
+
+    Returns:
+        None if it failed, or not all of them were at that phase, or if they have not saved at one step.
+    """
     if decision.outcome is not Outcome.RELEASED:
         return None
     words = [parse(payload) for payload in decision.payloads.values()]
     known = [word for word in words if word is not None and word.phase is phase]
-    if len(known) < world_size:
+    if len(known) < world_size or (phase is Phase.DONE and len({word.step for word in known}) > 1):
         return None
     return Agreed(
         max(word.step for word in known),
@@ -82,8 +86,6 @@ class Next(enum.Enum):
     """What a rank does after a step."""
 
     GO_ON = enum.auto()
-    ARRIVE = enum.auto()
-    """Say beyond which step it will not go, and go on."""
     WAIT = enum.auto()
     """Hear what all have said, before it goes on."""
     SAVE = enum.auto()
@@ -94,61 +96,62 @@ class Course:
 
     Args:
         world_size: the number of ranks.
+        position: the rank's next barrier in the group; what was asked for before is not this process's.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, position: int) -> None:
         self._world_size = world_size
         self._done = 0
         """The newest request for which all have saved."""
-        self._failed_at = -1
+        self._failed_at = position - 1
         """The newest barrier that failed: what was asked for before is left to the job's next life."""
         self._bound: int | None = None
         """Beyond which step this rank does not go; None: it has said nothing."""
         self._agreed: Agreed | None = None
-        self.saves = False
-        """Whether the agreed step was reached, and the save is not done."""
+        self._saved_at: int | None = None
+        """After which step the save is made that is not done."""
 
     def wants(self, asked: SaveAsked | None) -> bool:
         """Whether there is something to agree on."""
-        return (
-            asked is not None
-            and not asked.withdrawn
-            and asked.number > self._done
-            and asked.since > self._failed_at
-        )
+        return self.stands(asked) and asked is not None and asked.since > self._failed_at
+
+    def stands(self, asked: SaveAsked | None) -> bool:
+        """Whether a request is one that not all have saved for, be it this process's or not."""
+        return asked is not None and not asked.withdrawn and asked.number > self._done
 
     @property
     def idle(self) -> bool:
         """Whether this rank has said nothing that others wait for, and heard nothing that it is to do."""
         return self._bound is None and self._agreed is None
 
-    def after(self, step: int, asked: SaveAsked | None) -> Next:
-        """What to do after a step.
+    @property
+    def saves(self) -> bool:
+        """Whether the agreed step was reached, and the save is not done."""
+        return self._saved_at is not None
 
-        Args:
-            step: the one that was made.
-            asked: what is asked for, as far as this rank has heard.
-        """
+    def promise(self, step: int) -> None:
+        """Go no further than two steps beyond this one before all have answered."""
+        bound = step + AHEAD
+        self._bound = bound if self._bound is None else max(self._bound, bound)
+
+    def after(self, step: int) -> Next:
+        """What to do after a step."""
         if self._agreed is not None:
             if self.saves or step < self._agreed.step:
                 return Next.GO_ON
-            self.saves = True
+            self._saved_at = step
             return Next.SAVE
-        if self._bound is not None:
-            return Next.GO_ON if step < self._bound else Next.WAIT
-        if not self.wants(asked):
-            return Next.GO_ON
-        self._bound = step + AHEAD
-        return Next.ARRIVE
+        return Next.WAIT if self._bound is not None and step >= self._bound else Next.GO_ON
 
     def word(self, asked: SaveAsked | None) -> bytes:
         """What to hand in now.
 
         Args:
-            asked: as in :meth:`after`.
+            asked: what is asked for, as far as this rank has heard.
         """
         if self._agreed is not None:
-            phase, step, number, stop = Phase.DONE, self._agreed.step, self._agreed.number, self._agreed.stop
+            assert self._saved_at is not None
+            phase, step, number, stop = Phase.DONE, self._saved_at, self._agreed.number, self._agreed.stop
         else:
             assert self._bound is not None
             phase, step, number, stop = Phase.AGREE, self._bound, 0, False
@@ -158,16 +161,16 @@ class Course:
 
     def heard(self, decision: Decision) -> bool:
         """Take the decision on a step; False: the ranks have not agreed on one."""
-        self._bound = None
         self._agreed = together(decision, Phase.AGREE, self._world_size)
+        self._bound = None
         if self._agreed is None:
             self._failed_at = decision.sequence
         return self._agreed is not None
 
     def finished(self, decision: Decision) -> Agreed | None:
-        """Take the decision on whether all have saved; None: not all have."""
+        """Take the decision on whether all have saved; None: not all have, or not at the same step."""
         finished = together(decision, Phase.DONE, self._world_size)
-        self._agreed, self.saves = None, False
+        self._agreed = self._saved_at = None
         if finished is None:
             self._failed_at = decision.sequence
         else:

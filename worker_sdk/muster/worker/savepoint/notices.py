@@ -16,15 +16,17 @@ from muster.client.credentials import check_credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import run_pb2, run_pb2_grpc
+from muster.worker.barriers import GrpcBarrier
 from muster.worker.channel import open_channel
 from muster.worker.fork_guard import start_thread
-from muster.worker.session import SessionConfig
 from muster.worker.unary import ask_leader
 
 logger = logging.getLogger(__name__)
 
 ATTEMPT = 10.0
 """Seconds that one attempt to ask may take; they go on until one is answered."""
+FINAL = frozenset({"RUN_NOT_FOUND", "RUN_FORGOTTEN", "INVALID_ARGUMENT", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED"})
+"""Reasons of a refusal that no further attempt would change."""
 PAUSE = 1.0
 """Seconds between two attempts."""
 
@@ -32,22 +34,25 @@ PAUSE = 1.0
 class Notices:
     """Hands signals on to all ranks: each asks for a save, after which training is to end.
 
-    A signal's own handler is still called, after the notice was taken; its default action is not carried out.
+    A signal's own handler is still called, after the notice was taken, if it was set in Python; its default
+    action is not carried out.
 
     Args:
         signals: which ones.
-        config: whose process it is, and where its coordinator is.
+        barrier: the group of the saves, by which this process is known.
 
     Raises:
         ValueError: this is not the main thread, or one cannot be handled.
     """
 
-    def __init__(self, signals: Iterable[signal.Signals], config: SessionConfig) -> None:
+    def __init__(self, signals: Iterable[signal.Signals], barrier: GrpcBarrier) -> None:
+        config = barrier.config
         check_credentials(config.endpoint)
+        self._barrier = barrier
         self._config = config
         self._owner = os.getpid()
         self._replicas = replicas_of(config.endpoint)
-        self._taken: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._before = {one: signal.getsignal(one) for one in signals}
         if self._before:
@@ -72,23 +77,35 @@ class Notices:
     def _take(self, number: int, frame: FrameType | None) -> None:
         # Nothing here may wait: it interrupts the main thread wherever that is.
         handler = self._before.get(signal.Signals(number))
-        if os.getpid() != self._owner:
+        if os.getpid() != self._owner or self._closed.is_set():
             # A forked child, such as one that loads data, ends by its signals as if nobody had asked for any.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self._taken.put(number)
+        asked = self._barrier.save_asked
+        self._taken.put((number, asked.number if asked is not None else 0))
         if callable(handler):
             handler(number, frame)
 
     def _run(self) -> None:
-        while (number := self._taken.get()) is not None:
-            self._ask(signal.Signals(number).name)
+        while (taken := self._taken.get()) is not None:
+            number, known = taken
+            self._ask(signal.Signals(number).name, known)
 
-    def _ask(self, name: str) -> None:
+    def _ask(self, name: str, known: int) -> None:
+        """Ask until it is answered.
+
+        Args:
+            name: the signal's.
+            known: the newest request that was known when it came: where all ranks have the signal, one asks.
+        """
         config = self._config
         request = run_pb2.RequestSaveRequest(
-            run_id=config.run_id, stop=True, by=f"rank {config.rank} ({config.host})", reason=name
+            run_id=config.run_id,
+            stop=True,
+            by=f"rank {config.rank} ({config.host})",
+            reason=name,
+            known_number=known,
         )
         while not self._closed.is_set():
             search = Search(self._replicas)
@@ -100,7 +117,7 @@ class Notices:
                 logger.warning("%s: no save could be asked for: %s", name, error)
             except grpc.RpcError as error:
                 logger.warning("%s: no save could be asked for: %s", name, search.said)
-                if reason_of(error):
+                if reason_of(error) in FINAL or error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return
             self._closed.wait(PAUSE)
 

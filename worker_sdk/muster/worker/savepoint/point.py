@@ -1,15 +1,15 @@
 """The place in a training loop where all ranks save at one step, when that is asked for."""
 
 import logging
+import operator
 import signal
+import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
 
 from muster.worker.barriers import DEFAULT_INIT_TIMEOUT, GrpcBarrier
 from muster.worker.decision import Decision, Outcome
-from muster.worker.errors import MusterError, error_for
+from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.fork_guard import start_thread
 from muster.worker.savepoint.agreement import PREFIX, Course, Next
 from muster.worker.savepoint.asked import SaveAsked
@@ -17,8 +17,8 @@ from muster.worker.savepoint.notices import Notices
 
 logger = logging.getLogger(__name__)
 
-GOODBYE_TIMEOUT = 10.0
-"""Seconds that a rank which takes no more part tries to say so."""
+OVER = "its training is over"
+"""Why a rank that takes no more part fails what it is asked for."""
 DEFAULT_TIMEOUT = 600.0
 """Seconds; a step may take long, and a rank hears of a request only between two."""
 
@@ -74,12 +74,16 @@ class SavePoint:
             rank, world_size, PREFIX, endpoint, DEFAULT_INIT_TIMEOUT, timeout_secs, run_id, generation
         )
         self.stop = False
-        self._course = Course(self._barrier.world_size)
-        self._answer: Future[Decision] | None = None
-        """Of the barrier at which the ranks agree."""
-        self._quiet: SaveAsked | None = None
-        """What was asked for last, if nothing is to be done about it."""
-        self._notices = Notices(signals, self._barrier.config)
+        self._course = Course(self._barrier.world_size, self._barrier.sequence)
+        self._changed = threading.Condition()
+        """Guards the course."""
+        self._step: int | None = None
+        """The last one that was made; the main thread's."""
+        self._error: MusterError | None = None
+        """Why the ranks could not be heard."""
+        self._closed = False
+        self._notices = Notices(signals, self._barrier)
+        start_thread("a save point", f"muster-save-{self._barrier.rank}", self._attend)
 
     def __enter__(self) -> "SavePoint":
         return self
@@ -104,26 +108,28 @@ class SavePoint:
             True once for each save, on every rank after the same step.
 
         Raises:
-            OutcomeUnknownError: the coordinator cannot be reached; whether the others save is unknown.
+            OutcomeUnknownError: the coordinator cannot be reached; whether the others save is unknown. Called
+                again with the same step, it waits again.
             RefusedError: it refused this process.
+            TypeError: the step is no whole number.
         """
-        asked = self._barrier.save_asked
-        if asked is self._quiet:
+        first = self._step is None
+        # Noted before the look: who asks for this rank's bound takes it from here.
+        self._step = operator.index(step)
+        if first:
+            with self._changed:
+                self._changed.notify_all()
+        if self._course.idle and self._error is None:
             return False
-        if self._answer is not None and self._answer.done():
-            self._hear(self._answer)
-        following = self._course.after(step, asked)
-        if following is Next.WAIT:
-            # Without an answer under way, the last one broke off: the same word again is always safe.
-            self._hear(self._answer or self._arrive(self._course.word(asked)))
-            following = self._course.after(step, asked)
-        if following is Next.ARRIVE:
-            assert asked is not None
-            logger.warning("a save at one step of all ranks is %s", asked.reason)
-            self._answer = self._arrive(self._course.word(asked))
-        elif self._course.idle and not self._course.wants(asked):
-            self._quiet = asked
-        return following is Next.SAVE
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
+                following = self._course.after(step)
+                if following is not Next.WAIT:
+                    return following is Next.SAVE
+                self._changed.wait()
 
     def done(self) -> None:
         """Say that this rank has saved, and wait until all have.
@@ -137,36 +143,76 @@ class SavePoint:
         if not self._course.saves:
             raise MusterError("done() says that a save was made, and reached() has not asked for one.")
         decision = self._barrier.vote(payload=self._course.word(self._barrier.save_asked))
-        finished = self._course.finished(decision)
+        with self._changed:
+            finished = self._course.finished(decision)
+            self._changed.notify_all()
         if finished is not None:
             self.stop = finished.stop
         elif decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
         else:
-            raise MusterError("not all ranks were at the end of a save: one has begun anew meanwhile.")
+            raise MusterError(
+                "the ranks have not all saved at one step: one began anew, or counts otherwise."
+            )
 
     def close(self) -> None:
-        """Take no more part: signals are given back, and a save that is asked for now fails at once."""
+        """Take no more part: signals are given back, and saves that are asked for fail at once, for all."""
         self._notices.close()
-        if self._course.idle and self._course.wants(self._barrier.save_asked):
-            with suppress(MusterError):
-                self._barrier.vote(failure="its training is over", timeout_secs=GOODBYE_TIMEOUT)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
-    def _arrive(self, word: bytes) -> "Future[Decision]":
-        """Hand in a word aside, while training goes on."""
-        future: Future[Decision] = Future()
+    # ------------------------------------------------------------------ aside, while training goes on
 
-        def vote() -> None:
+    def _attend(self) -> None:
+        """Answer whatever is asked for, until the session ends."""
+        known: SaveAsked | None = None
+        try:
+            if self._course.stands(self._barrier.save_asked) and not self._course.wants(
+                self._barrier.save_asked
+            ):
+                self._barrier.vote(failure="it has begun anew, alone")
+            while True:
+                known = self._barrier.next_save_asked(known)
+                while self._course.wants(self._barrier.save_asked):
+                    self._agree()
+        except MusterError as error:
+            with self._changed:
+                self._error = None if self._closed else error
+                self._changed.notify_all()
+
+    def _agree(self) -> None:
+        """Come to one step with the others, and wait until this rank has saved there."""
+        asked = self._barrier.save_asked
+        assert asked is not None
+        self._barrier.skip_to(asked.since)
+        with self._changed:
+            self._changed.wait_for(lambda: self._step is not None or self._closed)
+            if not self._closed:
+                logger.warning("a save at one step of all ranks is %s", asked.reason)
+                assert self._step is not None
+                self._course.promise(self._step)
+                # The main thread may have come further before it saw the promise.
+                self._course.promise(self._step)
+        if self._closed:
+            self._course.heard(self._barrier.vote(failure=OVER))
+            return
+        decision = self._heard(self._course.word(asked))
+        with self._changed:
+            if not self._course.heard(decision):
+                logger.warning("the ranks did not agree on a step to save at: %s", decision.message)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._course.idle or self._closed)
+            gone = not self._course.idle
+        if gone:
+            self._course.finished(self._barrier.vote(failure=OVER))
+
+    def _heard(self, word: bytes) -> Decision:
+        """What all have come to; while the coordinator is away, the same word again is always safe."""
+        while True:
             try:
-                future.set_result(self._barrier.vote(payload=word))
-            except BaseException as error:
-                future.set_exception(error)
-
-        start_thread("a save point", f"muster-save-{self._barrier.rank}", vote)
-        return future
-
-    def _hear(self, answer: "Future[Decision]") -> None:
-        self._answer = None
-        decision = answer.result()
-        if not self._course.heard(decision):
-            logger.warning("the ranks did not agree on a step to save at: %s", decision.message)
+                return self._barrier.vote(payload=word)
+            except OutcomeUnknownError as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()

@@ -466,9 +466,7 @@ class Coordinator:
             run, was_asked = self.run(event.run_id), False
             if isinstance(event, RequestSave):
                 self._checks.name("by", event.by)
-                was_asked = run.saving.request(
-                    event.stop, event.by, event.reason, event.known, now, effects
-                )
+                was_asked = run.saving.request(event.stop, event.by, event.reason, event.known, now, effects)
             else:
                 run.saving.withdraw(event.reason, now, effects)
             self.forgetting.used(run, now, effects)

@@ -146,7 +146,7 @@ class Saving:
                 self._heard(self.save, words, now, effects)
 
     def _is_of_use(self, barrier: OpenBarrier) -> bool:
-        """Whether something stands that ranks may agree on, or they have agreed, and say that they are done."""
+        """Whether something stands to agree on, or ranks have agreed, and say that they are done."""
         if self.save is not None and self.save.state.stands:
             return True
         word = next((_word(payload) for payload in barrier.payloads.values()), None)

@@ -126,13 +126,13 @@ def test_an_sdk_of_another_version_is_refused_with_both_versions(
 def test_where_nobody_listens_it_tries_again_and_says_where_and_why():
     began = time.monotonic()
     port = free_port()
-    error = elsewhere(port).error()
+    # Its relay holds a call for 3 s, and then it has tried the coordinator itself as well.
+    error = elsewhere(port, read_timeout=8).error()
     assert isinstance(error, RendezvousConnectionError)
-    assert f"127.0.0.1:{port} could not be reached within the timeout of 1 s; last error: UNAVAILABLE" in str(
-        error
-    )
+    assert f"127.0.0.1:{port} could not be reached within the timeout of 8 s; last error: " in str(error)
+    assert "Connection refused" in str(error)
     assert "--rdzv-endpoint" in str(error)
-    assert time.monotonic() - began >= 1
+    assert time.monotonic() - began >= 8
 
 
 def test_a_coordinator_that_starts_later_is_found(tmp_path: Path):
@@ -197,11 +197,13 @@ def test_torchrun_shows_both_to_its_user(tmp_path: Path):
             text=True,
         )
 
-    runs = [torchrun("join_timeout=soon"), torchrun("read_timeout=1,close_timeout=1")]
+    runs = [torchrun("join_timeout=soon"), torchrun("read_timeout=8,close_timeout=1")]
     said = [run.communicate(timeout=PATIENCE)[0] for run in runs]
     assert [run.returncode for run in runs] == [1, 1], said
     assert "ValueError: --rdzv-conf join_timeout=soon: it must be a whole number above 0" in said[0]
-    assert f"RendezvousConnectionError: the coordinator at 127.0.0.1:{port} could not be reached" in said[1]
+    assert "RendezvousConnectionError: the coordinator at unix://" in said[1]
+    assert f",127.0.0.1:{port} could not be reached within the timeout of 8 s" in said[1]
+    assert "Connection refused" in said[1]
     assert "Check the address (--rdzv-endpoint) and that it runs" in said[1]
     assert "the worker must not be started" not in "".join(said)
 

@@ -32,7 +32,12 @@ def job(
     with (folder / "agents.log").open("a") as log:
         agents = [
             subprocess.Popen(
-                command, stdout=log, stderr=log, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+                command,
+                stdout=log,
+                stderr=log,
+                text=True,
+                env=os.environ
+                | {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE:.0f}"},
             )
             for _ in range(AGENTS)
         ]

@@ -57,11 +57,11 @@ def save(
             request = run_pb2.RequestSaveRequest(run_id=run, stop=stop, by=caller(), reason=reason)
             asked = client.request_save(request).save
             if wait:
-                asked = _wait_for(client, run, asked, wait)
+                asked = _wait_for(client, run, wait)
     emit(document(as_dict(asked)) if output is Output.JSON else f"run {run}: {save_text(asked)}")
 
 
-def _wait_for(client: Client, run: str, asked: run_pb2.Save, wait: float) -> run_pb2.Save:
+def _wait_for(client: Client, run: str, wait: float) -> run_pb2.Save:
     """The save as it is when all ranks are done; the command ends if they are not in time."""
     deadline = time.monotonic() + wait
     while True:

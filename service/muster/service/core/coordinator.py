@@ -190,9 +190,6 @@ class Coordinator:
         for record in kept.get(EvictionRecord, []):
             assert isinstance(record, EvictionRecord)
             self.runs[record.run_id].evictions[record.rank] = record
-        for record in kept.get(SaveRecord, []):
-            assert isinstance(record, SaveRecord)
-            self.runs[record.run_id].saving.restore(record)
         for record in kept.get(GroupRecord, []):
             assert isinstance(record, GroupRecord)
             run = self.runs[record.run_id]
@@ -200,6 +197,9 @@ class Coordinator:
         decisions = [d for d in kept.get(Decision, []) if isinstance(d, Decision)]
         for decision in sorted(decisions, key=lambda d: d.sequence):
             self.runs[decision.run_id].groups[decision.prefix].restore_decision(decision)
+        for record in kept.get(SaveRecord, []):
+            assert isinstance(record, SaveRecord)
+            self.runs[record.run_id].saving.restore(record)
         for record in kept.get(SpeakerRecord, []):
             assert isinstance(record, SpeakerRecord)
             self._restore_speaker(record, now)
@@ -210,7 +210,6 @@ class Coordinator:
             assert isinstance(record, StoreOperationRecord)
             self.runs[record.run_id].store.restore_operation(record)
         for run in self.runs.values():
-            run.saving.restored()
             for process in run.roster:
                 for group in run.groups.values():
                     group.refresh(process.rank)

@@ -20,8 +20,6 @@ from muster.service.core.refusal import Reason, Refusal
 
 PREFIX = "muster/save"
 """The group of the barriers at which ranks agree on a save, and say that they are done."""
-
-
 GREATEST = 2**63 - 1
 """Of steps and numbers of requests."""
 
@@ -62,17 +60,14 @@ class Saving:
         """The group's next barrier when its last decision was looked at."""
 
     def restore(self, record: SaveRecord) -> None:
-        """Take back what was asked for from storage."""
+        """Take back what was asked for from storage, after the group: what it had decided was heard then."""
         self.save = record.save
+        self._seen = self._next_sequence
 
     @property
     def asked(self) -> SaveAsked | None:
         """What a process that comes must hear, a withdrawal that it may have missed among it."""
         return None if self.save is None or self.save.state is SaveState.DONE else _told(self.save)
-
-    def restored(self) -> None:
-        """All of the run is taken back: what was decided before has been heard."""
-        self._seen = self._next_sequence
 
     def request(
         self, stop: bool, by: str, reason: str, known: int | None, now: Instant, effects: Effects
@@ -141,7 +136,7 @@ class Saving:
                 group.abort("no save is asked for any longer", now, effects)
         elif self._seen != group.next_sequence:
             self._seen = group.next_sequence
-            words = _released(group.decisions.get(group.next_sequence - 1))
+            words = _released(_newest(group))
             if words and self.save is not None and max(word.number for word in words) >= self.save.number:
                 self._heard(self.save, words, now, effects)
 
@@ -176,7 +171,7 @@ class Saving:
     def _failed(self, save: Save) -> bool:
         """Whether the ranks that are there have tried, and failed."""
         group = self._groups.get(PREFIX)
-        last = group.decisions.get(group.next_sequence - 1) if group is not None else None
+        last = _newest(group) if group is not None else None
         return last is not None and last.sequence >= save.since and not _released(last)
 
     def _keep(self, save: Save, effects: Effects) -> None:
@@ -190,6 +185,11 @@ class Saving:
         assert self.save is not None
         message = f"save {self.save.number} of run {self._run_id} {words}"
         effects.notices.append(Notice(f"save.{what}", self._run_id, message))
+
+
+def _newest(group: Group) -> Decision | None:
+    """The last decision; None: there was none, or nothing is kept of it."""
+    return group.decisions.get(group.next_sequence - 1)
 
 
 def _released(decision: Decision | None) -> list[Word]:

@@ -12,7 +12,7 @@ import pytest
 
 from muster.worker import SavePoint
 from muster.worker.decision import Decision, Outcome
-from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError
+from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.savepoint import notices, point
 from muster.worker.savepoint.agreement import PREFIX
 from muster.worker.savepoint.asked import SaveAsked
@@ -162,6 +162,17 @@ def test_an_unknown_outcome_is_told_and_asked_for_again_with_the_same_word():
         save.reached(9)
     group.answers.put("agree 9 1 0")
     assert save.reached(9)
+
+
+def test_who_was_sent_away_is_told_so_at_each_call():
+    save, group = made()
+    save.reached(7)
+    group.ask(ASKED)
+    group.heard()
+    group.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
+    for step in (9, 9, 10):
+        with pytest.raises(RefusedError, match="evicted"):
+            save.reached(step)
 
 
 @pytest.mark.parametrize(

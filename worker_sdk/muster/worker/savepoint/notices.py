@@ -5,16 +5,14 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import FrameType
 
 import grpc
 
 from muster.client.calls import reason_of
-from muster.client.credentials import check_credentials
 from muster.client.errors import EnvironmentValueError
-from muster.client.replicas import Search, Target, replicas_of
+from muster.client.replicas import Search, replicas_of
 from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.channel import open_channel
@@ -47,7 +45,6 @@ class Notices:
 
     def __init__(self, signals: Iterable[signal.Signals], barrier: GrpcBarrier) -> None:
         config = barrier.config
-        check_credentials(config.endpoint)
         self._barrier = barrier
         self._config = config
         self._owner = os.getpid()
@@ -110,7 +107,7 @@ class Notices:
         while not self._closed.is_set():
             search = Search(self._replicas)
             try:
-                ask_leader(search, _channel, _method, request, ATTEMPT, wait=True)
+                ask_leader(search, open_channel, _request_save, request, ATTEMPT, wait=True)
                 logger.warning("%s: a save of all ranks is asked for, after which training is to end", name)
                 return
             except EnvironmentValueError as error:
@@ -122,16 +119,7 @@ class Notices:
             self._closed.wait(PAUSE)
 
 
-@contextmanager
-def _channel(target: Target) -> Iterator[grpc.Channel]:
-    channel = open_channel(target)
-    try:
-        yield channel
-    finally:
-        channel.close()
-
-
-def _method(
+def _request_save(
     channel: grpc.Channel,
 ) -> "grpc.UnaryUnaryMultiCallable[run_pb2.RequestSaveRequest, run_pb2.RequestSaveResponse]":
     return run_pb2_grpc.RunServiceStub(channel).RequestSave

@@ -110,7 +110,7 @@ class SavePoint:
         Raises:
             OutcomeUnknownError: the coordinator cannot be reached; whether the others save is unknown. Called
                 again with the same step, it waits again.
-            RefusedError: it refused this process.
+            RefusedError: it refused this process, now and at each further call.
             TypeError: the step is no whole number.
         """
         first = self._step is None
@@ -123,8 +123,10 @@ class SavePoint:
             return False
         with self._changed:
             while True:
-                if self._error is not None:
-                    error, self._error = self._error, None
+                if (error := self._error) is not None:
+                    # That barrier is asked for again; after any other error nothing more is heard.
+                    if isinstance(error, OutcomeUnknownError):
+                        self._error = None
                     raise error
                 following = self._course.after(step)
                 if following is not Next.WAIT:
@@ -168,23 +170,19 @@ class SavePoint:
         """Answer whatever is asked for, until the session ends."""
         known: SaveAsked | None = None
         try:
-            if self._course.stands(self._barrier.save_asked) and not self._course.wants(
-                self._barrier.save_asked
-            ):
+            asked = self._barrier.save_asked
+            if self._course.stands(asked) and not self._course.wants(asked):
                 self._barrier.vote(failure="it has begun anew, alone")
             while True:
                 known = self._barrier.next_save_asked(known)
-                while self._course.wants(self._barrier.save_asked):
-                    self._agree()
+                while (asked := self._barrier.save_asked) is not None and self._course.wants(asked):
+                    self._agree(asked)
         except MusterError as error:
-            with self._changed:
-                self._error = None if self._closed else error
-                self._changed.notify_all()
+            if not self._closed:
+                self._tell(error)
 
-    def _agree(self) -> None:
+    def _agree(self, asked: SaveAsked) -> None:
         """Come to one step with the others, and wait until this rank has saved there."""
-        asked = self._barrier.save_asked
-        assert asked is not None
         self._barrier.skip_to(asked.since)
         with self._changed:
             self._changed.wait_for(lambda: self._step is not None or self._closed)
@@ -213,6 +211,10 @@ class SavePoint:
             try:
                 return self._barrier.vote(payload=word)
             except OutcomeUnknownError as error:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
+                self._tell(error)
+
+    def _tell(self, error: MusterError) -> None:
+        """Have the main thread raise it."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()

@@ -21,6 +21,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the process that writes to the terminal has a reporter."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(Failures(terminal))
+
+
+class Failures:
+    """Says at once which test has failed: of a run that is ended from outside nothing else is known."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called of each phase of each test."""
+        if report.failed:
+            where = report.longreprtext.rpartition("\n")[2]
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"{report.nodeid} ({report.when}, {report.duration:.0f} s): {where}")
+
+
 @pytest.fixture
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether there is time."""

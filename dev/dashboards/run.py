@@ -43,6 +43,7 @@ def build() -> Dashboard:
     _now(board)
     _barriers(board)
     _members(board)
+    _training(board)
     _rendezvous(board)
     _saves(board)
     return board
@@ -213,6 +214,35 @@ def _members(board: Dashboard) -> None:
             "Processes that hold a stream: those of the ranks, and those of their children that save.",
             Query(f"sum(muster_sessions{{{R}}})", "sessions"),
             width=12,
+        )
+    )
+
+
+def _training(board: Dashboard) -> None:
+    first, spread = (f"max({name}{{{R}}})" for name in ("muster_run_step", "muster_run_step_spread"))
+    board.with_row(row("Training"))
+    board.with_panel(
+        steps(
+            "Training step",
+            "The step of the first rank and of the last, of a job that calls `muster.worker.step`.",
+            Query(first, "first rank"),
+            Query(f"{first} - {spread}", "last rank"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "No rank has moved for",
+            "Time since a rank took a step. After 15 minutes there is an alert.",
+            Query(f"max(muster_run_still_seconds{{{R}}})", "no step"),
+            unit="s",
+        )
+    )
+    board.with_panel(
+        lines(
+            "Save that was asked for",
+            "Time since all ranks were asked to save at one step; once they have, how long it took.",
+            Query(f"max(muster_run_save_asked_seconds{{{R}}} or muster_run_save_seconds{{{R}}})", "save"),
+            unit="s",
         )
     )
 

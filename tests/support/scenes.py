@@ -15,6 +15,7 @@ from muster.service.core.events import (
     JoinGroup,
     JoinRendezvous,
     ProcessInfo,
+    Stepped,
     Tick,
 )
 from muster.service.core.model import Instant, NodeInfo, RendezvousSettings
@@ -143,6 +144,12 @@ class Job:
             session = self.streams[rank - rank % self.per_stream]
             self.scene.do(Arrive(session, prefix, sequence, timeout, (Arrival(rank, failure=reason),)))
 
+    def step(self, number: int, *, behind: dict[int, int]) -> None:
+        """All who are there tell their training step; ``behind``: that of those who stand elsewhere."""
+        for first, session in self.streams.items():
+            ranks = range(first, first + self.per_stream)
+            self.scene.do(Stepped(session, tuple((rank, behind.get(rank, number)) for rank in ranks)))
+
     def lose(self, first: int) -> None:
         """The stream of a rank breaks."""
         self.scene.do(Disconnected(self.streams.pop(first)))
@@ -178,6 +185,7 @@ def sixteen() -> Scene:
     big.meet("checkpoint", 1, pace=0.07)
     scene.wait(290)
     small.meet("checkpoint", 3, pace=0.002)
+    big.step(31_200, behind={6: 31_187})
     big.meet("checkpoint", 2, without=(6, 11))
     scene.wait(34)
     big.meet("save", 1, without=(11,), timeout=600)

@@ -2,9 +2,9 @@
 
 It reaches the coordinator through a relay.
 
-Two workers pass barriers and save, one of them usually later than the other; a barrier is aborted; another
-run is closed; the coordinator, which serves with TLS and has its state in etcd, has been restarted. At the
-end one rank stays away from an open barrier.
+Two workers pass barriers and save, one of them usually later than the other, and once because that was
+asked for; a barrier is aborted; another run is closed; the coordinator, which serves with TLS and has its
+state in etcd, has been restarted. At the end one rank stays away from an open barrier.
 """
 
 import json
@@ -44,7 +44,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from muster.worker import BarrierError, Checkpointer, GrpcBarrier
+from muster.worker import BarrierError, Checkpointer, GrpcBarrier, SavePoint
 from muster.worker import step as note
 
 folder = Path(sys.argv[1])
@@ -55,11 +55,14 @@ chance = random.Random(rank)
 checkpoint = GrpcBarrier(barrier_prefix="checkpoint", timeout_secs=120)
 evaluation = GrpcBarrier(barrier_prefix="eval", timeout_secs=60)
 checkpointer = Checkpointer(folder / "checkpoints", keep_last=2)
+point = SavePoint()
 state = {"weight": torch.full((1000,), float(rank))}
 for step in range(plan["steps"]):
     note(step)
     time.sleep(plan["pace"] * chance.uniform(0.2, 1) * (1 + rank))
     checkpoint.execute_barrier()
+    if point.reached(step):
+        point.done()
     if step % 4 == 1:
         checkpointer.save(step, state)
         checkpointer.finalize(blocking=True)
@@ -76,6 +79,7 @@ for step in range(plan["steps"]):
 while rank == 1 and not (folder / "finish").exists():
     time.sleep(0.05)
 checkpoint.execute_barrier()
+point.close()
 checkpointer.close()
 '''
 
@@ -127,6 +131,8 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         coordinator.start()
         agents = [job.agent("2") for _ in range(2)]
         _close_a_run(coordinator.endpoint)
+        until(lambda: bool(prometheus.query(f'muster_run_step{{run="{RUN}"}}')))
+        output(coordinator.endpoint, "save", RUN)
         job.trace("away-*", 2, patience=PATIENCE + 3 * steps * pace)
         waiting = f"muster_barriers_open{{{CHECKPOINTS}}} == 1"
         done = f'muster_barrier_decisions_total{{{CHECKPOINTS}, outcome="RELEASED"}} == {steps}'

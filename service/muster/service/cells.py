@@ -19,6 +19,24 @@ def duration(milliseconds: int) -> str:
     return f"{seconds}s"
 
 
+def steps(lowest: int, highest: int) -> str:
+    """The training step that ranks are at, or that of the last and that of the first: ``405-412``."""
+    return str(highest) if lowest == highest else f"{lowest}-{highest}"
+
+
+def standstill(lowest: int, highest: int, lowest_rank: int, still: float) -> str:
+    """Who is behind in training, and for how long nobody has moved: ``rank 3 is last; none moved for 41s``.
+
+    Args:
+        lowest: the step of the last rank.
+        highest: the step of the first.
+        lowest_rank: the last.
+        still: seconds since one of them took a step.
+    """
+    behind = f"rank {lowest_rank} is last; " if lowest < highest else ""
+    return f"{behind}none moved for {duration(round(still * 1000))}"
+
+
 def ranks(numbers: Iterable[int]) -> str:
     """Ranks, folded into ranges, in one word."""
     return report.ranges(numbers).replace(" ", "") or NOTHING

@@ -1,6 +1,6 @@
 """What tables show of runs, barriers, members, nodes, rounds and the missing."""
 
-from muster.service.cells import NOTHING, duration, ranks
+from muster.service.cells import NOTHING, duration, ranks, steps
 from muster.service.cli.table import Column, name
 from muster.service.core import report
 from muster.service.rounds import RoundRow
@@ -60,11 +60,8 @@ def _step_age(member: run_pb2.Member) -> str:
 
 
 def run_steps(run: run_pb2.Run) -> str:
-    """The training step that a run's ranks are at, or that of the last and that of the first."""
-    if not run.HasField("steps"):
-        return NOTHING
-    steps = run.steps
-    return str(steps.highest) if steps.lowest == steps.highest else f"{steps.lowest}-{steps.highest}"
+    """How far the ranks of a run have come."""
+    return steps(run.steps.lowest, run.steps.highest) if run.HasField("steps") else NOTHING
 
 
 def member_state(member: run_pb2.Member) -> str:

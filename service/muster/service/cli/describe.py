@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
-from muster.service.cells import NOTHING, duration, ranks
+from muster.service.cells import NOTHING, duration, ranks, standstill
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.credentials import connecting
@@ -131,7 +131,7 @@ def describe_member(
 def run_text(
     run: run_pb2.Run,
     rendezvous: rendezvous_pb2.Rendezvous,
-    members: Iterable[run_pb2.Member],
+    members: Sequence[run_pb2.Member],
     barriers: Sequence[barrier_pb2.Barrier],
     *,
     wide: bool = False,
@@ -152,6 +152,7 @@ def run_text(
                 "Groups": str(run.groups),
                 "Barriers": f"{run.open_barriers} open, {run.decided_barriers} decided",
                 "Store": f"{run.store_keys:,} keys, {run.store_bytes:,} bytes",
+                **_steps(run, members),
             }
         ),
         _closed(run.closed) if run.HasField("closed") else "",
@@ -162,6 +163,17 @@ def run_text(
         _table("Members", HOSTS, sorted(hosts.items()), color=color),
         _table("Barriers", columns.BARRIERS, barriers, wide=wide, color=color),
     )
+
+
+def _steps(run: run_pb2.Run, members: Iterable[run_pb2.Member]) -> dict[str, str]:
+    """How far training has come; nothing if no rank that is there tells."""
+    there = common_pb2.MEMBER_STATE_CONNECTED
+    ages = [one.step_ms for one in members if one.state == there and one.HasField("step")]
+    if not run.HasField("steps") or not ages:
+        return {}
+    steps = run.steps
+    still = standstill(steps.lowest, steps.highest, steps.lowest_rank, min(ages) / 1000)
+    return {"Steps": f"{columns.run_steps(run)}; {still}"}
 
 
 def _closed(closed: common_pb2.Closed) -> str:

@@ -19,6 +19,7 @@ from muster.service.core.model import (
     NodeStanding,
     RendezvousSettings,
     Save,
+    Step,
 )
 from muster.service.core.process import Process
 from muster.service.core.refusal import Reason, Refusal
@@ -80,6 +81,8 @@ class HostView:
     state: MemberState
     ranks: tuple[int, ...]
     """Ascending."""
+    steps: tuple[int, int] | None
+    """The lowest and the highest training step of those that tell theirs; None: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +116,9 @@ class RunView:
     store_bytes: int
     closed: Closed | None
     steps: StepsView | None
+    """None: no rank that is there tells its step."""
     save: Save | None
-    """None: no rank tells its step."""
+    """The one that was asked for last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,17 +272,29 @@ def members(run: Run, now: Instant) -> list[MemberView]:
 
 def hosts(run: Run) -> list[HostView]:
     """The processes of a run folded by host, node, relay and state, in the order of their first rank."""
-    folded: dict[tuple[str, int | None, str, MemberState], dict[int, None]] = {}
+    folded: dict[tuple[str, int | None, str, MemberState], dict[int, Step | None]] = {}
     for process in run.roster:
         key = process.host, process.node_rank, process.relay, process.state
         ranks = folded.get(key)
         if ranks is None:
             ranks = folded[key] = {}
-        ranks[process.rank] = None
+        ranks[process.rank] = process.step
     return [
-        HostView(host=host, node_rank=node_rank, relay=relay, state=state, ranks=tuple(ranks))
+        HostView(
+            host=host,
+            node_rank=node_rank,
+            relay=relay,
+            state=state,
+            ranks=tuple(ranks),
+            steps=_span(step.number for step in ranks.values() if step is not None),
+        )
         for (host, node_rank, relay, state), ranks in folded.items()
     ]
+
+
+def _span(numbers: Iterable[int]) -> tuple[int, int] | None:
+    known = list(numbers)
+    return (min(known), max(known)) if known else None
 
 
 def _member(run: Run, process: Process, now: Instant) -> MemberView:

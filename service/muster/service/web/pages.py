@@ -175,6 +175,7 @@ def _environment() -> Environment:
         stacks_twin=links.stacks_twin,
         saves=SAVES,
         command=report.command,
+        steps=cells.steps,
         nothing="–",
         version=VERSION,
     )
@@ -233,7 +234,16 @@ def run_page(look: RunLook, root: str) -> str:
         rendezvous=look.rendezvous,
         rounds=rounds_of(rendezvous_to_pb(look.rendezvous)),
         save=_save(look.run.save) if look.run.save is not None else "",
+        standstill=_standstill(look),
     )
+
+
+def _standstill(look: RunLook) -> str:
+    """Who is behind in training, and for how long nobody has moved; empty if no rank tells."""
+    steps = look.run.steps
+    if steps is None or look.still is None:
+        return ""
+    return cells.standstill(steps.lowest, steps.highest, steps.lowest_rank, look.still)
 
 
 def _save(save: Save) -> str:

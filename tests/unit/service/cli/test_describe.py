@@ -1,5 +1,5 @@
 from muster.service.cli.describe import barrier_text, member_text, run_text
-from muster.v1 import common_pb2, rendezvous_pb2
+from muster.v1 import common_pb2, rendezvous_pb2, run_pb2
 from tests.unit.service.cli import samples
 
 NOBODY = samples.rendezvous(min_nodes=0, max_nodes=0)
@@ -72,6 +72,17 @@ def test_a_run_shows_its_members_host_by_host():
         "  node-1   1      LOST        15\n"
     ) in text
     assert "Barriers:\n  RUN    PREFIX" in text
+
+
+def test_a_run_whose_ranks_tell_their_steps_says_who_is_last_and_for_how_long_none_moved():
+    members = [samples.member(rank, step=7 - rank, step_ms=60_000 - rank * 9_000) for rank in range(3)]
+    members.append(samples.member(3, state=common_pb2.MEMBER_STATE_LOST, step=9, step_ms=1_000))
+    steps = run_pb2.RunSteps(highest=7, lowest=5, lowest_rank=2)
+    text = run_text(samples.run(steps=steps), NOBODY, members, [])
+    assert "Steps:       5-7; rank 2 is last; none moved for 42s\n" in text
+    steps = run_pb2.RunSteps(highest=7, lowest=7)
+    assert "Steps:       7; none moved for 42s\n" in run_text(samples.run(steps=steps), NOBODY, members, [])
+    assert "Steps" not in run_text(samples.run(), NOBODY, members, [])
 
 
 def test_a_rank_with_two_processes_is_named_once_in_a_run():

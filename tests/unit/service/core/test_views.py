@@ -215,6 +215,15 @@ def test_processes_that_stand_alike_are_folded_host_by_host(world):
     }
 
 
+def test_a_host_has_the_steps_of_those_who_tell_them(world):
+    zero, _, two, *_ = world.clients
+    zero.step(7)
+    two.step(5)
+    (there, gone) = views.hosts(world.coordinator.runs[RUN])
+    assert (there.ranks, there.steps) == ((0, 1, 2), (5, 7))
+    assert gone.steps is None
+
+
 @pytest.fixture
 def busy():
     """Three groups of four ranks; "a" has waited longest, and misses most."""

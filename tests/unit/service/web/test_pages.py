@@ -112,7 +112,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
         store_keys=0,
         store_bytes=0,
         closed=closed,
-        steps=None,
+        steps=views.StepsView(highest=7, lowest=5, lowest_rank=1, moved_at=1.0),
         save=None,
     )
     waiting = (barrier(3), barrier(report.MOST_NAMED_SINGLY + 10))
@@ -139,12 +139,27 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
         message=next(words),
     )
     hosts = tuple(
-        views.HostView(host=next(words), node_rank=0, relay=next(words), state=state, ranks=(int(state),))
+        views.HostView(
+            host=next(words),
+            node_rank=0,
+            relay=next(words),
+            state=state,
+            ranks=(int(state),),
+            steps=(5, 7) if state is MemberState.CONNECTED else None,
+        )
         for state in MemberState
     )
     return (
         Overview(taken_at=1e9, epoch=1, only=(next(words),), runs=(run,), waiting=waiting, decided=decided),
-        RunLook(taken_at=1e9, run=run, rendezvous=rendezvous, waiting=waiting, decided=decided, hosts=hosts),
+        RunLook(
+            taken_at=1e9,
+            run=run,
+            rendezvous=rendezvous,
+            waiting=waiting,
+            decided=decided,
+            still=4.0,
+            hosts=hosts,
+        ),
     )
 
 
@@ -224,7 +239,8 @@ def test_all_runs_are_there_with_their_open_barriers_and_who_is_missing(sixteen:
     assert "rank 6 (gpu-a0, pid 4106, connected, still at #1)" in page.text
     assert "rank 11 (gpu-a1, pid 4111, connection lost 6 s ago)" in page.text
     assert "save #1 save: writes" in page.text
-    assert "vit-small OPEN 0 0 1 8 of 8 0 4" in page.text
+    assert "vit-small OPEN 0 0 1 8 of 8 0 4 –" in page.text
+    assert "llama-70b OPEN 0 0 2 15 of 16 2 4 31187-31200" in page.text
     assert "vit-sweep-3 CLOSED" in page.text
     assert "ABORTED was aborted: rank 3 (gpu-b0, pid 4103) failed: OSError" in page.text
     assert ("progress", "value", "14") in page.values
@@ -235,10 +251,17 @@ def test_a_run_is_there_with_its_hosts_and_rounds(sixteen: scenes.Scene):
     page = run_of(sixteen, "llama-70b")
     assert "gpu-a0 6 4106 connected, still at #1 gpu-a1 11 4111 connection lost 6 s ago" in page.text
     assert "15 connected 1 disconnected" in page.text
-    assert "gpu-a1 8-10, 12-15 1 – CONNECTED" in page.text
+    assert "gpu-a1 8-10, 12-15 1 – 31200 CONNECTED" in page.text
     assert "round 0 of run llama-70b is complete, with 2 nodes in it" in page.text
     assert "gpu-a1 1 901 participant CONNECTED" in page.text
     assert "../runs/llama-70b.json" in page.of("href")
+
+
+def test_a_run_says_how_far_its_ranks_have_come(sixteen: scenes.Scene):
+    page = run_of(sixteen, "llama-70b")
+    assert "Step 31187-31200 rank 6 is last; none moved for 41s" in page.text
+    assert "gpu-a0 0-7 0 – 31187-31200 CONNECTED" in page.text
+    assert "Step" not in run_of(sixteen, "vit-small").text, "it tells no steps"
 
 
 def test_a_closed_run_says_by_whom_and_why(sixteen: scenes.Scene):

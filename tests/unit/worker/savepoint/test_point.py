@@ -17,6 +17,7 @@ from muster.worker.savepoint import notices, point
 from muster.worker.savepoint.agreement import PREFIX
 from muster.worker.savepoint.asked import SaveAsked
 from muster.worker.session import SessionConfig
+from tests.support.patience import PATIENCE
 
 ASKED = SaveAsked(1, 0, stop=False, reason="asked for by ann")
 
@@ -258,20 +259,25 @@ def test_a_signal_asks_for_all_calls_its_own_handler_and_is_given_back(monkeypat
 
 
 def test_a_forked_child_ends_by_a_signal_as_if_nobody_had_asked_for_it():
-    with SavePoint(signals=[signal.SIGTERM]):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+    before = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    try:
+        with SavePoint(signals=[signal.SIGUSR2]):
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.write(write, b"x")
+                    time.sleep(PATIENCE)  # Until the signal ends it.
+                finally:
+                    os._exit(1)
+            assert os.read(read, 1) == b"x"
             os.close(read)
-            os.write(write, b"x")
-            while True:
-                time.sleep(60)  # Until the signal ends it.
-        assert os.read(read, 1) == b"x"
-        os.close(read)
-        os.close(write)
-        os.kill(pid, signal.SIGTERM)
-        _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+            os.close(write)
+            os.kill(pid, signal.SIGUSR2)
+            _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGUSR2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_signals_are_the_main_threads():

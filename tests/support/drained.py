@@ -1,7 +1,7 @@
-"""A small training job that is told to end: ``FOLDER MODE``, a rank of it under torchrun.
+"""A small training job that is told to end: ``FOLDER MODE NUMBERS``, a rank of it under torchrun.
 
 With MODE ``point`` its ranks save at a save point. With ``alone`` each rank saves for itself when it has a
-signal, as scripts do: the control, which tears.
+signal, as scripts do: the control, which tears. Its state has NUMBERS of 4 bytes.
 """
 
 import os
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from muster.worker import Checkpointer, SavePoint
 
 STEPS = 100_000
+NUMBERS = 1000
+"""What the ranks reduce in each step."""
 
 
 def say(folder: Path, what: str, step: int) -> None:
@@ -25,9 +27,9 @@ def say(folder: Path, what: str, step: int) -> None:
         file.write(f"{what} {step}\n")
 
 
-def with_point(folder: Path) -> None:
+def with_point(folder: Path, numbers: int) -> None:
     """Save at one step of all ranks."""
-    state = {"weights": torch.zeros(1000)}
+    state = {"weights": torch.zeros(numbers)}
     checkpointer = Checkpointer(folder / "checkpoints")
     start = checkpointer.load(state).step if checkpointer.latest() else 0
     with SavePoint(signals=[signal.SIGTERM]) as point:
@@ -44,7 +46,7 @@ def with_point(folder: Path) -> None:
     checkpointer.close()
 
 
-def alone(folder: Path) -> None:
+def alone(folder: Path, numbers: int) -> None:
     """Save on the signal alone."""
     told: list[int] = []
 
@@ -53,7 +55,7 @@ def alone(folder: Path) -> None:
 
     signal.signal(signal.SIGTERM, tell)
     say(folder, "began", 0)
-    weights = torch.zeros(1000)
+    weights = torch.zeros(numbers)
     for step in range(1, STEPS):
         if told:
             say(folder, "saved", step)
@@ -63,18 +65,18 @@ def alone(folder: Path) -> None:
 
 def train(weights: torch.Tensor) -> None:
     """One step, with a collective."""
-    gradient = torch.ones(1000)
+    gradient = torch.ones(NUMBERS)
     dist.all_reduce(gradient)
-    weights += gradient
+    weights[:NUMBERS] += gradient
     time.sleep(0.01)
 
 
 def main() -> None:
     """Train until told to end."""
-    folder, mode = Path(sys.argv[1]), sys.argv[2]
+    folder, mode, numbers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    {"point": with_point, "alone": alone}[mode](folder)
+    {"point": with_point, "alone": alone}[mode](folder, numbers)
     dist.destroy_process_group()
 
 

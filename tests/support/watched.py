@@ -3,8 +3,9 @@
 It reaches the coordinator through a relay.
 
 Two workers pass barriers and save, one of them usually later than the other, and once because that was
-asked for; a barrier is aborted; another run is closed; the coordinator, which serves with TLS and has its
-state in etcd, has been restarted. At the end one rank stays away from an open barrier.
+asked for; a barrier is aborted; another run is closed, and has not saved as it was asked to; the
+coordinator, which serves with TLS and has its state in etcd, has been restarted. At the end one rank stays
+away from an open barrier.
 """
 
 import json
@@ -131,12 +132,13 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         coordinator.start()
         agents = [job.agent("2") for _ in range(2)]
         _close_a_run(coordinator.endpoint)
-        until(lambda: bool(prometheus.query(f'muster_run_step{{run="{RUN}"}}')))
+        until(lambda: bool(prometheus.query(f'muster_sessions{{run="{RUN}"}} > 0')))
         output(coordinator.endpoint, "save", RUN)
         job.trace("away-*", 2, patience=PATIENCE + 3 * steps * pace)
         waiting = f"muster_barriers_open{{{CHECKPOINTS}}} == 1"
         done = f'muster_barrier_decisions_total{{{CHECKPOINTS}, outcome="RELEASED"}} == {steps}'
         until(lambda: bool(prometheus.query(f"{waiting} and on (run, prefix) {done}")))
+        until(lambda: bool(prometheus.query(f'muster_run_saved_step{{run="{RUN}"}}')))
         yield Watched(coordinator, relay, prometheus, began)
         job.finish()
         assert [agent.wait() for agent in agents] == [0, 0], job.said()
@@ -147,4 +149,5 @@ def _close_a_run(endpoint: str) -> None:
         GrpcBarrier(0, 1, "checkpoint", endpoint, 20, 20, CLOSED_RUN).execute_barrier()
     finally:
         muster.worker.close()
+    output(endpoint, "save", CLOSED_RUN)
     output(endpoint, "close", CLOSED_RUN, "--reason", "the budget is spent")

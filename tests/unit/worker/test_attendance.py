@@ -1,8 +1,10 @@
 """A node's place, on a wire that the test holds in its hands."""
 
+import gc
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -295,6 +297,21 @@ def test_a_refusal_ends_the_wait_with_its_reason(node: Attendance, wire: Wire, r
     error = place.exception(PATIENCE)
     assert isinstance(error, RefusedError)
     assert (error.reason, str(error)) == (reason, f"refused: {reason}")
+
+
+def test_a_refusal_does_not_hold_those_whom_it_passed(node: Attendance, wire: Wire):
+    class Caller:
+        def join(self) -> None:
+            with pytest.raises(RefusedError):
+                node.join()
+
+    caller = Caller()
+    gone = weakref.ref(caller)
+    place = in_thread(caller.join)
+    del caller
+    wire.stream().fail(refusal("RUN_CLOSED"))
+    place.result(PATIENCE)
+    until(lambda: gc.collect() >= 0 and gone() is None, "what was refused holds its caller")
 
 
 def test_a_limit_that_is_met_when_coming_back_passes(node: Attendance, wire: Wire):

@@ -14,6 +14,7 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 import grpc
@@ -149,7 +150,8 @@ class Attendance:
     def _await_place(self) -> Place:
         while self._place is None:
             if self._error is not None:
-                raise self._error
+                # Copies are raised: an error holds the frames that it passed, and so the handler, for good.
+                raise copy(self._error)
             left = None
             if not self._connected:
                 # Only contact that is lost is measured here; the join timeout is the coordinator's.
@@ -159,7 +161,7 @@ class Attendance:
                     self._attempt += 1
                     self._end_stream()
                     self._error = ConnectError(self._unreachable(patience))
-                    raise self._error
+                    raise copy(self._error)
             self._changed.wait(left)
         return self._place
 
@@ -411,7 +413,7 @@ class Attendance:
     def _check_run(self) -> None:
         """Do not begin the run again, under an id that may be another job's by now."""
         if isinstance(self._error, RefusedError) and self._error.reason == FORGOTTEN:
-            raise self._error
+            raise copy(self._error)
 
     def _check_owner(self) -> None:
         if os.getpid() != self._owner:

@@ -53,6 +53,11 @@ PAGES = {
             "saves.abort_nvrx_checkpoint",
         ),
     ),
+    "integrations": Page(
+        "In your framework",
+        "What each needs, changes and cannot do is in [In your framework](../integrations.md).",
+        ("integrations.checkpoint.CommittedWriter", "integrations.checkpoint.CommittedReader"),
+    ),
     "store": Page("Store", "A store that no rank hosts.", ("CoordinatorStore",)),
     "rendezvous": Page(
         "Rendezvous",

@@ -32,6 +32,7 @@ from muster.worker.saves.groups import default_barrier
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
+from muster.worker.saves.written import check_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ class Checkpointer:
         """Rank 0, when every rank has written: write torch's metadata, and give the save its name."""
         assert metadata is not None
         results = _take_results(unfinished, self._barrier.world_size)
-        _check_files(unfinished, results)
+        check_files(unfinished, results)
         writer.finish(metadata, results)
         made = Committed(
             step,
@@ -410,15 +411,3 @@ def _take_results(folder: Path, world_size: int) -> list[list[WriteResult]]:
         found.append(pickle.loads(path.read_bytes()))
         path.unlink()
     return found
-
-
-def _check_files(folder: Path, results: list[list[WriteResult]]) -> None:
-    """On rank 0: what the children wrote is there, whoever else is at work in the folder."""
-    ends: dict[str, int] = {}
-    for result in (result for part in results for result in part):
-        stored = result.storage_data
-        ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
-    for name, end in ends.items():
-        size = (folder / name).stat().st_size
-        if size < end:
-            raise OSError(f"{folder / name} has {size} bytes, and {end} were written. Is the folder shared?")

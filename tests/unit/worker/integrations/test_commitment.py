@@ -1,0 +1,227 @@
+"""One save of all ranks, without a coordinator: what is said for this rank, and what it is told."""
+
+import os
+import queue
+from typing import Any
+
+import pytest
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.decision import Decision, Outcome
+from muster.worker.errors import (
+    BarrierAbortedError,
+    MemberLostError,
+    MusterError,
+    OutcomeUnknownError,
+    RefusedError,
+)
+from muster.worker.integrations import commitment as module
+from muster.worker.integrations.commitment import DONE, GIVEN_UP, NOT_YET, Commitment
+from tests.support.meeting import in_thread
+from tests.support.patience import PATIENCE
+
+
+class FakeBarrier:
+    """A group of two ranks, of which the other one says what the test does."""
+
+    prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.sequence = 0
+        self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
+
+    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+        self.said.put(failure if failure is not None else payload)
+        answer = self.answers.get(timeout=PATIENCE)
+        if isinstance(answer, Exception):
+            raise answer
+        self.sequence += 1
+        return answer
+
+    def heard(self) -> bytes | str:
+        return self.said.get(timeout=PATIENCE)
+
+
+def decided(outcome: Outcome = Outcome.RELEASED, **payloads: bytes) -> Decision:
+    said = {int(rank.removeprefix("rank_")): word for rank, word in payloads.items()}
+    return Decision("checkpoint/dcp", 0, outcome, "rank 1 (there, pid 7) is to blame", payloads=said)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_last", {})
+
+
+def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
+    """A save that all ranks have begun."""
+    barrier = FakeBarrier(rank)
+    as_barrier: Any = barrier
+    save = Commitment(as_barrier, 60.0, **arguments)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    return save, barrier
+
+
+def test_all_write_and_rank_0_commits():
+    save, barrier = begun()
+    result = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    assert result.result(PATIENCE).outcome is Outcome.RELEASED
+    assert barrier.said.empty(), "it is not committed yet"
+    save.committed()
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    save.join(PATIENCE)
+    assert barrier.said.empty()
+
+
+def test_another_rank_hears_of_the_commit_and_it_is_the_same_to_it_whether_its_writer_is_dropped():
+    save, barrier = begun(rank=1)
+    result = in_thread(save.written)
+    assert barrier.heard() == DONE
+    save.give_up()
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    for word in (NOT_YET, DONE):
+        assert barrier.heard() == DONE
+        barrier.answers.put(decided(rank_0=word))
+    save.join(PATIENCE)
+    assert barrier.said.empty()
+
+
+def test_who_takes_long_says_so_and_all_meet_again_until_all_have_written():
+    save, barrier = begun(pace=0.001)
+    assert barrier.heard() == NOT_YET
+    result = in_thread(save.written)
+    barrier.answers.put(decided(rank_0=NOT_YET))
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided(rank_1=NOT_YET))
+    assert not result.done()
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    assert result.result(PATIENCE).outcome is Outcome.RELEASED
+    save.failed("the disk is full")
+    assert barrier.heard() == "the disk is full", "rank 0 could not commit"
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_a_failure_is_said_at_once(caplog: pytest.LogCaptureFixture):
+    save, barrier = begun()
+    save.failed("the disk is full")
+    save.failed("and so on")
+    assert barrier.heard() == "the disk is full"
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+    assert "not all ranks have written save 0: rank 1 (there, pid 7) is to blame" in caplog.text
+    with pytest.raises(BarrierAbortedError):
+        save.written()
+
+
+def test_who_never_came_is_named_though_the_main_thread_hangs(caplog: pytest.LogCaptureFixture):
+    barrier: Any = FakeBarrier()
+    save = Commitment(barrier, 60.0)
+    barrier.answers.put(decided(Outcome.TIMED_OUT))
+    save.join(PATIENCE)
+    assert "rank 1 (there, pid 7) is to blame" in caplog.text
+    assert barrier.said.qsize() == 1, "there is nothing more to say"
+
+
+@pytest.mark.parametrize(("on_lost", "aborted"), [("raise", 0), ("abort", 1)])
+@pytest.mark.parametrize("outcome", [Outcome.MEMBER_LOST, Outcome.TIMED_OUT])
+def test_a_lost_rank_ends_this_process_if_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, on_lost: str, aborted: int
+):
+    calls: list[int] = []
+    monkeypatch.setattr(os, "abort", lambda: calls.append(1))
+    save, barrier = begun(on_lost=on_lost, pace=0.001)
+    barrier.answers.put(decided(outcome))
+    save.join(PATIENCE)
+    assert len(calls) == aborted
+
+
+def test_a_rank_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    monkeypatch.setattr(os, "abort", lambda: calls.append(1))
+    save, barrier = begun(on_lost="abort", pace=0.001)
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+    assert calls == []
+
+
+def test_who_is_thrown_out_of_the_save_waits_for_word_of_who_is_lost():
+    save, barrier = begun()
+    save.give_up()
+    assert barrier.heard() == GIVEN_UP
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    save.join(PATIENCE)
+    with pytest.raises(MemberLostError, match="is to blame"):
+        save.written()
+
+
+def test_if_nobody_is_lost_those_who_gave_up_are_named():
+    save, barrier = begun()
+    result = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided(rank_1=GIVEN_UP))
+    with pytest.raises(MusterError, match=r"ended on ranks \[1\] before they were done"):
+        result.result(PATIENCE)
+    save.join(PATIENCE)
+    assert barrier.said.empty(), "nothing is committed"
+
+
+def test_while_the_coordinator_is_away_it_goes_on_asking():
+    save, barrier = begun()
+    result = in_thread(save.written)
+    barrier.answers.put(OutcomeUnknownError("away", "checkpoint/dcp", 1, Outcome.UNKNOWN))
+    assert [barrier.heard(), barrier.heard()] == [DONE, DONE]
+    with pytest.raises(OutcomeUnknownError):
+        result.result(PATIENCE)
+    barrier.answers.put(decided())
+    save.give_up()
+    assert barrier.heard() == GIVEN_UP, "it did not hear that it was to commit"
+    barrier.answers.put(decided(rank_0=GIVEN_UP))
+    save.join(PATIENCE)
+
+
+def test_a_refusal_is_told():
+    barrier: Any = FakeBarrier()
+    save = Commitment(barrier, 60.0)
+    barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
+    with pytest.raises(RefusedError, match="evicted"):
+        save.written()
+
+
+def test_another_save_of_the_group_begins_when_the_last_has_ended():
+    first, barrier = begun()
+    as_barrier: Any = barrier
+    second = in_thread(lambda: Commitment(as_barrier, 60.0))
+    assert barrier.heard() == GIVEN_UP
+    assert not second.done()
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    assert second.result(PATIENCE).number == 2
+    first.join(PATIENCE)
+    barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
+
+
+def test_at_the_end_of_the_process_it_waits_for_the_last_word():
+    save, barrier = begun()
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    module._hear_the_end()
+    assert barrier.heard() == GIVEN_UP
+    with pytest.raises(MemberLostError):
+        save.written()
+
+
+def test_what_becomes_of_the_process_is_one_of_two():
+    barrier: Any = FakeBarrier()
+    with pytest.raises(ValueError, match='on_lost = \'exit\': it must be "raise" or "abort"'):
+        Commitment(barrier, 60.0, on_lost="exit")  # type: ignore[arg-type]
+
+
+def test_it_asks_of_a_barrier_what_ours_has():
+    for name in ("prefix", "world_size", "run_id", "generation", "rank", "sequence", "vote"):
+        assert hasattr(GrpcBarrier, name) or name in GrpcBarrier.__doc__, name  # type: ignore[operator]

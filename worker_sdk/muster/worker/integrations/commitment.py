@@ -1,0 +1,232 @@
+"""One save that all ranks make together, or none, whatever it is that writes."""
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.decision import Decision, Outcome
+from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
+from muster.worker.fork_guard import start_thread
+from muster.worker.saves.groups import Group
+
+logger = logging.getLogger(__name__)
+
+OnLost: TypeAlias = Literal["raise", "abort"]
+"""What becomes of this process if a rank is lost, or does not come: the call of the framework raises, as far
+as no collective holds it up; or the process is aborted, for whoever started it to start it again."""
+PACE = 10.0
+"""Seconds until the first word of a rank that is not done; between two of them, twice as long each time."""
+LONGEST_PACE = 120.0
+"""Seconds between two such words, at most."""
+LAST_WORD = 15.0
+"""Seconds that the end of a process may wait for what became of its save: a little more than the
+coordinator's default session TTL, after which a dead rank is lost."""
+DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
+"""What a rank hands in at a barrier of a save. The usual word is empty: each rank is sent those of all."""
+
+
+class Commitment:
+    """Speaks for this rank while all make one save, from a thread of its own.
+
+    The main thread may hang in a collective of the framework. So the thread arrives at a barrier when the
+    rank begins, and at the next when it has written, or has not after a while; then it goes on to another,
+    until all have written at one. At each moment of the save a barrier waits for all ranks, and so whoever is
+    lost or does not come is named to all others. In the same way all hear whether rank 0 has committed it.
+
+    Args:
+        barrier: of all ranks that save. The saves of its group are made one after the other.
+        timeout: seconds that each of its barriers may take.
+        on_lost: what becomes of this process if a rank is lost, or does not come in time.
+        pace: seconds until the first word of a rank that is not done.
+
+    Attributes:
+        number: of the save, the same on all ranks: that of its first barrier.
+
+    Raises:
+        ValueError: ``on_lost`` is neither.
+    """
+
+    def __init__(
+        self, barrier: GrpcBarrier, timeout: float, on_lost: OnLost = "raise", pace: float = PACE
+    ) -> None:
+        if on_lost not in ("raise", "abort"):
+            raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+        self._owner = os.getpid()
+        self._barrier = barrier
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self._pace = pace
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._written = False
+        self._committed = False
+        """Of rank 0: whether it has done what is to be done when all have written."""
+        self._failure: str | None = None
+        """Why this rank has failed at what it was to do."""
+        self._given_up = False
+        self._decision: Decision | None = None
+        """That all have written, or that they have not."""
+        self._error: MusterError | None = None
+        """Why that is not known, or not so."""
+        group = Group.of(barrier)
+        _end_the_last(group)
+        self.number = barrier.sequence
+        self._thread = start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
+        with _last_lock:
+            _last[group] = self
+
+    def written(self) -> Decision:
+        """Say that this rank has written, and wait until all have.
+
+        Returns:
+            The decision.
+
+        Raises:
+            BarrierError: not all have written; the message names who has not, and why.
+            MusterError: a rank gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached, so that this rank does not know.
+            RefusedError: it refused this process.
+        """
+        with self._changed:
+            self._written = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._decision is not None or self._error is not None)
+            if self._decision is not None and self._decision.outcome is not Outcome.RELEASED:
+                raise error_for(self._decision)
+            if self._error is not None:
+                raise self._error
+            assert self._decision is not None
+            return self._decision
+
+    def committed(self) -> None:
+        """Of rank 0, when all have written: say that the save is a checkpoint now; does not wait."""
+        with self._changed:
+            self._committed = True
+            self._changed.notify_all()
+
+    def failed(self, reason: str) -> None:
+        """Say that this rank has failed, and with it the save of all; does not wait.
+
+        Args:
+            reason: why, for all.
+        """
+        with self._changed:
+            self._failure = self._failure or reason
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """Say that the framework's call has ended before it was done, as it does if a collective fails.
+
+        Nobody is to blame for that but whoever is lost, of whom the others then hear; does not wait.
+        """
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the save has come to an end on all ranks.
+
+        Args:
+            timeout: seconds; None: for as long as that takes. In a forked child it is over.
+        """
+        if os.getpid() == self._owner:
+            self._thread.join(timeout)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _attend(self) -> None:
+        leads = self._barrier.rank == 0
+        try:
+            begun = self._vote(None, DONE)
+            written = begun
+            if begun.outcome is Outcome.RELEASED:
+                written = self._until_all(lambda: self._written)
+            if self._settle(written, "not all ranks have written save {}"):
+                # The others have nothing more to do.
+                self._settle(
+                    self._until_all(lambda: self._committed or not leads),
+                    "save {} was written by all ranks, and not committed",
+                )
+        except MusterError as error:
+            self._tell(error)
+
+    def _until_all(self, done: Callable[[], bool]) -> Decision:
+        """Go from barrier to barrier until all are done at one, or one fails."""
+        pace = self._pace
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: done() or self._failure is not None or self._given_up, timeout=pace
+                )
+                word = DONE if done() else GIVEN_UP if self._given_up else NOT_YET
+                failure = None if done() else self._failure
+            decision = self._vote(failure, word)
+            words = decision.payloads.values()
+            if decision.outcome is not Outcome.RELEASED or NOT_YET not in words or GIVEN_UP in words:
+                return decision
+            pace = min(2 * pace, LONGEST_PACE)
+
+    def _settle(self, decision: Decision, otherwise: str) -> bool:
+        """Let the main thread hear whether all were done; if not, people too, for that thread may hang."""
+        quitters = sorted(rank for rank, word in decision.payloads.items() if word == GIVEN_UP)
+        error = None
+        if quitters:
+            error = MusterError(
+                f'save {self.number} of group "{self._barrier.prefix}" was given up: the call that makes it '
+                f"ended on ranks {quitters} before they were done. Their own errors say why."
+            )
+        with self._changed:
+            self._decision = self._decision or decision
+            self._error = error
+            self._changed.notify_all()
+        if decision.outcome is Outcome.RELEASED and error is None:
+            return True
+        logger.error("%s: %s", otherwise.format(self.number), error or decision.message)
+        if self._on_lost == "abort" and decision.outcome in (Outcome.MEMBER_LOST, Outcome.TIMED_OUT):
+            logger.critical("process %d is aborted: its collectives may wait for ever", os.getpid())
+            os.abort()
+        return False
+
+    def _vote(self, failure: str | None, word: bytes) -> Decision:
+        """Arrive; while the coordinator is away, go on asking."""
+        while True:
+            try:
+                return self._barrier.vote(failure, self._timeout, word)
+            except OutcomeUnknownError as error:
+                self._tell(error)
+
+    def _tell(self, error: MusterError) -> None:
+        logger.warning("save %d: %s", self.number, error)
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+
+_last: dict[Group, Commitment] = {}
+"""By group, the save that was begun last."""
+_last_lock = threading.Lock()
+
+
+def _end_the_last(group: Group) -> None:
+    """Before another save of a group: the framework may have raised out of the last one, without a word."""
+    with _last_lock:
+        last = _last.pop(group, None)
+    if last is not None:
+        last.give_up()
+        last.join()
+
+
+def _hear_the_end() -> None:
+    """At the end of the process, which a collective that failed may have brought: hear who is lost."""
+    with _last_lock:
+        last_ones = list(_last.values())
+    for last in last_ones:
+        last.give_up()
+        last.join(LAST_WORD)
+
+
+atexit.register(_hear_the_end)

@@ -195,15 +195,43 @@ def test_a_refusal_is_told():
         save.written()
 
 
-def test_another_save_of_the_group_begins_when_the_last_has_ended():
-    first, barrier = begun()
+def another(barrier: FakeBarrier) -> Commitment:
     as_barrier: Any = barrier
-    second = in_thread(lambda: Commitment(as_barrier, 60.0))
+    return Commitment(as_barrier, 60.0)
+
+
+def test_who_was_thrown_out_of_a_save_and_begins_another_gives_it_up():
+    _, barrier = begun()
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    second = another(barrier)
     assert barrier.heard() == GIVEN_UP
-    assert not second.done()
+    assert second.number == 2
+    barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
+    second.join(PATIENCE)
+
+
+def test_the_same_if_the_thread_of_that_save_has_ended():
+    first, barrier = in_thread(begun).result(PATIENCE)
+    first.caller.join(PATIENCE)
+    second = in_thread(lambda: another(barrier))
+    assert barrier.heard() == GIVEN_UP
     barrier.answers.put(decided(Outcome.MEMBER_LOST))
     assert second.result(PATIENCE).number == 2
-    first.join(PATIENCE)
+    barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
+
+
+def test_a_save_in_another_thread_is_waited_for():
+    first, barrier = begun()
+    second = in_thread(lambda: another(barrier))
+    result = in_thread(first.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    assert not second.done()
+    first.committed()
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    assert second.result(PATIENCE).number == 3
     barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
 
 

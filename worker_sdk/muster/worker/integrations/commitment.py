@@ -45,6 +45,7 @@ class Commitment:
 
     Attributes:
         number: of the save, the same on all ranks: that of its first barrier.
+        caller: the thread that makes it.
 
     Raises:
         ValueError: ``on_lost`` is neither.
@@ -56,6 +57,7 @@ class Commitment:
         if on_lost not in ("raise", "abort"):
             raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
         self._owner = os.getpid()
+        self.caller = threading.current_thread()
         self._barrier = barrier
         self._timeout = timeout
         self._on_lost = on_lost
@@ -212,11 +214,12 @@ _last_lock = threading.Lock()
 
 
 def _end_the_last(group: Group) -> None:
-    """Before another save of a group: the framework may have raised out of the last one, without a word."""
+    """Before another save of a group: wait for the last one, of which another thread may be in the midst."""
     with _last_lock:
         last = _last.pop(group, None)
     if last is not None:
-        last.give_up()
+        if last.caller is threading.current_thread() or not last.caller.is_alive():
+            last.give_up()  # The framework has raised out of it, without a word.
         last.join()
 
 

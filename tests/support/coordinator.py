@@ -145,6 +145,10 @@ class Coordinator(Daemon):
         return self.log(event)
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
-        """The lines of its log, or those of one event."""
-        lines = [json.loads(line) for line in self.log_path.read_text().splitlines()]
+        """The lines of its log, or those of one event; but for one in whose midst it is, or was killed."""
+        lines = []
+        # It may also have been killed between a line and its end.
+        for line in self.log_path.read_text().replace('}{"', '}\n{"').splitlines():
+            with suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
         return [line for line in lines if event in (None, line["event"])]

@@ -1,15 +1,17 @@
 """Jobs that save with ``torch.distributed.checkpoint`` while ranks fail: with Muster's writer, or without."""
 
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.dcp_job import FAULTY, SAVES
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 
 PROGRAM = Path(__file__).parent.parent / "support" / "dcp_job.py"
 RANKS = 2
@@ -49,6 +51,10 @@ class Life:
             self.ranks[but].kill()
             self.ranks[but].wait()
 
+    def speaks(self) -> None:
+        """Wait for its first word."""
+        until(lambda: self.said(0), lambda: self.logged(0))
+
     def said(self, rank: int) -> list[str]:
         return (self.folder / f"rank-{rank}").read_text().splitlines()
 
@@ -61,7 +67,8 @@ def resumed(coordinator: Coordinator, folder: Path, mode: str) -> list[str]:
     life = Life(coordinator, folder, 1, mode)
     life.end()
     said = [life.said(rank) for rank in range(RANKS)]
-    assert all(lines[-1] == f"saved {SAVES}" for lines in said), said
+    for lines in said:
+        assert lines[-1] == f"saved {int(lines[0].split()[1]) + SAVES}", said
     return [lines[0] for lines in said]
 
 
@@ -106,6 +113,30 @@ def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
         coordinator.start()
         life.end()
         assert [life.said(rank)[-1] for rank in range(RANKS)] == [f"saved {SAVES}"] * RANKS
+
+
+def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool):
+    chance = random.Random(15)
+    lives, saves, at = 60 if thorough else 3, 0, 0
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        for number in range(lives):
+            life = Life(coordinator, tmp_path, number, "committed")
+            life.speaks()
+            time.sleep(chance.uniform(0.0, 0.3))  # Into one of its saves.
+            life.ranks[chance.randrange(RANKS)].kill()
+            life.end()
+            said = [life.said(rank) for rank in range(RANKS)]
+            if number > 0:
+                first = {lines[0] for lines in said if lines}
+                assert len(first) == 1, said
+                resumed_at = int(first.pop().split()[1])
+                assert resumed_at in (at, at + 1), f"resumed at {resumed_at}, and {at} was committed"
+                at = resumed_at
+            committed = [int(line.split()[1]) for lines in said for line in lines if line.startswith("saved")]
+            saves += len(set(committed))
+            at = max(committed, default=at)
+    print(f"{saves} saves in {lives} lives, each of which lost a rank")
+    assert saves
 
 
 def test_torchs_own_writer_mixes_two_steps(tmp_path: Path):

@@ -63,11 +63,13 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     ours = mode == "committed"
     reader = CommittedReader(path) if ours else FileSystemReader(path)
+    start = 0
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         state = state_of(rank, 0)
         dcp.load(state, storage_reader=reader)
-        print("resumed", int(state[f"part-{rank}"][0]), flush=True)
-    for step in range(1, SAVES + 1):
+        start = int(state[f"part-{rank}"][0])
+        print("resumed", start, flush=True)
+    for step in range(start + 1, start + SAVES + 1):
         writer = CommittedWriter(path) if ours else FileSystemWriter(path)
         if step == FAULTY and str(rank) == who:
             if when == "before":

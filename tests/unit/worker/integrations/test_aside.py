@@ -1,12 +1,12 @@
 """Checkpoints that have their name when they are committed, and not before."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from muster.worker.integrations.aside import REPLACED, Aside, Marker, committed, latest
+from muster.worker.integrations import aside as module
+from muster.worker.integrations.aside import REPLACED, Aside, Marker, latest, read
 from muster.worker.saves.directory import MARKER, UncommittedError
 
 
@@ -17,13 +17,12 @@ def marker(sequence: int = 7) -> Marker:
 def saved(path: Path, content: str, number: int = 1) -> None:
     aside = Aside(path, 0, number)
     aside.begin()
-    aside.unfinished.mkdir()
     (aside.unfinished / "part").write_text(content)
     aside.commit(marker())
 
 
 def content(path: Path) -> str:
-    return (committed(path) / "part").read_text()
+    return (read(path)[0] / "part").read_text()
 
 
 def names(folder: Path) -> set[str]:
@@ -43,8 +42,10 @@ def test_another_of_the_same_name_takes_its_place(tmp_path: Path):
     assert names(tmp_path) == {"last"}
 
 
-@pytest.mark.parametrize("renamed", [0, 1])
-def test_whoever_commits_may_die_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int):
+@pytest.mark.parametrize(("renamed", "found"), [(0, "one"), (1, "one"), (2, "two")])
+def test_whoever_commits_may_die_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, found: str
+):
     path = tmp_path / "last"
     saved(path, "one")
     rename = Path.rename
@@ -60,35 +61,74 @@ def test_whoever_commits_may_die_at_any_moment(tmp_path: Path, monkeypatch: pyte
         patched.setattr(Path, "rename", dying)
         with pytest.raises(KeyboardInterrupt):
             saved(path, "two", 2)
-    assert content(path) == "one"
+    assert content(path) == found
     assert latest(tmp_path) == path
     Aside(path, 1, 0).begin()
-    assert names(tmp_path) == {"last"}
+    assert names(tmp_path) == {"last", ".last.1-0"}
+    assert content(path) == found
+
+
+def test_what_a_script_makes_of_the_name_does_not_hide_the_last_checkpoint(tmp_path: Path):
+    path = tmp_path / "last"
+    saved(path, "one")
+    path.rename(tmp_path / f".last{REPLACED}")  # Whoever replaced it has died here.
+    path.mkdir()
     assert content(path) == "one"
+    assert latest(tmp_path) == path
+    aside = Aside(path, 1, 0)
+    aside.begin()
+    assert content(path) == "one"
+    (aside.unfinished / "part").write_text("two")
+    aside.commit(marker())
+    assert content(path) == "two"
+    assert names(tmp_path) == {"last"}
 
 
-def test_whoever_commits_may_die_before_it_has_removed_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("late", [False, True], ids=["before it commits", "in the midst of it"])
+def test_what_another_life_has_taken_away_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ):
     path = tmp_path / "last"
     saved(path, "one")
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
-        saved(path, "two", 2)
-    assert names(tmp_path) == {"last", f".last{REPLACED}"}
-    assert content(path) == "two"
-    saved(path, "three", 3)
-    assert content(path) == "three"
-    assert names(tmp_path) == {"last"}
+    old, new = Aside(path, 0, 2), Aside(path, 1, 0)
+    old.begin()
+    if late:
+        monkeypatch.setattr(module, "sync", lambda _: new.begin())
+    else:
+        new.begin()
+    with pytest.raises(OSError, match=r"No such file|\.last\.1-0"):
+        old.commit(marker())
+    assert content(path) == "one"
+    assert "last" in names(tmp_path)
+
+
+def test_a_disk_that_fails_after_the_rename_does_not_uncommit_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def failing(folder: Path) -> None:
+        if folder == tmp_path:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "sync", failing)
+    saved(tmp_path / "last", "one")
+    assert content(tmp_path / "last") == "one"
+    assert "last has its name, and may lose it if this machine fails now" in caplog.text
+
+
+def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path):
+    aside = Aside(tmp_path / "step-1", 0, 1)
+    aside.begin()
+    aside.give_up()
+    aside.give_up()
+    assert names(tmp_path) == set()
 
 
 def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
     path = tmp_path / "last"
     aside = Aside(path, 0, 1)
     aside.begin()
-    aside.unfinished.mkdir()
     with pytest.raises(UncommittedError, match=r"last is not a committed checkpoint: .*No such file"):
-        committed(path)
+        read(path)
     assert latest(tmp_path) is None
     saved(path, "two", 2)
     assert names(tmp_path) == {"last"}
@@ -109,7 +149,7 @@ def test_a_marker_that_is_none_is_named(tmp_path: Path, said: str):
     saved(tmp_path / "last", "one")
     (tmp_path / "last" / MARKER).write_text(said)
     with pytest.raises(UncommittedError, match="last is not a committed checkpoint"):
-        committed(tmp_path / "last")
+        read(tmp_path / "last")
     assert latest(tmp_path) is None
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
@@ -79,7 +81,7 @@ def test_it_saves_aside_as_well(tmp_path: Path):
     assert loaded(tmp_path / "last") == 3.0
 
 
-@pytest.mark.parametrize("method", ["prepare_local_plan", "_write_data", "finish"])
+@pytest.mark.parametrize("method", ["prepare_global_plan", "_write_data", "finish"])
 def test_a_save_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, caplog: pytest.LogCaptureFixture
 ):
@@ -108,6 +110,48 @@ def test_what_is_not_committed_is_not_loaded(tmp_path: Path):
         CommittedReader(path).read_metadata()
 
 
+def test_what_is_replaced_while_it_is_loaded_is_not_mixed(tmp_path: Path):
+    path = tmp_path / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    reader, other = CommittedReader(path), CommittedReader(path)
+    metadata = reader.read_metadata()
+    dcp.save(state(2.0), storage_writer=CommittedWriter(path))
+    other.read_metadata()
+    plans = [one.prepare_local_plan(LoadPlan([])) for one in (reader, other)]
+    with pytest.raises(RuntimeError, match="last was replaced while it was loaded"):
+        reader.prepare_global_plan(plans)
+    reader.set_up_storage_reader(metadata, True)
+    with pytest.raises(RuntimeError, match="last was replaced while it was loaded"):
+        reader.read_data(LoadPlan([]), DefaultLoadPlanner())
+    dcp.load(state(), checkpoint_id=path, storage_reader=reader)
+
+
+def test_a_writer_that_is_told_of_another_name_writes_on_where_it_was(tmp_path: Path):
+    writer = CommittedWriter(tmp_path / "a")
+    dcp.save(state(1.0), storage_writer=writer)
+    under_way = writer.path
+    writer.reset(tmp_path / "b")
+    assert writer.path == under_way
+    assert writer.checkpoint_id == tmp_path / "b"
+
+
+def test_what_is_not_on_the_disk_cannot_be_committed(tmp_path: Path):
+    with pytest.raises(ValueError, match="sync_files=False"):
+        CommittedWriter(tmp_path / "last", sync_files=False)
+
+
+def test_a_failed_save_of_another_name_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileSystemWriter, "_write_data", full)
+        with pytest.raises(dcp.CheckpointException, match="No space left"):
+            dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "step-1"))
+    dcp.save(state(2.0), storage_writer=CommittedWriter(tmp_path / "step-2"))
+    assert names(tmp_path) == {"step-2"}
+
+
 def test_a_name_that_is_taken_is_kept_if_it_is_to_be(tmp_path: Path):
     path = tmp_path / "last"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
@@ -131,6 +175,7 @@ def test_it_goes_to_another_process_without_what_is_under_way_here(tmp_path: Pat
     writer = CommittedWriter(tmp_path / "last", timeout=5.0)
     dcp.save(state(1.0), storage_writer=writer)
     copied = pickle.loads(pickle.dumps(writer))
+    assert (writer._prefix, copied._prefix) == ("checkpoint/dcp", "checkpoint/dcp-process")
     dcp.save(state(2.0), storage_writer=copied)
     assert loaded(tmp_path / "last") == 2.0
     own: Any = Alone()

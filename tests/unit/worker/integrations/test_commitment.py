@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.decision import Decision, Outcome
+from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.errors import (
     BarrierAbortedError,
     MemberLostError,
@@ -248,6 +248,63 @@ def test_what_becomes_of_the_process_is_one_of_two():
     barrier: Any = FakeBarrier()
     with pytest.raises(ValueError, match='on_lost = \'exit\': it must be "raise" or "abort"'):
         Commitment(barrier, 60.0, on_lost="exit")  # type: ignore[arg-type]
+
+
+def test_a_main_thread_that_hangs_is_overdue_and_named_to_all():
+    barrier = FakeBarrier()
+    as_barrier: Any = barrier
+    save = Commitment(as_barrier, 0.01, pace=0.001)
+    barrier.answers.put(decided())
+    said = [barrier.heard()]
+    while isinstance(said[-1], bytes):
+        barrier.answers.put(decided(rank_0=NOT_YET))
+        said.append(barrier.heard())
+    assert said[-1] == "it has not done its part of the save for 0.01 s"
+    assert set(said[1:-1]) == {NOT_YET}
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_who_hangs_is_as_good_as_lost_to_the_others(monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    monkeypatch.setattr(os, "abort", lambda: calls.append(1))
+    save, barrier = begun(on_lost="abort", pace=0.001)
+    reason = "it has not done its part of the save for 60 s"
+    barrier.answers.put(
+        Decision("checkpoint/dcp", 1, Outcome.ABORTED, reason, failures=(Failure(1, "there", 7, reason),))
+    )
+    save.join(PATIENCE)
+    assert calls == [1]
+
+
+def test_rank_0_does_not_end_in_the_midst_of_the_commit(monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    monkeypatch.setattr(os, "abort", lambda: calls.append(1))
+    for rank, aborted in ((0, 0), (1, 1)):
+        save, barrier = begun(rank, on_lost="abort")
+        barrier.answers.put(decided())
+        save.written()
+        save.committed()
+        barrier.answers.put(decided(Outcome.MEMBER_LOST))
+        save.join(PATIENCE)
+        assert len(calls) == aborted
+
+
+def test_an_earlier_save_that_others_only_now_give_up_is_not_this_one():
+    save, barrier = begun(pace=0.001)
+    assert barrier.heard() == NOT_YET
+    barrier.answers.put(decided(rank_0=NOT_YET, rank_1=GIVEN_UP))
+    assert barrier.heard() == DONE, "all begin"
+    barrier.answers.put(decided())
+    result = in_thread(save.written)
+    while barrier.heard() == NOT_YET:
+        barrier.answers.put(decided(rank_0=NOT_YET))
+    barrier.answers.put(decided())
+    assert result.result(PATIENCE).outcome is Outcome.RELEASED
+    save.failed("enough")
+    barrier.heard()
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
 
 
 def test_it_asks_of_a_barrier_what_ours_has():

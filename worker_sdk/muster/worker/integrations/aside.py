@@ -1,14 +1,23 @@
 """A checkpoint of any name: written beside it, and renamed once when all ranks have written."""
 
 import json
+import logging
 import os
 import re
 import shutil
+import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from muster.worker.saves.directory import MARKER, UncommittedError, sync
+
+logger = logging.getLogger(__name__)
+
+REPLACED = ".replaced"
+"""How the name ends of a checkpoint while another takes its place."""
+REMOVED = ".removed-"
+"""How the name begins of what is being removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +33,12 @@ class Marker:
 
 
 class Aside:
-    """One save of a checkpoint.
+    """One save of a checkpoint, on the rank that commits it.
 
     Args:
         path: the checkpoint's name.
         generation: the job's life between restarts.
-        number: of the save in it. All ranks must name the same.
+        number: of the save in it.
     """
 
     def __init__(self, path: Path, generation: int, number: int) -> None:
@@ -38,53 +47,76 @@ class Aside:
         """Where it is written."""
 
     def begin(self) -> None:
-        """On one rank, before it writes: remove what saves of this name have left that were not committed."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Make the folder that is written to, and remove what saves of this name have left."""
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
         _restore(self.path)
         unfinished = re.compile(rf"\.{re.escape(self.path.name)}\.\d+-\d+")
-        for left in self.path.parent.iterdir():
-            if unfinished.fullmatch(left.name) and left != self.unfinished:
+        for left in folder.iterdir():
+            if left.name.startswith(REMOVED):
                 shutil.rmtree(left, ignore_errors=True)
+            elif unfinished.fullmatch(left.name):
+                _remove(left)
+        self.unfinished.mkdir()
+
+    def give_up(self) -> None:
+        """Remove what was written, unless it was committed."""
+        _remove(self.unfinished)
 
     def commit(self, marker: Marker) -> None:
-        """On one rank, when all have written: make it the checkpoint, on the disk and for good.
+        """When all have written: make it the checkpoint, on the disk and for good.
 
         One of the same name is replaced. At each moment there is the old one or the new one, and
         :func:`committed` finds it.
+
+        Raises:
+            OSError: it could not be done, or another life of the job has removed what was written.
         """
         with (self.unfinished / MARKER).open("w") as file:
             json.dump(asdict(marker), file)
             file.flush()
             os.fsync(file.fileno())
         sync(self.unfinished)
-        if os.path.lexists(self.path):
+        if _is_committed(self.path):
+            _remove(_replaced(self.path))
             self.path.rename(_replaced(self.path))
-        self.unfinished.rename(self.path)
-        sync(self.path.parent)
-        shutil.rmtree(_replaced(self.path), ignore_errors=True)
+        else:
+            _remove(self.path)
+        try:
+            self.unfinished.rename(self.path)
+        except OSError:
+            _restore(self.path)
+            raise
+        try:
+            sync(self.path.parent)
+        except OSError as error:
+            # It has its name, so that nobody may say that it was not committed.
+            logger.warning("%s has its name, and may lose it if this machine fails now: %s", self.path, error)
+            return
+        _remove(_replaced(self.path))
 
 
-def committed(path: Path) -> Path:
-    """Where a checkpoint is.
+def read(path: Path) -> tuple[Path, Marker]:
+    """What a checkpoint is, and where.
 
     Args:
         path: its name.
 
     Returns:
-        The same, unless the process that replaced it ended half-way.
+        The same path, unless the process that replaced it ended half-way; and the marker.
 
     Raises:
         UncommittedError: it is none.
     """
-    found = path if os.path.lexists(path) else _replaced(path)
     try:
-        Marker(**json.loads((found / MARKER).read_text()))
+        return path, _marker(path)
     except (OSError, ValueError, TypeError) as error:
+        with suppress(OSError, ValueError, TypeError):
+            return _replaced(path), _marker(_replaced(path))
         raise UncommittedError(
             f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that another "
             "program wrote, is not loaded."
         ) from error
-    return found
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -100,12 +132,18 @@ def latest(folder: str | Path) -> Path | None:
             path = path.with_name(path.name.removeprefix(".").removesuffix(REPLACED))
         if not path.name.startswith("."):
             with suppress(UncommittedError, OSError):
-                found[path] = (committed(path) / MARKER).stat().st_mtime
+                found[path] = (read(path)[0] / MARKER).stat().st_mtime
     return max(found, key=lambda path: found[path]) if found else None
 
 
-REPLACED = ".replaced"
-"""How the name ends of a checkpoint while another takes its place."""
+def _marker(path: Path) -> Marker:
+    return Marker(**json.loads((path / MARKER).read_text()))
+
+
+def _is_committed(path: Path) -> bool:
+    with suppress(OSError, ValueError, TypeError):
+        return bool(_marker(path))
+    return False
 
 
 def _replaced(path: Path) -> Path:
@@ -114,8 +152,15 @@ def _replaced(path: Path) -> Path:
 
 def _restore(path: Path) -> None:
     """End a replacement that was left half-way."""
-    if _replaced(path).exists():
-        if os.path.lexists(path):
-            shutil.rmtree(_replaced(path), ignore_errors=True)
-        else:
-            _replaced(path).rename(path)
+    if _is_committed(path):
+        _remove(_replaced(path))
+    elif _is_committed(_replaced(path)) and not os.path.lexists(path):
+        _replaced(path).rename(path)
+
+
+def _remove(path: Path) -> None:
+    # Renamed first: half of a checkpoint must not look like one, and who still writes it must not commit it.
+    if os.path.lexists(path):
+        doomed = path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)

@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -25,6 +26,8 @@ LONGEST_PACE = 120.0
 LAST_WORD = 15.0
 """Seconds that the end of a process may wait for what became of its save: a little more than the
 coordinator's default session TTL, after which a dead rank is lost."""
+OVERDUE = "it has not done its part of the save for"
+"""How the reason begins of a rank whose main thread takes longer than the timeout."""
 DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
 """What a rank hands in at a barrier of a save. The usual word is empty: each rank is sent those of all."""
 
@@ -39,7 +42,7 @@ class Commitment:
 
     Args:
         barrier: of all ranks that save. The saves of its group are made one after the other.
-        timeout: seconds that each of its barriers may take.
+        timeout: seconds that a rank may take for its part, and that it is waited for at each barrier.
         on_lost: what becomes of this process if a rank is lost, or does not come in time.
         pace: seconds until the first word of a rank that is not done.
 
@@ -74,12 +77,14 @@ class Commitment:
         """That all have written, or that they have not."""
         self._error: MusterError | None = None
         """Why that is not known, or not so."""
-        group = Group.of(barrier)
-        _end_the_last(group)
-        self.number = barrier.sequence
-        self._thread = start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
-        with _last_lock:
-            _last[group] = self
+        self._over = threading.Event()
+        try:
+            _take_turn(Group.of(barrier), self)
+            self.number = barrier.sequence
+            start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
+        except BaseException:
+            self._over.set()
+            raise
 
     def written(self) -> Decision:
         """Say that this rank has written, and wait until all have.
@@ -125,9 +130,10 @@ class Commitment:
 
         Nobody is to blame for that but whoever is lost, of whom the others then hear; does not wait.
         """
-        with self._changed:
-            self._given_up = True
-            self._changed.notify_all()
+        if os.getpid() == self._owner:  # Else a lock may be held by a thread that is not here.
+            with self._changed:
+                self._given_up = True
+                self._changed.notify_all()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the save has come to an end on all ranks.
@@ -136,43 +142,59 @@ class Commitment:
             timeout: seconds; None: for as long as that takes. In a forked child it is over.
         """
         if os.getpid() == self._owner:
-            self._thread.join(timeout)
+            self._over.wait(timeout)
 
     # ------------------------------------------------------------------ the thread
 
     def _attend(self) -> None:
         leads = self._barrier.rank == 0
         try:
-            begun = self._vote(None, DONE)
-            written = begun
-            if begun.outcome is Outcome.RELEASED:
-                written = self._until_all(lambda: self._written)
-            if self._settle(written, "not all ranks have written save {}"):
+            decision = self._vote(None, DONE)
+            while decision.outcome is Outcome.RELEASED:
+                decision = self._until_all(lambda: self._written)
+                if not (self._goes_on and GIVEN_UP in decision.payloads.values()):
+                    break
+                # Others have only now given up an earlier save, which this rank never began: here all begin.
+                decision = self._vote(None, DONE)
+            if self._settle(decision, "not all ranks have written save {}", aborts=True):
                 # The others have nothing more to do.
                 self._settle(
                     self._until_all(lambda: self._committed or not leads),
-                    "save {} was written by all ranks, and not committed",
+                    "all ranks have written save {}, and whether it was committed is not known",
+                    aborts=not leads,
                 )
         except MusterError as error:
             self._tell(error)
+        finally:
+            self._over.set()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the main thread is still in the midst of it."""
+        with self._changed:
+            return not self._written and not self._given_up and self._failure is None
 
     def _until_all(self, done: Callable[[], bool]) -> Decision:
         """Go from barrier to barrier until all are done at one, or one fails."""
-        pace = self._pace
+        longest = min(LONGEST_PACE, self._timeout / 3)
+        pace = min(self._pace, longest)
+        overdue = time.monotonic() + self._timeout
         while True:
             with self._changed:
                 self._changed.wait_for(
                     lambda: done() or self._failure is not None or self._given_up, timeout=pace
                 )
+                if not done() and not self._given_up and time.monotonic() >= overdue:
+                    self._failure = self._failure or f"{OVERDUE} {self._timeout:g} s"
                 word = DONE if done() else GIVEN_UP if self._given_up else NOT_YET
                 failure = None if done() else self._failure
             decision = self._vote(failure, word)
             words = decision.payloads.values()
             if decision.outcome is not Outcome.RELEASED or NOT_YET not in words or GIVEN_UP in words:
                 return decision
-            pace = min(2 * pace, LONGEST_PACE)
+            pace = min(2 * pace, longest)
 
-    def _settle(self, decision: Decision, otherwise: str) -> bool:
+    def _settle(self, decision: Decision, otherwise: str, *, aborts: bool) -> bool:
         """Let the main thread hear whether all were done; if not, people too, for that thread may hang."""
         quitters = sorted(rank for rank, word in decision.payloads.items() if word == GIVEN_UP)
         error = None
@@ -188,7 +210,9 @@ class Commitment:
         if decision.outcome is Outcome.RELEASED and error is None:
             return True
         logger.error("%s: %s", otherwise.format(self.number), error or decision.message)
-        if self._on_lost == "abort" and decision.outcome in (Outcome.MEMBER_LOST, Outcome.TIMED_OUT):
+        hangs = any(failure.reason.startswith(OVERDUE) for failure in decision.failures)
+        lost = hangs or decision.outcome in (Outcome.MEMBER_LOST, Outcome.TIMED_OUT)
+        if aborts and lost and self._on_lost == "abort":
             logger.critical("process %d is aborted: its collectives may wait for ever", os.getpid())
             os.abort()
         return False
@@ -197,9 +221,13 @@ class Commitment:
         """Arrive; while the coordinator is away, go on asking."""
         while True:
             try:
-                return self._barrier.vote(failure, self._timeout, word)
+                decision = self._barrier.vote(failure, self._timeout, word)
             except OutcomeUnknownError as error:
                 self._tell(error)
+            else:
+                with self._changed:
+                    self._error = None
+                return decision
 
     def _tell(self, error: MusterError) -> None:
         logger.warning("save %d: %s", self.number, error)
@@ -213,10 +241,10 @@ _last: dict[Group, Commitment] = {}
 _last_lock = threading.Lock()
 
 
-def _end_the_last(group: Group) -> None:
-    """Before another save of a group: wait for the last one, of which another thread may be in the midst."""
+def _take_turn(group: Group, following: Commitment) -> None:
+    """Wait until the last save of a group is over, of which another thread may be in the midst."""
     with _last_lock:
-        last = _last.pop(group, None)
+        last, _last[group] = _last.get(group), following
     if last is not None:
         if last.caller is threading.current_thread() or not last.caller.is_alive():
             last.give_up()  # The framework has raised out of it, without a word.
@@ -227,9 +255,18 @@ def _hear_the_end() -> None:
     """At the end of the process, which a collective that failed may have brought: hear who is lost."""
     with _last_lock:
         last_ones = list(_last.values())
+    deadline = time.monotonic() + LAST_WORD
     for last in last_ones:
         last.give_up()
-        last.join(LAST_WORD)
+        last.join(max(0.0, deadline - time.monotonic()))
+
+
+def _begin_anew() -> None:
+    """In a forked child, which makes none of its parent's saves."""
+    global _last_lock
+    _last_lock = threading.Lock()
+    _last.clear()
 
 
 atexit.register(_hear_the_end)
+os.register_at_fork(after_in_child=_begin_anew)

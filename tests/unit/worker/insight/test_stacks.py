@@ -49,10 +49,10 @@ def standing(stand: Stand = wait_in_a_lock, name: str = "stands") -> Iterator[th
         thread.join()
 
 
-def asked() -> tuple[list[pb.Thread], int]:
-    """What another thread is told."""
+def asked(most: int = 10_000) -> tuple[list[pb.Thread], int]:
+    """What another thread is told; threads of other tests may stand in this process as well."""
     with ThreadPoolExecutor(1, "asks") as pool:
-        return pool.submit(stacks.threads).result()
+        return pool.submit(stacks.threads, most).result()
 
 
 def told(name: str = "stands") -> pb.Thread:
@@ -120,7 +120,7 @@ def test_of_a_deep_recursion_the_innermost_frames_are_told():
 def test_of_too_many_threads_the_main_one_is_told(monkeypatch: pytest.MonkeyPatch):
     idents = [*range(1, 101), threading.main_thread().ident]
     monkeypatch.setattr(sys, "_current_frames", lambda: dict.fromkeys(idents, sys._getframe()))
-    threads, left_out = asked()
+    threads, left_out = asked(MOST_THREADS)
     assert len(threads) == MOST_THREADS
     assert threads[0].main
     assert threads[0].frames

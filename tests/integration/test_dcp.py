@@ -117,7 +117,7 @@ def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
 
 def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool):
     chance = random.Random(15)
-    lives, saves, at = 60 if thorough else 3, 0, 0
+    lives, saves, at = 40 if thorough else 3, 0, 0
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         for number in range(lives):
             life = Life(coordinator, tmp_path, number, "committed")

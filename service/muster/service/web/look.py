@@ -84,11 +84,11 @@ def run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) ->
     """
     found = coordinator.run(run_id)
     groups = found.groups.values()
-    steps = views.steps(found)
+    view = views.run(found)
     return RunLook(
         taken_at=now.wall,
-        run=views.run(found),
-        still=now.monotonic - steps.moved_at if steps is not None else None,
+        run=view,
+        still=now.monotonic - view.steps.moved_at if view.steps is not None else None,
         rendezvous=views.rendezvous(found, now),
         waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
         decided=tuple(views.last_decided(groups, MOST_DECIDED)),

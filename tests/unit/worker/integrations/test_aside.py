@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from muster.worker.integrations import aside as module
 from muster.worker.integrations.aside import REPLACED, Aside, Marker, latest, read
-from muster.worker.saves.directory import MARKER, UncommittedError
+from muster.worker.saves.directory import MARKER, UncommittedError, write_marker
 
 
 def marker(sequence: int = 7) -> Marker:
@@ -92,8 +93,13 @@ def test_what_another_life_has_taken_away_is_not_committed(
     saved(path, "one")
     old, new = Aside(path, 0, 2), Aside(path, 1, 0)
     old.begin()
+
+    def taken(folder: Path, content: dict[str, Any]) -> None:
+        write_marker(folder, content)
+        new.begin()
+
     if late:
-        monkeypatch.setattr(module, "sync", lambda _: new.begin())
+        monkeypatch.setattr(module, "write_marker", taken)
     else:
         new.begin()
     with pytest.raises(OSError, match=r"No such file|\.last\.1-0"):

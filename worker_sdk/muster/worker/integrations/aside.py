@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from muster.worker.saves.directory import MARKER, UncommittedError, sync
+from muster.worker.saves.directory import MARKER, UncommittedError, sync, write_marker
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +72,7 @@ class Aside:
         Raises:
             OSError: it could not be done, or another life of the job has removed what was written.
         """
-        with (self.unfinished / MARKER).open("w") as file:
-            json.dump(asdict(marker), file)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self.unfinished)
+        write_marker(self.unfinished, asdict(marker))
         if _is_committed(self.path):
             _remove(_replaced(self.path))
             self.path.rename(_replaced(self.path))

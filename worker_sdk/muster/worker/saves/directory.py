@@ -10,7 +10,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,7 @@ class CheckpointDirectory:
     def commit(self, unfinished: Path, made: Committed) -> None:
         """Make a written save a checkpoint, on the disk and for good."""
         marker = {key: value for key, value in asdict(made).items() if key != "path"}
-        with (unfinished / MARKER).open("w") as file:
-            json.dump(marker, file)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(unfinished)
+        write_marker(unfinished, marker)
         unfinished.rename(made.path)
         sync(self.folder)
 
@@ -181,6 +177,15 @@ def _life(unfinished: Path) -> Life:
         return Life(int(generation), int(number))
     except ValueError:
         return Life(-1, -1)
+
+
+def write_marker(folder: Path, marker: dict[str, Any]) -> None:
+    """Say in a folder what it is a checkpoint of, on the disk with its entries."""
+    with (folder / MARKER).open("w") as file:
+        json.dump(marker, file)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
 
 
 def sync(folder: Path) -> None:

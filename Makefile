@@ -9,7 +9,7 @@ SOURCES := service relay client worker_sdk tests examples benchmarks dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools demo failover test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
+.PHONY: help venv frameworks tools demo failover test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,6 +23,12 @@ help: ## Show the targets.
 	@touch $@
 
 venv: .venv/.installed ## Set up .venv.
+
+.venv/.frameworks-installed: .venv/.installed requirements/frameworks.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/frameworks.txt
+	@touch $@
+
+frameworks: .venv/.frameworks-installed
 
 # What cannot be fetched may be installed already; if not, the tests that need it say so.
 .tools/%/.fetched:
@@ -39,7 +45,7 @@ failover: venv .tools/etcd-server/.fetched ## Show several coordinators on etcd:
 test: venv tools check-stubs lint types unit ## Everything that CI runs.
 
 # The loop while one works.
-quick: venv lint types ## Format, lint, types and the unit tests, in a minute or so.
+quick: venv frameworks lint types ## Format, lint, types and the unit tests, in a minute or so.
 	$(BIN)/pytest -q -n 4 --dist worksteal tests/unit tests/contract
 
 # Nothing in the protos may break what the last release says; its wheel has them.
@@ -63,10 +69,10 @@ check-stubs: venv ## The committed stubs are those of the protos, and load on th
 
 # Four at a time on two cores: most tests wait for processes. A module's tests stay together, for they share what
 # is dear; the integration tests come first, since the longest modules have the fewest tests.
-unit: venv tools ## All tests.
+unit: venv frameworks tools ## All tests.
 	$(BIN)/pytest -q -n 4 --dist loadscope --no-loadscope-reorder
 
-thorough: venv tools ## All tests, and those that are worth more the longer they run for longer.
+thorough: venv frameworks tools ## All tests, and those that are worth more the longer they run for longer.
 	$(BIN)/pytest -q -n 4 --dist loadscope --no-loadscope-reorder --thorough
 
 dashboards: venv ## Generate the dashboards' files again.

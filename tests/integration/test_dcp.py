@@ -1,70 +1,23 @@
 """Jobs that save with ``torch.distributed.checkpoint`` while ranks fail: with Muster's writer, or without."""
 
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.coordinator import Coordinator, free_port
+from tests.support.coordinator import Coordinator
 from tests.support.dcp_job import FAULTY, SAVES
-from tests.support.patience import PATIENCE, until
-
-PROGRAM = Path(__file__).parent.parent / "support" / "dcp_job.py"
-RANKS = 2
+from tests.support.lives import RANKS, Life
 
 
-class Life:
-    """One life of a job: its ranks, until they have ended."""
-
-    def __init__(self, coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> None:
-        self.folder = folder / f"life-{number}"
-        self.folder.mkdir()
-        environment = os.environ | {
-            "MUSTER_ENDPOINT": coordinator.endpoint,
-            "MUSTER_RUN_ID": "job",
-            "TORCHELASTIC_RESTART_COUNT": str(number),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": str(RANKS),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.ranks = []
-        for rank in range(RANKS):
-            with (
-                (self.folder / f"rank-{rank}").open("w") as out,
-                (self.folder / f"log-{rank}").open("w") as log,
-            ):
-                command = [sys.executable, str(PROGRAM), str(folder / "last"), *arguments]
-                environment["RANK"] = str(rank)
-                self.ranks.append(subprocess.Popen(command, env=environment, stdout=out, stderr=log))
-
-    def end(self, *, but: int = -1) -> None:
-        """Wait until its ranks have ended, but for one that is killed then."""
-        for rank, process in enumerate(self.ranks):
-            if rank != but:
-                process.wait(PATIENCE)
-        if but >= 0:
-            self.ranks[but].kill()
-            self.ranks[but].wait()
-
-    def speaks(self) -> None:
-        """Wait for its first word."""
-        until(lambda: self.said(0), lambda: self.logged(0))
-
-    def said(self, rank: int) -> list[str]:
-        return (self.folder / f"rank-{rank}").read_text().splitlines()
-
-    def logged(self, rank: int) -> str:
-        return (self.folder / f"log-{rank}").read_text()
+def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
+    return Life(coordinator, "dcp_job.py", folder, number, str(folder / "last"), *arguments)
 
 
 def resumed(coordinator: Coordinator, folder: Path, mode: str) -> list[str]:
     """What the ranks of the next life say first."""
-    life = Life(coordinator, folder, 1, mode)
+    life = live(coordinator, folder, 1, mode)
     life.end()
     said = [life.said(rank) for rank in range(RANKS)]
     for lines in said:
@@ -75,7 +28,7 @@ def resumed(coordinator: Coordinator, folder: Path, mode: str) -> list[str]:
 @pytest.mark.parametrize("when", ["before", "planning", "writing", "after"])
 def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(tmp_path: Path, when: str):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        life = Life(coordinator, tmp_path, 0, "committed", "1", "kill", when)
+        life = live(coordinator, tmp_path, 0, "committed", "1", "kill", when)
         life.end()
         assert life.said(0)[:2] == ["saved 1", "saved 2"]
         assert "rank 1 (" in life.logged(0)
@@ -87,7 +40,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(tmp
 @pytest.mark.parametrize("when", ["planning", "writing", "after"])
 def test_a_rank_that_raises_fails_one_save_of_all_and_the_next_one_commits(tmp_path: Path, when: str):
     with Coordinator(tmp_path) as coordinator:
-        life = Life(coordinator, tmp_path, 0, "committed", "1", "raise", when)
+        life = live(coordinator, tmp_path, 0, "committed", "1", "raise", when)
         life.end()
         for rank in range(RANKS):
             said = life.said(rank)
@@ -100,7 +53,7 @@ def test_a_rank_that_raises_fails_one_save_of_all_and_the_next_one_commits(tmp_p
 
 def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        life = Life(coordinator, tmp_path, 0, "committed", "1", "stop", "before")
+        life = live(coordinator, tmp_path, 0, "committed", "1", "stop", "before")
         life.end(but=1)
         assert "rank 1 (" in life.logged(0)
         assert resumed(coordinator, tmp_path, "committed") == [f"resumed {FAULTY - 1}"] * RANKS
@@ -108,7 +61,7 @@ def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
 
 def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        life = Life(coordinator, tmp_path, 0, "committed")
+        life = live(coordinator, tmp_path, 0, "committed")
         coordinator.kill()
         coordinator.start()
         life.end()
@@ -120,7 +73,7 @@ def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path,
     lives, saves, at = 40 if thorough else 3, 0, 0
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         for number in range(lives):
-            life = Life(coordinator, tmp_path, number, "committed")
+            life = live(coordinator, tmp_path, number, "committed")
             life.speaks()
             time.sleep(chance.uniform(0.0, 0.3))  # Into one of its saves.
             life.ranks[chance.randrange(RANKS)].kill()
@@ -141,6 +94,6 @@ def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path,
 
 def test_torchs_own_writer_mixes_two_steps(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        life = Life(coordinator, tmp_path, 0, "plain", "1", "kill", "writing")
+        life = live(coordinator, tmp_path, 0, "plain", "1", "kill", "writing")
         life.end()
         assert resumed(coordinator, tmp_path, "plain") == [f"resumed {FAULTY}", f"resumed {FAULTY - 1}"]

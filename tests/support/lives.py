@@ -1,0 +1,66 @@
+"""Lives of a job whose ranks save through a framework's adapter, one process each."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.coordinator import Coordinator, free_port
+from tests.support.patience import PATIENCE, until
+
+RANKS = 2
+
+
+class Life:
+    """One life of a job: its ranks, until they have ended.
+
+    Args:
+        coordinator: the job's.
+        program: what each rank runs, of ``tests/support``.
+        folder: where the job keeps what it has; what the ranks of this life say goes into a folder in it.
+        number: of the life, from 0.
+        *arguments: the program's.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, program: str, folder: Path, number: int, *arguments: str
+    ) -> None:
+        self.folder = folder / f"life-{number}"
+        self.folder.mkdir()
+        environment = os.environ | {
+            "MUSTER_ENDPOINT": coordinator.endpoint,
+            "MUSTER_RUN_ID": "job",
+            "TORCHELASTIC_RESTART_COUNT": str(number),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(RANKS),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.ranks = []
+        for rank in range(RANKS):
+            with (
+                (self.folder / f"rank-{rank}").open("w") as out,
+                (self.folder / f"log-{rank}").open("w") as log,
+            ):
+                command = [sys.executable, str(Path(__file__).with_name(program)), *arguments]
+                environment["RANK"] = str(rank)
+                self.ranks.append(subprocess.Popen(command, env=environment, stdout=out, stderr=log))
+
+    def end(self, *, but: int = -1) -> None:
+        """Wait until its ranks have ended, but for one that is killed then."""
+        for rank, process in enumerate(self.ranks):
+            if rank != but:
+                process.wait(PATIENCE)
+        if but >= 0:
+            self.ranks[but].kill()
+            self.ranks[but].wait()
+
+    def speaks(self) -> None:
+        """Wait for its first word."""
+        until(lambda: self.said(0), lambda: self.logged(0))
+
+    def said(self, rank: int) -> list[str]:
+        return (self.folder / f"rank-{rank}").read_text().splitlines()
+
+    def logged(self, rank: int) -> str:
+        return (self.folder / f"log-{rank}").read_text()

@@ -257,6 +257,23 @@ def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordina
     assert store.get("before") == b"kept"
 
 
+def test_operations_travel_on_one_stream_and_what_others_ask_meanwhile_does_not_wait(
+    coordinator: Coordinator,
+):
+    store = CoordinatorStore(coordinator.endpoint, "job", SOON)
+    assert [store.add("n", 1) for _ in range(50)] == list(range(1, 51))
+    with ThreadPoolExecutor(1) as other:
+        waiter = other.submit(store.get, "later")
+        while waiter.running() and store.add("n", 1) < 100:
+            pass
+        store.set("later", "now")
+        assert waiter.result(PATIENCE) == b"now"
+    begun = "grpc_server_started_total{"
+    counts = [line for line in coordinator.get("/metrics")[1].splitlines() if line.startswith(begun)]
+    (count,) = (float(line.rpartition(" ")[2]) for line in counts if "Operate" in line)
+    assert 1 <= count <= 3, counts
+
+
 def test_a_coordinator_that_is_stopped_and_started_again_fails_nobody(coordinator: Coordinator):
     store = CoordinatorStore(coordinator.endpoint, "job", SOON)
     with ThreadPoolExecutor(1) as other:

@@ -13,6 +13,172 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class OperateRequest(google.protobuf.message.Message):
+    """OperateRequest is one operation. One that changes keys must name itself, so that it can be sent again on
+    another stream; of DeletePrefix that is not asked.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SET_FIELD_NUMBER: builtins.int
+    GET_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    CHECK_FIELD_NUMBER: builtins.int
+    ADD_FIELD_NUMBER: builtins.int
+    COMPARE_SET_FIELD_NUMBER: builtins.int
+    APPEND_FIELD_NUMBER: builtins.int
+    DELETE_FIELD_NUMBER: builtins.int
+    DELETE_PREFIX_FIELD_NUMBER: builtins.int
+    LIST_KEYS_FIELD_NUMBER: builtins.int
+    NUM_KEYS_FIELD_NUMBER: builtins.int
+    @property
+    def set(self) -> global___SetRequest:
+        """As StoreService.Set."""
+
+    @property
+    def get(self) -> global___StoreServiceGetRequest:
+        """As StoreService.Get."""
+
+    @property
+    def wait(self) -> global___WaitRequest:
+        """As StoreService.Wait."""
+
+    @property
+    def check(self) -> global___CheckRequest:
+        """As StoreService.Check."""
+
+    @property
+    def add(self) -> global___AddRequest:
+        """As StoreService.Add."""
+
+    @property
+    def compare_set(self) -> global___CompareSetRequest:
+        """As StoreService.CompareSet."""
+
+    @property
+    def append(self) -> global___AppendRequest:
+        """As StoreService.Append."""
+
+    @property
+    def delete(self) -> global___DeleteRequest:
+        """As StoreService.Delete."""
+
+    @property
+    def delete_prefix(self) -> global___DeletePrefixRequest:
+        """As StoreService.DeletePrefix."""
+
+    @property
+    def list_keys(self) -> global___ListKeysRequest:
+        """As StoreService.ListKeys."""
+
+    @property
+    def num_keys(self) -> global___NumKeysRequest:
+        """As StoreService.NumKeys."""
+
+    def __init__(
+        self,
+        *,
+        set: global___SetRequest | None = ...,
+        get: global___StoreServiceGetRequest | None = ...,
+        wait: global___WaitRequest | None = ...,
+        check: global___CheckRequest | None = ...,
+        add: global___AddRequest | None = ...,
+        compare_set: global___CompareSetRequest | None = ...,
+        append: global___AppendRequest | None = ...,
+        delete: global___DeleteRequest | None = ...,
+        delete_prefix: global___DeletePrefixRequest | None = ...,
+        list_keys: global___ListKeysRequest | None = ...,
+        num_keys: global___NumKeysRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["add", b"add", "append", b"append", "check", b"check", "compare_set", b"compare_set", "delete", b"delete", "delete_prefix", b"delete_prefix", "get", b"get", "list_keys", b"list_keys", "num_keys", b"num_keys", "operation", b"operation", "set", b"set", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["add", b"add", "append", b"append", "check", b"check", "compare_set", b"compare_set", "delete", b"delete", "delete_prefix", b"delete_prefix", "get", b"get", "list_keys", b"list_keys", "num_keys", b"num_keys", "operation", b"operation", "set", b"set", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["operation", b"operation"]) -> typing.Literal["set", "get", "wait", "check", "add", "compare_set", "append", "delete", "delete_prefix", "list_keys", "num_keys"] | None: ...
+
+global___OperateRequest = OperateRequest
+
+@typing.final
+class OperateResponse(google.protobuf.message.Message):
+    """OperateResponse is the answer to one operation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SET_FIELD_NUMBER: builtins.int
+    GET_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    CHECK_FIELD_NUMBER: builtins.int
+    ADD_FIELD_NUMBER: builtins.int
+    COMPARE_SET_FIELD_NUMBER: builtins.int
+    APPEND_FIELD_NUMBER: builtins.int
+    DELETE_FIELD_NUMBER: builtins.int
+    DELETE_PREFIX_FIELD_NUMBER: builtins.int
+    LIST_KEYS_FIELD_NUMBER: builtins.int
+    NUM_KEYS_FIELD_NUMBER: builtins.int
+    @property
+    def set(self) -> global___SetResponse:
+        """As StoreService.Set."""
+
+    @property
+    def get(self) -> global___StoreServiceGetResponse:
+        """As StoreService.Get."""
+
+    @property
+    def wait(self) -> global___WaitResponse:
+        """As StoreService.Wait."""
+
+    @property
+    def check(self) -> global___CheckResponse:
+        """As StoreService.Check."""
+
+    @property
+    def add(self) -> global___AddResponse:
+        """As StoreService.Add."""
+
+    @property
+    def compare_set(self) -> global___CompareSetResponse:
+        """As StoreService.CompareSet."""
+
+    @property
+    def append(self) -> global___AppendResponse:
+        """As StoreService.Append."""
+
+    @property
+    def delete(self) -> global___DeleteResponse:
+        """As StoreService.Delete."""
+
+    @property
+    def delete_prefix(self) -> global___DeletePrefixResponse:
+        """As StoreService.DeletePrefix."""
+
+    @property
+    def list_keys(self) -> global___ListKeysResponse:
+        """As StoreService.ListKeys."""
+
+    @property
+    def num_keys(self) -> global___NumKeysResponse:
+        """As StoreService.NumKeys."""
+
+    def __init__(
+        self,
+        *,
+        set: global___SetResponse | None = ...,
+        get: global___StoreServiceGetResponse | None = ...,
+        wait: global___WaitResponse | None = ...,
+        check: global___CheckResponse | None = ...,
+        add: global___AddResponse | None = ...,
+        compare_set: global___CompareSetResponse | None = ...,
+        append: global___AppendResponse | None = ...,
+        delete: global___DeleteResponse | None = ...,
+        delete_prefix: global___DeletePrefixResponse | None = ...,
+        list_keys: global___ListKeysResponse | None = ...,
+        num_keys: global___NumKeysResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["add", b"add", "answer", b"answer", "append", b"append", "check", b"check", "compare_set", b"compare_set", "delete", b"delete", "delete_prefix", b"delete_prefix", "get", b"get", "list_keys", b"list_keys", "num_keys", b"num_keys", "set", b"set", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["add", b"add", "answer", b"answer", "append", b"append", "check", b"check", "compare_set", b"compare_set", "delete", b"delete", "delete_prefix", b"delete_prefix", "get", b"get", "list_keys", b"list_keys", "num_keys", b"num_keys", "set", b"set", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["answer", b"answer"]) -> typing.Literal["set", "get", "wait", "check", "add", "compare_set", "append", "delete", "delete_prefix", "list_keys", "num_keys"] | None: ...
+
+global___OperateResponse = OperateResponse
+
+@typing.final
 class KeyValue(google.protobuf.message.Message):
     """KeyValue is a key and its value."""
 

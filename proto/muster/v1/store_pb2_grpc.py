@@ -92,6 +92,11 @@ class StoreServiceStub(object):
                 request_serializer=muster_dot_v1_dot_store__pb2.NumKeysRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_store__pb2.NumKeysResponse.FromString,
                 _registered_method=True)
+        self.Operate = channel.stream_stream(
+                '/muster.v1.StoreService/Operate',
+                request_serializer=muster_dot_v1_dot_store__pb2.OperateRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_store__pb2.OperateResponse.FromString,
+                _registered_method=True)
 
 
 class StoreServiceServicer(object):
@@ -178,6 +183,15 @@ class StoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Operate(self, request_iterator, context):
+        """Operate carries out one operation after another on one stream, which costs half of what as many calls do.
+        The next request is read when the last one is answered. The stream ends with the status of an operation
+        that is refused, and without one when nothing has come for some seconds: open another then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -235,6 +249,11 @@ def add_StoreServiceServicer_to_server(servicer, server):
                     servicer.NumKeys,
                     request_deserializer=muster_dot_v1_dot_store__pb2.NumKeysRequest.FromString,
                     response_serializer=muster_dot_v1_dot_store__pb2.NumKeysResponse.SerializeToString,
+            ),
+            'Operate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Operate,
+                    request_deserializer=muster_dot_v1_dot_store__pb2.OperateRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_store__pb2.OperateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -537,6 +556,33 @@ class StoreService(object):
             '/muster.v1.StoreService/NumKeys',
             muster_dot_v1_dot_store__pb2.NumKeysRequest.SerializeToString,
             muster_dot_v1_dot_store__pb2.NumKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Operate(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/muster.v1.StoreService/Operate',
+            muster_dot_v1_dot_store__pb2.OperateRequest.SerializeToString,
+            muster_dot_v1_dot_store__pb2.OperateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -92,6 +92,15 @@ class StoreServiceStub:
     ]
     """NumKeys counts the keys of the run."""
 
+    Operate: grpc.StreamStreamMultiCallable[
+        muster.v1.store_pb2.OperateRequest,
+        muster.v1.store_pb2.OperateResponse,
+    ]
+    """Operate carries out one operation after another on one stream, which costs half of what as many calls do.
+    The next request is read when the last one is answered. The stream ends with the status of an operation
+    that is refused, and without one when nothing has come for some seconds: open another then.
+    """
+
 class StoreServiceAsyncStub:
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
     answered by push. One that changes something may name itself by an OperationId: sent again after a
@@ -165,6 +174,15 @@ class StoreServiceAsyncStub:
         muster.v1.store_pb2.NumKeysResponse,
     ]
     """NumKeys counts the keys of the run."""
+
+    Operate: grpc.aio.StreamStreamMultiCallable[
+        muster.v1.store_pb2.OperateRequest,
+        muster.v1.store_pb2.OperateResponse,
+    ]
+    """Operate carries out one operation after another on one stream, which costs half of what as many calls do.
+    The next request is read when the last one is answered. The stream ends with the status of an operation
+    that is refused, and without one when nothing has come for some seconds: open another then.
+    """
 
 class StoreServiceServicer(metaclass=abc.ABCMeta):
     """StoreService holds keys for the processes of a run. Values are bytes. An operation that waits is
@@ -261,5 +279,16 @@ class StoreServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.store_pb2.NumKeysResponse, collections.abc.Awaitable[muster.v1.store_pb2.NumKeysResponse]]:
         """NumKeys counts the keys of the run."""
+
+    @abc.abstractmethod
+    def Operate(
+        self,
+        request_iterator: _MaybeAsyncIterator[muster.v1.store_pb2.OperateRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[muster.v1.store_pb2.OperateResponse], collections.abc.AsyncIterator[muster.v1.store_pb2.OperateResponse]]:
+        """Operate carries out one operation after another on one stream, which costs half of what as many calls do.
+        The next request is read when the last one is answered. The stream ends with the status of an operation
+        that is refused, and without one when nothing has come for some seconds: open another then.
+        """
 
 def add_StoreServiceServicer_to_server(servicer: StoreServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -4,6 +4,8 @@ Nothing is answered here, for the store, the rendezvous and the runs are the coo
 """
 
 import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -15,7 +17,7 @@ from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
-from muster.relay.door import Door
+from muster.relay.door import Door, Visitor
 from muster.relay.upstream import Upstream
 from muster.v1 import store_pb2
 
@@ -27,8 +29,31 @@ CHANGES: dict[str, type[Message]] = {
     for method in service.methods
     if "operation" in method.input_type.fields_by_name
 }
-"""Those of them that the coordinator knows again only by their operation's id."""
+"""Those of them that the coordinator knows again only by their operation's id, which may be left out."""
+DIALOGUES = frozenset({"/muster.v1.StoreService/Operate"})
+"""Calls of which each answer is followed by a request; of all others there is but one."""
 PASSED = "/muster.v1."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One from below."""
+
+    method: str
+    visitor: Visitor
+    context: Any
+
+    async def read(self) -> bytes | None:
+        """The next request; None: there are no more.
+
+        Raises:
+            Refused: it may not be passed on.
+        """
+        request = await self.context.read()
+        if request is grpc.aio.EOF:
+            return None
+        self.visitor.check_request(self.method, request)
+        return bytes(request)
 
 
 class Passing(grpc.GenericRpcHandler):
@@ -44,9 +69,11 @@ class Passing(grpc.GenericRpcHandler):
         self._upstream = upstream
         self._door = door
         self._counts = counts
+        self._pauses: set[asyncio.Timeout] = set()
+        """Of the dialogues in which the coordinator has answered, and nothing has come since."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """See ``grpc.GenericRpcHandler``: bytes both ways, one request and any number of answers."""
+        """See ``grpc.GenericRpcHandler``: bytes both ways, and any number of answers."""
         method = handler_call_details.method
         if not method.startswith(PASSED):
             return None
@@ -54,28 +81,27 @@ class Passing(grpc.GenericRpcHandler):
         async def call(_: object, context: Any) -> None:
             try:
                 async with self._door.admitted(method, context.invocation_metadata() or ()) as visitor:
-                    request = await context.read()
-                    if request is not grpc.aio.EOF:
-                        visitor.check_request(method, request)
-                        await self._pass(method, request, context)
+                    made = _Call(method, visitor, context)
+                    if (request := await made.read()) is not None:
+                        await self._pass(made, request)
             except refusals.Refused as refused:
                 await context.abort_with_status(status.of(refused.refusal))
 
         return grpc.stream_stream_rpc_method_handler(call)
 
-    async def _pass(self, method: str, request: bytes, context: Any) -> None:
+    async def _pass(self, call: _Call, request: bytes) -> None:
         self._counts.calls += 1
         search = Search(self._upstream.replicas)
         loop = asyncio.get_running_loop()
         until = 0.0
         while True:
             try:
-                await self._hand_on(method, request, context, search)
+                await self._hand_on(call, request, search)
                 return
             except grpc.aio.AioRpcError as error:
-                after = await asyncio.to_thread(self._after, error, search, method, request)
+                after = await asyncio.to_thread(self._after, error, search, call.method, request)
                 if after is None:
-                    await _abort_as(error, context)
+                    await _abort_as(error, call.context)
                     return
                 pause = after
             except EnvironmentValueError as unusable:
@@ -84,28 +110,54 @@ class Passing(grpc.GenericRpcHandler):
             until = until or loop.time() + self._upstream.hold
             if loop.time() + pause >= until:
                 self._upstream.cut_off(search.said)
-                await context.abort_with_status(status.of(refusals.cut_off(search.said)))
+                await call.context.abort_with_status(status.of(refusals.cut_off(search.said)))
             await asyncio.sleep(pause)
 
-    async def _hand_on(self, method: str, request: bytes, context: Any, search: Search) -> None:
+    async def _hand_on(self, call: _Call, request: bytes, search: Search) -> None:
         target = search.begin()
         metadata = self._upstream.metadata(search, target)
         async with self._upstream.channel(target) as channel:
-            make: Any = channel.unary_stream(method)
-            call = make(request, timeout=context.time_remaining(), metadata=metadata)
+            talks, timeout = call.method in DIALOGUES, call.context.time_remaining()
+            make: Any = channel.stream_stream(call.method) if talks else channel.unary_stream(call.method)
+            upward = make(*() if talks else (request,), timeout=timeout, metadata=metadata)
+            answered = False
             try:
-                answered = False
-                while (data := await call.read()) is not grpc.aio.EOF:
+                if talks:
+                    await _say(upward, request)
+                while (data := await upward.read()) is not grpc.aio.EOF:
                     if not answered:
                         answered = True
                         self._answered(search)
-                    await context.write(data)
+                    await call.context.write(data)
+                    if talks and not await self._go_on(call, upward):
+                        return
             except grpc.aio.AioRpcError as error:
                 if answered:
-                    await _break_off(error, search, context)
+                    await _break_off(error, search, call.context)
                 raise
             finally:
-                call.cancel()
+                upward.cancel()
+
+    async def _go_on(self, call: _Call, upward: Any) -> bool:
+        """Hand the next request of a dialogue on; whether there was one."""
+        try:
+            async with asyncio.timeout(None) as pause:
+                self._pauses.add(pause)
+                try:
+                    request = await call.read()
+                finally:
+                    self._pauses.discard(pause)
+        except TimeoutError:
+            return False
+        if request is None:
+            return False
+        await _say(upward, request)
+        return True
+
+    def drain(self) -> None:
+        """End the dialogues in which nothing is under way; their callers open others elsewhere."""
+        for pause in self._pauses:
+            pause.reschedule(0)
 
     def _answered(self, search: Search) -> None:
         """The coordinator has spoken."""
@@ -126,8 +178,17 @@ class Passing(grpc.GenericRpcHandler):
             search.ran_out(explain(error))  # The caller's own time was over.
             return None
         pause = search_on(search, error)
-        silent = error.code() is grpc.StatusCode.UNAVAILABLE
+        silent = error.code() is grpc.StatusCode.UNAVAILABLE or (
+            # What grpc.aio makes of a dialogue that was ended, by whatever word, while we wrote to it.
+            error.code() is grpc.StatusCode.INTERNAL and method in DIALOGUES
+        )
         return pause if silent and _may_be_repeated(method, request) else None
+
+
+async def _say(upward: Any, request: bytes) -> None:
+    """Go on with a dialogue; if the coordinator has ended it, reading says how."""
+    with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        await upward.write(request)
 
 
 async def _break_off(error: grpc.aio.AioRpcError, search: Search, context: Any) -> None:

@@ -162,8 +162,9 @@ class RelayServer:
         self._listen = listen
         self._upstream = upstream
         self._sessions = Sessions(relay, door, counts)
+        self._passing = Passing(upstream, door, counts)
         self._server = grpc.aio.server(options=_options())
-        self._server.add_generic_rpc_handlers((self._sessions, Passing(upstream, door, counts)))
+        self._server.add_generic_rpc_handlers((self._sessions, self._passing))
 
     async def start(self, tls: grpc.ServerCredentials | None, socket_mode: int) -> None:
         """Begin to listen; :meth:`stop` follows, also where this fails.
@@ -190,6 +191,7 @@ class RelayServer:
             grace: seconds that calls in flight get.
         """
         self._sessions.drain()
+        self._passing.drain()
         await self._server.stop(grace)
         await self._upstream.close()
         self._listen.remove()

@@ -12,10 +12,12 @@ from muster.client.calls import ELSEWHERE, reason_of
 from muster.relay.counts import Counts
 from muster.relay.listening import listen_at
 from muster.relay.running import RelayConfig, start
+from muster.relay.serving import RelayServer
 from tests.support.patience import PATIENCE
 from tests.support.rich_status import rich_status
 
 JOIN = "/muster.v1.RendezvousService/Join"
+OPERATE = "/muster.v1.StoreService/Operate"
 Turn = Callable[[Any], Awaitable[None]]
 """How a call is served."""
 
@@ -36,7 +38,7 @@ class Coordinator(grpc.GenericRpcHandler):
             await self.all_here.wait()
             await turn(context)
 
-        return grpc.unary_stream_rpc_method_handler(call)
+        return grpc.stream_stream_rpc_method_handler(call)
 
 
 def says(*words: bytes, then: grpc.Status | None = None) -> Turn:
@@ -61,17 +63,37 @@ def breaks(*words: bytes) -> Turn:
     return turn
 
 
+def echoes(times: int, then: grpc.Status | None = None) -> Turn:
+    """Answers each request with itself, so often; ends then, or refuses the next with a status."""
+
+    async def turn(context: Any) -> None:
+        for _ in range(times):
+            request = await context.read()
+            if request is grpc.aio.EOF:
+                return
+            await context.write(request)
+        if then is not None:
+            await context.read()
+            await context.abort_with_status(then)
+
+    return turn
+
+
 class World:
     """A relay before a coordinator.
 
     Args:
         coordinator: serves what is passed on.
         caller: a channel to the relay.
-        counts: the relay's.
+        relay: the relay.
+        counts: its counts.
     """
 
-    def __init__(self, coordinator: Coordinator, caller: grpc.aio.Channel, counts: Counts) -> None:
+    def __init__(
+        self, coordinator: Coordinator, caller: grpc.aio.Channel, relay: RelayServer, counts: Counts
+    ) -> None:
         self.coordinator = coordinator
+        self.relay = relay
         self.counts = counts
         self._caller = caller
 
@@ -87,6 +109,11 @@ class World:
             return heard, reason_of(error) or error.code().name
         return heard, "OK"
 
+    def dialogue(self) -> Any:
+        """An open one: write to it, and read."""
+        make: Any = self._caller.stream_stream(OPERATE)
+        return make(timeout=PATIENCE)
+
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
@@ -98,7 +125,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     listen = listen_at(f"unix://{tmp_path / 's'}")
     relay = await start(RelayConfig(listen=listen, upstream=f"127.0.0.1:{port}", version="0"), counts)
     async with grpc.aio.insecure_channel(listen.target) as caller:
-        yield World(coordinator, caller, counts)
+        yield World(coordinator, caller, relay, counts)
     await relay.stop(0)
     await server.stop(0)
 
@@ -167,3 +194,70 @@ async def test_a_connection_that_others_use_is_left_to_them(world: World):
     assert [call.result() for call in done] == [([], "UNAVAILABLE")]
     may_end.set()
     assert sorted(await asyncio.gather(*calls)) == [([], "UNAVAILABLE"), ([b"still here"], "OK")]
+
+
+# ---------------------------------------------------------------------- dialogues
+
+
+async def ask(dialogue: Any, request: bytes) -> Any:
+    await dialogue.write(request)
+    return await dialogue.read()
+
+
+async def test_a_dialogue_goes_on_over_one_stream_until_its_caller_ends_it(world: World):
+    world.coordinator.turns = [echoes(9)]
+    dialogue = world.dialogue()
+    assert [await ask(dialogue, bytes([number])) for number in range(5)] == [
+        b"\0",
+        b"\1",
+        b"\2",
+        b"\3",
+        b"\4",
+    ]
+    await dialogue.done_writing()
+    assert await dialogue.read() is grpc.aio.EOF
+    assert len(world.coordinator.connections) == 1
+
+
+async def test_one_that_nobody_has_answered_yet_finds_whoever_leads(world: World):
+    world.coordinator.turns = [says(then=rich_status("NOT_LEADER", "not here.")), echoes(2)]
+    dialogue = world.dialogue()
+    assert await ask(dialogue, b"1") == b"1"
+    assert await ask(dialogue, b"2") == b"2"
+
+
+async def test_one_that_the_coordinator_has_ended_ends_so_and_another_can_be_opened(world: World):
+    world.coordinator.turns = [echoes(1), echoes(1)]
+    for word in (b"1", b"2"):
+        dialogue = world.dialogue()
+        assert await ask(dialogue, word) == word
+        try:
+            assert await ask(dialogue, b"more") is grpc.aio.EOF
+        except grpc.aio.AioRpcError as lost:  # It ended while the relay wrote to it.
+            assert reason_of(lost) == "UPSTREAM_LOST"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        (rich_status("LIMIT_EXCEEDED", "too much."), "LIMIT_EXCEEDED"),
+        (rich_status("NOT_LEADER", "no more."), "UPSTREAM_LOST"),
+        (rich_status("COORDINATOR_DRAINING", "no more."), "UPSTREAM_LOST"),
+    ],
+)
+async def test_one_that_ends_with_a_status_says_whose_it_is(world: World, ended: grpc.Status, reason: str):
+    world.coordinator.turns = [echoes(1, ended)]
+    dialogue = world.dialogue()
+    assert await ask(dialogue, b"1") == b"1"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(dialogue, b"2")
+    assert reason_of(caught.value) == reason
+
+
+async def test_a_relay_that_stops_ends_those_in_which_nothing_is_asked_at_once(world: World):
+    world.coordinator.turns = [echoes(9)]
+    dialogue = world.dialogue()
+    assert await ask(dialogue, b"1") == b"1"
+    stopping = asyncio.create_task(world.relay.stop(PATIENCE))
+    assert await dialogue.read() is grpc.aio.EOF
+    await stopping

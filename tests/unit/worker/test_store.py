@@ -27,6 +27,7 @@ from muster.worker import (
     channel,
     fork_guard,
     init_method,
+    store_line,
 )
 from muster.worker import store as store_module
 from muster.worker.environment import EnvironmentValueError
@@ -91,6 +92,10 @@ class Stub:
         }
         self._time = time
 
+    def Operate(self, *_: object, **__: object) -> Any:  # noqa: N802
+        """No streams: ``test_store_line.py`` has them."""
+        raise Failure(grpc.StatusCode.UNIMPLEMENTED)
+
     def __getattr__(self, method: str) -> Any:
         def call(request: Any, timeout: float | None, metadata: Any) -> Any:
             copy = type(request)()
@@ -131,7 +136,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, time: Time) -> Stub:
     stub = Stub(time)
-    monkeypatch.setattr(store_module, "StoreServiceStub", lambda _: stub)
+    monkeypatch.setattr(store_line, "StoreServiceStub", lambda _: stub)
     return stub
 
 

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -18,12 +18,12 @@ from muster.client.credentials import TokenPatience
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import store_pb2 as pb
-from muster.v1.store_pb2_grpc import StoreServiceStub
 from muster.worker import environment
-from muster.worker.channel import SharedChannel, shared_channel
+from muster.worker.channel import shared_channel
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.fork_guard import forked
 from muster.worker.outage import Outage
+from muster.worker.store_line import StoreLine, Waiting
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """The default of torch's stores."""
@@ -36,10 +36,7 @@ NO_ANSWER = (
 )
 """How a call ends when the connection breaks, the coordinator stops, or it says nothing in time."""
 
-Waiting = pb.StoreServiceGetRequest | pb.WaitRequest
-Response = TypeVar("Response")
-Method = Callable[[StoreServiceStub], Callable[..., Response]]
-"""Picks a call of the stub, which is another one after certificates were renewed."""
+Response = TypeVar("Response", bound=Message)
 Change = TypeVar(
     "Change", pb.SetRequest, pb.AddRequest, pb.CompareSetRequest, pb.AppendRequest, pb.DeleteRequest
 )
@@ -84,7 +81,7 @@ class CoordinatorStore(Store):
         self.set_timeout(timeout)
         self._owner = os.getpid()
         self._replicas = replicas_of(self.endpoint)
-        self._line: tuple[Target, SharedChannel, StoreServiceStub] | None = None
+        self._line: StoreLine | None = None
         self._connect(Search(self._replicas).target)
         self._client = uuid.uuid4().hex
         self._number = 0
@@ -118,7 +115,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.StoreServiceGetRequest(run_id=self.run_id, keys=map(_key, keys))
-        return list(self._send(lambda stub: stub.Get, request, self._timeout()).values)
+        return list(self._send(request, pb.StoreServiceGetResponse, self._timeout()).values)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there.
@@ -133,22 +130,22 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.WaitRequest(run_id=self.run_id, keys=map(_key, keys))
-        self._send(lambda stub: stub.Wait, request, self._timeout() if timeout is None else _seconds(timeout))
+        self._send(request, pb.WaitResponse, self._timeout() if timeout is None else _seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
         request = pb.CheckRequest(run_id=self.run_id, keys=map(_key, keys))
-        return self._send(lambda stub: stub.Check, request, self._timeout()).present
+        return self._send(request, pb.CheckResponse, self._timeout()).present
 
     def list_keys(self) -> list[str]:
         """All keys of the run, in ascending order."""
         request = pb.ListKeysRequest(run_id=self.run_id)
-        return list(self._send(lambda stub: stub.ListKeys, request, self._timeout()).keys)
+        return list(self._send(request, pb.ListKeysResponse, self._timeout()).keys)
 
     def num_keys(self) -> int:
         """How many keys the run has."""
         request = pb.NumKeysRequest(run_id=self.run_id)
-        return self._send(lambda stub: stub.NumKeys, request, self._timeout()).count
+        return self._send(request, pb.NumKeysResponse, self._timeout()).count
 
     # ------------------------------------------------------------------ changing
 
@@ -174,7 +171,7 @@ class CoordinatorStore(Store):
         entries = [
             pb.KeyValue(key=_key(key), value=_bytes(value)) for key, value in zip(keys, values, strict=True)
         ]
-        self._change(lambda stub: stub.Set, pb.SetRequest(run_id=self.run_id, entries=entries))
+        self._change(pb.SetRequest(run_id=self.run_id, entries=entries), pb.SetResponse)
 
     def add(self, key: str, value: int) -> int:
         """Add to a number, which is 0 while the key is not there.
@@ -188,7 +185,7 @@ class CoordinatorStore(Store):
             ValueError: the value has more than 64 bits.
         """
         request = pb.AddRequest(run_id=self.run_id, key=_key(key), amount=value)
-        return self._change(lambda stub: stub.Add, request).value
+        return self._change(request, pb.AddResponse).value
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write a key if it has the expected value; an empty one also stands for a key that is not there.
@@ -206,7 +203,7 @@ class CoordinatorStore(Store):
             expected=_bytes(expected_value),
             desired=_bytes(desired_value),
         )
-        return self._change(lambda stub: stub.CompareSet, request).value
+        return self._change(request, pb.CompareSetResponse).value
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add to the end of a value, which is empty while the key is not there.
@@ -216,7 +213,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused, for example since the value is too large.
         """
         request = pb.AppendRequest(run_id=self.run_id, key=_key(key), value=_bytes(value))
-        self._change(lambda stub: stub.Append, request)
+        self._change(request, pb.AppendResponse)
 
     def delete_key(self, key: str) -> bool:
         """Remove a key.
@@ -229,7 +226,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.DeleteRequest(run_id=self.run_id, key=_key(key))
-        return self._change(lambda stub: stub.Delete, request).existed
+        return self._change(request, pb.DeleteResponse).existed
 
     def delete_prefix(self, prefix: str) -> int:
         """Remove every key that begins so.
@@ -245,7 +242,7 @@ class CoordinatorStore(Store):
             RefusedError: the coordinator refused.
         """
         request = pb.DeletePrefixRequest(run_id=self.run_id, prefix=_key(prefix))
-        return self._send(lambda stub: stub.DeletePrefix, request, self._timeout()).count
+        return self._send(request, pb.DeletePrefixResponse, self._timeout()).count
 
     # ------------------------------------------------------------------ ending
 
@@ -282,15 +279,15 @@ class CoordinatorStore(Store):
     def _timeout(self) -> float:
         return _seconds(self.timeout)
 
-    def _change(self, method: Method[Response], request: Change) -> Response:
+    def _change(self, request: Change, kind: type[Response]) -> Response:
         # Before the lock: in a forked child it may be held for ever, by a thread that only the parent has.
         self._check_owner()
         with self._turn:
             self._number += 1
             request.operation.CopyFrom(pb.OperationId(client=self._client, number=self._number))
-            return self._send(method, request, self._timeout())
+            return self._send(request, kind, self._timeout())
 
-    def _send(self, method: Method[Response], request: Message, timeout: float) -> Response:
+    def _send(self, request: Message, kind: type[Response], timeout: float) -> Response:
         """Send a request, and again while no coordinator answers, until the timeout is over."""
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
@@ -301,12 +298,13 @@ class CoordinatorStore(Store):
             if timeout and isinstance(request, Waiting):
                 request.timeout_ms = max(1, round(left * 1000))
             try:
-                call = method(self._connect(search.begin()))
-                response = call(
-                    request, timeout=left + ANSWER_GRACE if timeout else None, metadata=search.metadata
-                )
+                line = self._connect(search.begin())
+                # A stream is for operations of the usual time; what is sent again may have less.
+                send = line.ask if left == self._timeout() else line.call
+                response = send(request, left + ANSWER_GRACE if timeout else None, search.metadata)
                 self._welcome = True
                 search.answered()
+                assert isinstance(response, kind)
                 return response
             except grpc.RpcError as error:
                 if not self._passes(error, patience):
@@ -327,13 +325,13 @@ class CoordinatorStore(Store):
             time.sleep(pause)
             left -= pause
 
-    def _connect(self, target: Target, *, renew: bool = False) -> StoreServiceStub:
+    def _connect(self, target: Target, *, renew: bool = False) -> StoreLine:
         line = self._line
-        if line is None or renew or line[0] != target:
+        if line is None or renew or line.target != target:
             channel = shared_channel(target, renew=renew)
-            if line is None or line[1] is not channel:
-                line = self._line = target, channel, StoreServiceStub(channel.channel)
-        return line[2]
+            if line is None or line.channel is not channel:
+                line = self._line = StoreLine(target, channel)
+        return line
 
     def _passes(self, error: grpc.RpcError, patience: TokenPatience) -> bool:
         """Whether to send an operation again that has failed."""

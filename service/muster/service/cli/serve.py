@@ -257,7 +257,7 @@ def serve(
         typer.Option(
             min=0,
             envvar="MUSTER_SERVE_MAX_SESSIONS_PER_PEER",
-            help="Streams open at once from one IP address; 0: no bound.",
+            help="Streams open at once from one IP address, sessions and stores each; 0: no bound.",
         ),
     ] = 0,
     max_messages_per_second_per_peer: Annotated[

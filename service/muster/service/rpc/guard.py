@@ -97,8 +97,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(call.unary(handler.unary_unary))
         if handler.unary_stream:
             return grpc.stream_stream_rpc_method_handler(call.stream(handler.unary_stream))
-        dialogue = call.session if call.parse is None else call.reflection
-        return grpc.stream_stream_rpc_method_handler(dialogue(handler.stream_stream))
+        talk = call.session if call.parse is None else call.dialogue
+        return grpc.stream_stream_rpc_method_handler(talk(handler.stream_stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,9 @@ class _Guarded:
         data = await self._read(context, None if self._is_open else admission.grant)
         if data is grpc.aio.EOF:
             raise Refusal(Reason.INVALID_ARGUMENT, f"{self.method} was called without a request. Send one.")
+        return self._checked(admission, data)
+
+    def _checked(self, admission: Admission, data: bytes) -> Any:
         request = parsed(self.parse, data, self.method)
         if admission.grant is not None:
             access.check_request(admission.grant, self._rule, request)
@@ -205,9 +208,9 @@ class _Guarded:
 
         return call
 
-    def reflection(self, behavior: Any) -> Any:
+    def dialogue(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:
-            with self.traffic.stream(address_of(context.peer())):
+            with self.traffic.stream(address_of(context.peer()), "dialogue"):
                 async with self._admitted(context) as admission:
                     async for response in behavior(self._requests(admission, context), context):
                         await self._respond(admission, response, context)
@@ -217,4 +220,4 @@ class _Guarded:
     async def _requests(self, admission: Admission, context: Any) -> AsyncIterator[Any]:
         read = admission.paced(context.read)
         while (data := await read()) is not grpc.aio.EOF:
-            yield parsed(self.parse, data, self.method)
+            yield self._checked(admission, data)

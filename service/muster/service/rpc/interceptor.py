@@ -94,7 +94,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _dialogue(self, behavior: Any, parse: Parse | None, method: str) -> Any:
-        """A stream of requests that are read as an iterator, such as reflection's."""
+        """A stream of requests that are read as an iterator: the store's, and reflection's."""
 
         async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
             with _Timed(self._observer, "bidi_stream", method, context):

@@ -1,9 +1,13 @@
 """StoreService: the keys of a run, with the operations of torch's stores."""
 
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 from muster.service.core import operations as ops
 from muster.service.core.events import StoreRequest
+from muster.service.core.refusal import Reason, Refusal
+from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call, LongPolls
@@ -11,6 +15,9 @@ from muster.v1 import store_pb2 as pb
 from muster.v1 import store_pb2_grpc
 
 T = TypeVar("T")
+Change: TypeAlias = pb.SetRequest | pb.AddRequest | pb.CompareSetRequest | pb.AppendRequest | pb.DeleteRequest
+IDLE = 5.0
+"""Seconds after which a stream ends on which no operation comes: to hold it costs what a session does."""
 
 
 class StoreServicer(store_pb2_grpc.StoreServiceServicer):
@@ -19,6 +26,23 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._polls = LongPolls(driver)
+        self._calls: Mapping[str, Callable[[Any, Any], Awaitable[Any]]] = {
+            "set": self.Set,
+            "get": self.Get,
+            "wait": self.Wait,
+            "check": self.Check,
+            "add": self.Add,
+            "compare_set": self.CompareSet,
+            "append": self.Append,
+            "delete": self.Delete,
+            "delete_prefix": self.DeletePrefix,
+            "list_keys": self.ListKeys,
+            "num_keys": self.NumKeys,
+        }
+        """By the name that an operation has on a stream."""
+        self._pauses: set[asyncio.Timeout] = set()
+        """Of the streams that wait for an operation."""
+        self._draining = False
 
     async def Set(self, request: pb.SetRequest, context: Any) -> pb.SetResponse:  # noqa: N802
         """Write keys."""
@@ -85,6 +109,43 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         count = await self._ask(request.run_id, ops.NumKeys(), ops.Number)
         return pb.NumKeysResponse(count=count.value)
 
+    async def Operate(  # noqa: N802
+        self, requests: AsyncIterator[pb.OperateRequest], context: Any
+    ) -> AsyncIterator[pb.OperateResponse]:
+        """Carry out one operation after another."""
+        while (request := await self._next(requests)) is not None:
+            name = request.WhichOneof("operation")
+            if name is None:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    "an operation came that names nothing to do, or what this version does not know. Name "
+                    "one of those in docs/protocol.md.",
+                    field="operation",
+                )
+            operation = getattr(request, name)
+            if isinstance(operation, Change) and _id(operation) is None:
+                raise Refusal(
+                    Reason.INVALID_ARGUMENT,
+                    f"{name} came on a stream without an OperationId: a change that was lost could not be "
+                    f"sent again. Give it one, or call StoreService.{type(operation).__name__[:-7]}.",
+                    field="operation",
+                )
+            yield pb.OperateResponse(**{name: await self._calls[name](operation, context)})
+
+    async def _next(self, requests: AsyncIterator[pb.OperateRequest]) -> pb.OperateRequest | None:
+        """None: the stream is over; its caller opens another when there is something to do."""
+        if self._draining:
+            raise DRAINING
+        try:
+            async with asyncio.timeout(IDLE) as pause:
+                self._pauses.add(pause)
+                try:
+                    return await anext(requests, None)
+                finally:
+                    self._pauses.discard(pause)
+        except TimeoutError:
+            return None
+
     async def _ask(self, run_id: str, operation: ops.Operation, kind: type[T]) -> T:
         with Call(self._driver, kind) as call:
             self._driver.submit(StoreRequest(call.id, run_id, operation))
@@ -96,13 +157,14 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             return await call.answer()
 
     def drain(self) -> None:
-        """End every call that waits for keys; its caller asks again."""
+        """End every stream, and every call that waits for keys; its caller asks again."""
+        self._draining = True
+        for pause in self._pauses:
+            pause.reschedule(0)
         self._polls.drain()
 
 
-def _id(
-    request: pb.SetRequest | pb.AddRequest | pb.CompareSetRequest | pb.AppendRequest | pb.DeleteRequest,
-) -> ops.OperationId | None:
+def _id(request: Change) -> ops.OperationId | None:
     if not request.HasField("operation"):
         return None
     return ops.OperationId(request.operation.client, request.operation.number)

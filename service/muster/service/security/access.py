@@ -21,6 +21,8 @@ class Rule:
     role: Role
     shows: Literal["", "run", "runs", "barriers"] = ""
     """The field of the response that holds things of several runs; of these only the allowed are shown."""
+    holds: Literal["", "operation"] = ""
+    """The oneof of the request that names the run, where it does not do so itself."""
 
 
 VIEWS = Rule(role=Role.VIEWER)
@@ -55,6 +57,7 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.StoreService/DeletePrefix": WORKS,
     "/muster.v1.StoreService/ListKeys": WORKS,
     "/muster.v1.StoreService/NumKeys": WORKS,
+    "/muster.v1.StoreService/Operate": Rule(role=Role.WORKER, holds="operation"),
     "/muster.v1.InsightService/Stacks": OPERATES,
     # A rank that is told to end asks for all; what a job must not lose, only an operator withdraws.
     "/muster.v1.RunService/RequestSave": WORKS,
@@ -180,6 +183,9 @@ def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN4
     Raises:
         Refusal: RUN_NOT_ALLOWED.
     """
+    if rule.holds:
+        held = request.WhichOneof(rule.holds)
+        request = getattr(request, held) if held else None
     run_id = getattr(request, "run_id", None)
     # Where a response can be narrowed, no run id stands for all that the caller may see.
     if run_id is not None and not (run_id == "" and rule.shows):

@@ -7,12 +7,13 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from muster.service.core.refusal import limit_exceeded
 from muster.service.security.config import TrafficLimits
 
 T = TypeVar("T")
+StreamKind: TypeAlias = Literal["session", "dialogue"]
 
 BURST_SECONDS = 1.0
 """What may come at once, as seconds of the rate: the ranks of a node arrive at a barrier together."""
@@ -74,7 +75,7 @@ class Traffic:
         self._limits = limits
         self._clock = clock
         self._sleep = sleep
-        self._streams: Counter[str] = Counter()
+        self._streams: Counter[tuple[str, StreamKind]] = Counter()
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         rate = limits.max_messages_per_second
         self._everyone = _bucket(rate) if rate else None
@@ -85,24 +86,28 @@ class Traffic:
         return self._everyone is not None or self._limits.max_messages_per_second_per_peer > 0
 
     @contextmanager
-    def stream(self, peer: str) -> Iterator[None]:
+    def stream(self, peer: str, kind: StreamKind = "session") -> Iterator[None]:
         """Hold one of the peer's streams open.
+
+        Args:
+            peer: whose.
+            kind: each is bounded for itself: a store's dialogue must not take the place of a rank's session.
 
         Raises:
             Refusal: LIMIT_EXCEEDED, if it has too many.
         """
-        most = self._limits.max_sessions_per_peer
-        if most and self._streams[peer] >= most:
+        most, key = self._limits.max_sessions_per_peer, (peer, kind)
+        if most and self._streams[key] >= most:
             raise limit_exceeded(
-                "max_sessions_per_peer", most, f"{self._streams[peer]} streams of {peer} are open"
+                "max_sessions_per_peer", most, f"{self._streams[key]} streams of {peer} are open"
             )
-        self._streams[peer] += 1
+        self._streams[key] += 1
         try:
             yield
         finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+            self._streams[key] -= 1
+            if not self._streams[key]:
+                del self._streams[key]
 
     async def pace_peer(self, peer: str) -> None:
         """Wait until the peer's own rate has room for a message."""

@@ -22,7 +22,7 @@ from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.tokens import Grant, Role, Tokens
 from muster.service.security.traffic import Traffic
-from muster.v1 import run_pb2
+from muster.v1 import run_pb2, store_pb2
 from tests.support.virtual_time import START, in_virtual_time
 
 SECRET = "s3cr3t-0123456789-abcdef"
@@ -318,6 +318,30 @@ async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
     assert world.slept == []
     await world.get(get("a-1"))
     assert world.slept == [1.0]
+
+
+async def test_each_operation_on_a_stream_is_about_a_run_that_its_caller_may_touch():
+    async def behavior(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            yield request
+
+    world = World(Role.WORKER, runs=("a-*",), max_sessions_per_peer=1)
+    made: Any = grpc.stream_stream_rpc_method_handler(
+        behavior, store_pb2.OperateRequest.FromString, store_pb2.OperateRequest.SerializeToString
+    )
+    handler = await world.handler("/muster.v1.StoreService/Operate", made)
+    sent = [store_pb2.OperateRequest(check=store_pb2.CheckRequest(run_id=run)) for run in ("a-1", "b", "a-2")]
+    context = Context(*(one.SerializeToString() for one in sent))
+    with (
+        pytest.raises(Refusal) as caught,
+        world.traffic.stream("10.0.0.7"),
+    ):  # A session takes no place of it.
+        await handler.stream_stream(None, context)
+    assert caught.value.reason is Reason.RUN_NOT_ALLOWED
+    assert context.heard == [sent[0].SerializeToString()]
+    context = Context(b"")
+    await handler.stream_stream(None, context)
+    assert context.heard == [b""], "nothing to do is the store's to refuse"
 
 
 async def test_reflection_needs_a_token_and_is_bounded():

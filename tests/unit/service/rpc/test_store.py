@@ -10,6 +10,7 @@ from muster.service.clock import SystemClock
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver
+from muster.service.rpc import store
 from muster.service.rpc.codec import MOST_ENTRIES, encode_session_message
 from muster.service.rpc.store import StoreServicer
 from muster.service.storage.memory import MemoryEngine
@@ -138,3 +139,87 @@ async def test_a_message_has_bounds(ask: Service, method: str):
 async def test_a_set_has_bounds(ask: Service):
     refusal = await ask.refused("Set", entries=[entry("", b"")] * (MOST_ENTRIES + 1))
     assert refusal.metadata == {"field": "entries"}
+
+
+# ---------------------------------------------------------------------- on a stream
+
+ID = pb.OperationId(client="c", number=1)
+
+
+class Stream:
+    """An open stream of operations, driven from both ends."""
+
+    def __init__(self, servicer: StoreServicer) -> None:
+        self._said: asyncio.Queue[pb.OperateRequest | None] = asyncio.Queue()
+        self._answers = servicer.Operate(self._requests(), None)
+
+    async def _requests(self) -> AsyncIterator[pb.OperateRequest]:
+        while (request := await self._said.get()) is not None:
+            yield request
+
+    async def __call__(self, **operation: Any) -> pb.OperateResponse | None:
+        self._said.put_nowait(pb.OperateRequest(**operation))
+        return await self.next()
+
+    async def next(self) -> pb.OperateResponse | None:
+        return await anext(self._answers, None)
+
+    def close(self) -> None:
+        self._said.put_nowait(None)
+
+
+async def test_operations_on_a_stream_are_carried_out_one_after_another(ask: Service):
+    on = Stream(ask.servicer)
+    named = pb.SetRequest(run_id="job", entries=[entry("a", b"1")], operation=ID)
+    assert await on(set=named) == pb.OperateResponse(set=pb.SetResponse())
+    answers: dict[str, tuple[Any, dict[str, Any]]] = {
+        "get": (pb.StoreServiceGetRequest(run_id="job", keys=["a"]), {"values": [b"1"]}),
+        "wait": (pb.WaitRequest(run_id="job", keys=["a"]), {}),
+        "check": (pb.CheckRequest(run_id="job", keys=["b"]), {"present": False}),
+        "add": (pb.AddRequest(run_id="job", key="n", amount=2), {"value": 2}),
+        "compare_set": (pb.CompareSetRequest(run_id="job", key="c", desired=b"d"), {"value": b"d"}),
+        "append": (pb.AppendRequest(run_id="job", key="a", value=b"2"), {}),
+        "delete": (pb.DeleteRequest(run_id="job", key="c"), {"existed": True}),
+        "delete_prefix": (pb.DeletePrefixRequest(run_id="job", prefix="n"), {"count": 1}),
+        "list_keys": (pb.ListKeysRequest(run_id="job"), {"keys": ["a"]}),
+        "num_keys": (pb.NumKeysRequest(run_id="job"), {"count": 1}),
+    }
+    assert {field.name for field in pb.OperateRequest.DESCRIPTOR.fields} == {"set", *answers}
+    for number, (name, (request, answer)) in enumerate(answers.items(), 2):
+        if isinstance(request, pb.AddRequest | pb.CompareSetRequest | pb.AppendRequest | pb.DeleteRequest):
+            request.operation.CopyFrom(pb.OperationId(client="c", number=number))
+        response: Any = await on(**{name: request})
+        expected = type(getattr(response, name))(**answer)
+        assert response == pb.OperateResponse(**{name: expected}), name
+    on.close()
+    assert await on.next() is None
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [{}, {"set": pb.SetRequest(run_id="job")}, {"add": pb.AddRequest(run_id="job", key="k", amount=1)}],
+)
+async def test_what_could_not_be_sent_again_is_refused_on_a_stream(ask: Service, operation: dict[str, Any]):
+    with pytest.raises(Refusal) as caught:
+        await Stream(ask.servicer)(**operation)
+    assert caught.value.metadata == {"field": "operation"}
+    assert (await ask("NumKeys")).count == 0
+
+
+async def test_a_stream_ends_by_itself_when_nothing_comes(ask: Service, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "IDLE", 0.01)
+    on = Stream(ask.servicer)
+    assert await on(num_keys=pb.NumKeysRequest(run_id="job"))
+    assert await on.next() is None
+
+
+async def test_a_drain_ends_the_streams_on_which_nothing_is_asked_and_takes_no_others(ask: Service):
+    on = Stream(ask.servicer)
+    await on(num_keys=pb.NumKeysRequest(run_id="job"))
+    idle = asyncio.create_task(on.next())
+    await asyncio.sleep(0)
+    ask.servicer.drain()
+    assert await idle is None
+    with pytest.raises(Refusal) as caught:
+        await Stream(ask.servicer)(num_keys=pb.NumKeysRequest(run_id="job"))
+    assert caught.value.reason is Reason.COORDINATOR_DRAINING

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from muster.v1 import barrier_pb2, barrier_pb2_grpc
 from tests.support import records
 from tests.support.etcd import Cluster, cluster
 from tests.support.leaders import successive_leaders
+from tests.support.relay import Relay
 from tests.support.replicas import Replica, Replicas, replicas
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -104,8 +105,10 @@ def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None
 
 Play = Callable[[str, range, int, Connection], None]
 """Be the ranks of a range, of a world of so many, as the other end of a pipe says."""
-CLIENTS: dict[str, Play] = {"SDK": play, "lean": lean_ranks.play}
-"""Those that jobs use; and those that leave the processor to the coordinators."""
+RELAYED = "SDK, relayed"
+CLIENTS: dict[str, Play] = {"SDK": play, RELAYED: play, "lean": lean_ranks.play}
+"""Those that jobs use, directly and behind a relay for each process of them; and those that leave the
+processor to the coordinators."""
 
 
 def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
@@ -117,16 +120,17 @@ def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
 
 
 class Crowd:
-    """The ranks, in several processes."""
+    """The ranks, in several processes, each of which has an endpoint."""
 
     def __init__(
-        self, play: Play, endpoint: str, ranks: int, world_size: int, processes: int, stack: ExitStack
+        self, play: Play, endpoints: Sequence[str], ranks: int, world_size: int, stack: ExitStack
     ) -> None:
         self.ranks = ranks
+        processes = len(endpoints)
         share = ranks // processes
         self._pipes: list[Connection] = []
         self.processes: list[psutil.Process] = []
-        for number in range(processes):
+        for number, endpoint in enumerate(endpoints):
             ours, theirs = CONTEXT.Pipe()
             some = range(number * share, ranks if number == processes - 1 else (number + 1) * share)
             process = CONTEXT.Process(target=play, args=(endpoint, some, world_size, theirs), daemon=True)
@@ -167,11 +171,13 @@ class Usage:
         crowd: the ranks.
         installation: the coordinators, which all run.
         etcd: the members, which all run.
+        relays: of the ranks.
     """
 
-    def __init__(self, crowd: Crowd, installation: Replicas, etcd: Cluster) -> None:
+    def __init__(self, crowd: Crowd, installation: Replicas, etcd: Cluster, relays: Sequence[Relay]) -> None:
         everyone = {
             "ranks": crowd.processes,
+            "relays": [psutil.Process(one.pid) for one in relays],
             "coordinators": [psutil.Process(one.coordinator.pid) for one in installation.members],
             "etcd": [psutil.Process(member.pid) for member in etcd.members],
             "the last rank": [psutil.Process()],
@@ -238,10 +244,19 @@ def failovers(
                 direct=True,
             )
         )
-        crowd = Crowd(CLIENTS[clients], installation.endpoint, ranks - 1, ranks, processes, stack)
+        endpoints = [installation.endpoint] * processes
+        relays: list[Relay] = []
+        if clients == RELAYED:
+            relays = [stack.enter_context(Relay(folder, installation.endpoint)) for _ in endpoints]
+            endpoints = [one.endpoint for one in relays]
+        crowd = Crowd(CLIENTS[clients], endpoints, ranks - 1, ranks, stack)
         last = LastRank(installation.endpoint, ranks - 1, ranks)
+
+        def begin() -> Usage:
+            return Usage(crowd, installation, etcd, relays)
+
         return [
-            _failover(clients, name, fault, installation, etcd, crowd, last, repeats, lease_ttl)
+            _failover(clients, name, fault, installation, begin, crowd, last, repeats, lease_ttl)
             for name, fault in FAULTS.items()
         ]
 
@@ -251,7 +266,7 @@ def _failover(
     name: str,
     fault: Callable[[Replica], None],
     installation: Replicas,
-    etcd: Cluster,
+    begin: Callable[[], Usage],
     crowd: Crowd,
     last: LastRank,
     repeats: int,
@@ -264,7 +279,7 @@ def _failover(
         crowd.arrive(range(crowd.ranks))
         _until_waiting(leader, crowd.ranks)
         decided = len(leader.coordinator.log("barrier.decided"))
-        usage = Usage(crowd, installation, etcd)
+        usage = begin()
         began = time.monotonic()
         fault(leader)
         own = last.arrive()
@@ -387,7 +402,8 @@ def page(
         "",
         f"*SDK*: the ranks are sessions of the SDK, threads of {processes} processes that all reconnect at "
         f"once, on the {machine['cores']} cores that they share with everything else. What that costs them "
-        "in processor time is time here; in a job, each node's ranks have cores of their own. *lean*: "
+        "in processor time is time here; in a job, each node's ranks have cores of their own. *relayed*: the "
+        "same behind a relay for each of these processes. *lean*: "
         "clients of the same protocol that cost little, so that what is seen is the coordinators.",
         "",
         "## Taking over",

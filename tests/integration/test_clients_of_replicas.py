@@ -21,8 +21,10 @@ from tests.support import store_users
 from tests.support.agents import Job
 from tests.support.etcd import Cluster, cluster
 from tests.support.meeting import in_thread
+from tests.support.members import members
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import CONTEXT
+from tests.support.relay import Relay
 from tests.support.replicas import Replica, Replicas, replicas
 from tests.support.savers import all_of, savers
 
@@ -97,6 +99,21 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
     for node in nodes:
         node.close("over", PATIENCE)
         node.leave("over")
+
+
+def test_who_speaks_through_a_relay_still_does_so_at_the_next_leader(three: Replicas, tmp_path: Path):
+    with Relay(tmp_path, three.endpoint) as relay:
+        ranks = [
+            GrpcBarrier(rank, 2, "p", relay.endpoint, PATIENCE, PATIENCE, run_id="job", generation=0)
+            for rank in range(2)
+        ]
+        at_barrier = in_thread(ranks[0].execute_barrier)
+        three.leader().coordinator.kill()
+        ranks[1].execute_barrier()
+        at_barrier.result(PATIENCE)
+        through = [one.relay for one in members(three.leader().endpoint)]
+        assert len(set(through)) == 1, through
+        assert through[0], "they speak directly, each on a stream of its own"
 
 
 def test_one_address_is_enough_to_begin_with(three: Replicas):

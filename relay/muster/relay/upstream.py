@@ -30,6 +30,10 @@ CONNECT = "/muster.v1.SessionService/Connect"
 HOLD = 3.0
 """Seconds for which who asks for the coordinator is kept waiting while it is searched for. After that who can
 reach it without the relay should: well within the session TTL."""
+KEEPALIVES = 3
+"""Among several coordinators, so many of the keepalives that they ask for are the lease TTL."""
+TAKING_OVER = 1.5
+"""Seconds from a lease's end until the next leader has answered."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds that the coordinator has to end a stream on which nobody speaks any more."""
 
@@ -57,7 +61,7 @@ class Upstream:
         self._users: dict[Target, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.hold = HOLD
-        """As ``HOLD``; less where the coordinator's session TTL is short."""
+        """As ``HOLD``; less where the coordinator's session TTL is short, more where another may lead soon."""
 
     def addresses(self) -> list[str]:
         """Of the coordinators, as far as they are known."""
@@ -206,7 +210,8 @@ class Upstream:
         """Whether this connection would notice too late that it is lost, and must be replaced."""
         keepalive_ms = welcome.keepalive_ms or welcome.session_ttl_ms // 3
         self.replicas.learn(welcome.replicas, keepalive_ms)
-        self.hold = hold_within(welcome.session_ttl_ms)
+        lease_ttl_ms = welcome.keepalive_ms * KEEPALIVES if len(welcome.replicas) > 1 else 0
+        self.hold = hold_within(welcome.session_ttl_ms, lease_ttl_ms)
         return keepalive_ms < target.keepalive_ms
 
     # ------------------------------------------------------------------ channels
@@ -262,12 +267,25 @@ class Upstream:
             await self._close(key)
 
 
-def hold_within(session_ttl_ms: int) -> float:
+def hold_within(session_ttl_ms: int, lease_ttl_ms: int = 0) -> float:
     """How long to keep those waiting who must be back within the session TTL.
 
     A stream that falls silent is missed on both sides within two thirds of it, and then the coordinator
     begins to count: a third that is spent here leaves time for the way without the relay.
+
+    Among several coordinators the leader is likely to be lost. Nobody can go on before its lease is over and
+    another one leads, and who went elsewhere meanwhile would stay there, with a stream of its own. There
+    this side misses it first, by the lease's shorter keepalive, so two thirds may be spent.
+
+    Args:
+        session_ttl_ms: milliseconds.
+        lease_ttl_ms: milliseconds; 0: there is but one coordinator.
+
+    Returns:
+        Seconds.
     """
+    if lease_ttl_ms:
+        return min(lease_ttl_ms / 1000 + TAKING_OVER, session_ttl_ms / 1500)
     return min(HOLD, session_ttl_ms / 3000)
 
 

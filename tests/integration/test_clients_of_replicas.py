@@ -101,8 +101,13 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
         node.leave("over")
 
 
-def test_who_speaks_through_a_relay_still_does_so_at_the_next_leader(three: Replicas, tmp_path: Path):
-    with Relay(tmp_path, three.endpoint) as relay:
+def test_who_speaks_through_a_relay_still_does_so_at_the_next_leader(etcd: Cluster, tmp_path: Path):
+    # A lease of the default length, for which a relay before a lone coordinator does not wait.
+    patient = (f"--session-ttl={PATIENCE}",)
+    with (
+        replicas(tmp_path, etcd, prefix=uuid.uuid4().hex, extra=patient, lease_ttl=5.0) as three,
+        Relay(tmp_path, three.endpoint) as relay,
+    ):
         ranks = [
             GrpcBarrier(rank, 2, "p", relay.endpoint, PATIENCE, PATIENCE, run_id="job", generation=0)
             for rank in range(2)
@@ -114,6 +119,7 @@ def test_who_speaks_through_a_relay_still_does_so_at_the_next_leader(three: Repl
         through = [one.relay for one in members(three.leader().endpoint)]
         assert len(set(through)) == 1, through
         assert through[0], "they speak directly, each on a stream of its own"
+        muster.worker.close()
 
 
 def test_one_address_is_enough_to_begin_with(three: Replicas):

@@ -61,7 +61,7 @@ class Upstream:
         self._users: dict[Target, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.hold = HOLD
-        """As ``HOLD``; less where the coordinator's session TTL is short, more where another may lead soon."""
+        """As ``HOLD``; less where the session TTL is short, more where another may lead soon."""
 
     def addresses(self) -> list[str]:
         """Of the coordinators, as far as they are known."""

@@ -41,12 +41,14 @@ class Aside:
         number: of the save in it.
         alias: what stands for the name while it is written, where a framework takes whatever has the name in
             its own for a checkpoint; default: the name.
+        within: write it into a folder that stands there, under this name; default: there itself.
     """
 
-    def __init__(self, path: Path, generation: int, number: int, alias: str = "") -> None:
+    def __init__(self, path: Path, generation: int, number: int, alias: str = "", within: str = "") -> None:
         self.path = path
         self._alias = alias or path.name
-        self.unfinished = path.with_name(f".{self._alias}.{generation}-{number}")
+        self._place = path.with_name(f".{self._alias}.{generation}-{number}")
+        self.unfinished = self._place / within
         """Where it is written."""
 
     def begin(self) -> None:
@@ -56,19 +58,13 @@ class Aside:
 
     def prepare(self) -> None:
         """As :meth:`begin`, where the framework makes the folder, or writes a file."""
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         _restore(self.path)
-        unfinished = re.compile(rf"\.{re.escape(self._alias)}\.\d+-\d+")
-        for left in folder.iterdir():
-            if left.name.startswith(REMOVED):
-                _destroy(left)
-            elif unfinished.fullmatch(left.name):
-                remove(left)
+        sweep(self.path.parent, self._alias)
 
     def give_up(self) -> None:
         """Remove what was written, unless it was committed."""
-        remove(self.unfinished)
+        remove(self._place)
 
     def commit(self, marker: Marker) -> None:
         """When all have written: make it the checkpoint, on the disk and for good.
@@ -101,6 +97,7 @@ class Aside:
             logger.warning("%s has its name, and may lose it if this machine fails now: %s", self.path, error)
             return
         remove(_replaced(self.path))
+        remove(self._place)
 
 
 def read(path: Path) -> tuple[Path, Marker]:
@@ -162,6 +159,22 @@ def restore(folder: Path) -> list[Path]:
     return [path for path in without if os.path.lexists(path)]
 
 
+def sweep(folder: Path, alias: str, but: Path | None = None) -> None:
+    """Remove what saves have left, and those whom nobody needs any more.
+
+    Args:
+        folder: where checkpoints have their names.
+        alias: of the saves, as in :class:`Aside`.
+        but: what is being written now.
+    """
+    unfinished = re.compile(rf"\.{re.escape(alias)}\.\d+-\d+")
+    for left in folder.iterdir():
+        if left.name.startswith(REMOVED):
+            _destroy(left)
+        elif unfinished.fullmatch(left.name) and (but is None or left not in (but, *but.parents)):
+            remove(left)
+
+
 def remove(path: Path) -> None:
     """Remove a checkpoint, or what may have become one.
 
@@ -173,6 +186,12 @@ def remove(path: Path) -> None:
         doomed = path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
         path.rename(doomed)
         _destroy(doomed)
+
+
+def sync_below(folder: Path) -> None:
+    """Put all files and folders below one on the disk."""
+    for path in folder.rglob("*"):
+        sync(path) if path.is_dir() else sync_file(path)
 
 
 def sync_file(path: Path) -> None:

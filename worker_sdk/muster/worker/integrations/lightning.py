@@ -4,10 +4,9 @@ Tried with Lightning 2.6.6, as ``lightning.pytorch``. Where its strategies diffe
 """
 
 import inspect
-import traceback
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -23,16 +22,15 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations import aside as folders
-from muster.worker.integrations.aside import Aside, Marker, read, remove, restore, sync_file
-from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost
-from muster.worker.saves.directory import MARKER, UncommittedError, sync
-from muster.worker.saves.failure import failure_text
+from muster.worker.integrations.aside import Aside, Marker, read, remove, restore, sync_below
+from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
+from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 from muster.worker.saves.written import check_files
 
@@ -45,8 +43,6 @@ SAVE = "muster_save"
 """The key in a checkpoint of the save that made it."""
 SHARDED = "meta.pt"
 """What Lightning writes in a folder of shards, and nowhere else."""
-COLLECTIVES = {"torch.distributed.distributed_c10d", "torch.distributed._functional_collectives"}
-"""The modules in which torch's collectives raise."""
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Strategy)
@@ -128,10 +124,6 @@ def latest(folder: str | Path) -> Path | None:
         if (newest := folders.latest(folder)) is not None:
             found[newest] = (newest / MARKER).stat().st_mtime
     return max(found, key=lambda path: found[path]) if found else None
-
-
-class _ElsewhereError(UncommittedError):
-    """Another rank has failed at what all were to do."""
 
 
 class _Saves:
@@ -256,7 +248,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         alias = path.name.replace("hpc_ckpt_", "hpc-ckpt-")
         aside = Aside(path, barrier.generation, commitment.number, alias)
         checkpoint[SAVE] = f"{barrier.run_id} {barrier.generation}-{commitment.number}"
-        with _told(commitment, self.global_rank):
+        with told(commitment):
             self._prepare(aside, checkpoint.get("global_step"))
             # Where it writes, rank 0 says, to all.
             super().save_checkpoint(checkpoint, aside.unfinished, storage_options)
@@ -267,7 +259,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                 )
         decision = commitment.written()
         if self.is_global_zero:
-            with _told(commitment, self.global_rank):
+            with told(commitment):
                 marker = Marker(
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
                 )
@@ -349,7 +341,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
             self.reduce_boolean_decision(False)
             raise
         if not self.reduce_boolean_decision(True):
-            raise _ElsewhereError("another rank cannot use this checkpoint. Its own error says why.")
+            raise ElsewhereError("another rank cannot use this checkpoint. Its own error says why.")
         return result
 
 
@@ -370,31 +362,6 @@ def _register(name: str, theirs: type[Strategy]) -> None:
 _register("committed_ddp", DDPStrategy)
 _register("committed_fsdp", FSDPStrategy)
 _register("committed_model_parallel", ModelParallelStrategy)
-
-
-@contextmanager
-def _told(commitment: Commitment, rank: int) -> Iterator[None]:
-    """What is raised here is this rank's failure, and everyone's; or a collective's, and then another's."""
-    try:
-        yield
-    except BaseException as error:
-        if _is_own(error, rank):
-            commitment.failed(failure_text(error))
-            raise
-        commitment.give_up()
-        if (reason := commitment.ending(LAST_WORD)) is not None:
-            raise reason from error
-        raise
-
-
-def _is_own(error: BaseException, rank: int) -> bool:
-    """Whether a rank that raises is to blame itself, as far as can be told."""
-    if isinstance(error, CheckpointException):
-        return rank in error.failures
-    if isinstance(error, _ElsewhereError):
-        return False
-    frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return not (isinstance(error, RuntimeError) and COLLECTIVES.intersection(frames[-3:]))
 
 
 def _check_io(io: object) -> None:
@@ -419,8 +386,7 @@ def _check_name(path: Path) -> None:
 
 def _put_on_disk(unfinished: Path) -> None:
     """Whatever is in it, and is in it whole."""
-    for path in unfinished.rglob("*"):
-        sync(path) if path.is_dir() else sync_file(path)
+    sync_below(unfinished)
     _check_shards(unfinished)
 
 

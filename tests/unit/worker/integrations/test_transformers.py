@@ -14,36 +14,18 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Else accelerate says what it h
 from transformers import Trainer, TrainerState
 from transformers.trainer_utils import HubStrategy
 
-from muster.worker.decision import Decision, Outcome
+from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError
-from muster.worker.integrations import commitment
 from muster.worker.integrations import transformers as module
 from muster.worker.integrations.aside import REPLACED
 from muster.worker.integrations.transformers import CommitCallback, latest
 from muster.worker.saves.directory import UncommittedError
-
-
-class Alone:
-    """The barrier of a job of one rank."""
-
-    prefix, rank, world_size, run_id, generation = "checkpoint/transformers", 0, 1, "job", 0
-    sequence = 0
-    outcome = Outcome.RELEASED
-
-    def __init__(self, *_: object) -> None:
-        """As the real one is made."""
-
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
-        Alone.sequence += 1
-        outcome = self.outcome if failure is None else Outcome.ABORTED
-        return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})
+from tests.support.alone import Alone, take_part_alone
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(Alone, "sequence", 0)
-    monkeypatch.setattr(module, "GrpcBarrier", Alone)
+    take_part_alone(monkeypatch)
 
 
 def arguments(folder: Path, **others: Any) -> Any:
@@ -197,7 +179,7 @@ def test_a_new_trainer_sweeps_and_gives_names_back(tmp_path: Path):
         ({"enable_jit_checkpoint": True}, "SavePoint"),
         ({"save_on_each_node": True}, "all ranks share"),
         ({"push_to_hub": True}, "before it is committed"),
-        ({"world_size": 2}, "rank 0 of 2 of the trainer, and rank 0 of 1"),
+        ({"world_size": 2}, "rank 0 of 2 of the job, and rank 0 of 1"),
     ],
 )
 def test_what_cannot_be_committed_is_refused(tmp_path: Path, others: dict[str, Any], why: str):
@@ -235,7 +217,5 @@ def test_trainers_with_it_save_and_resume_by_it(tmp_path: Path):
 def test_another_trainer_is_an_import_error(monkeypatch: pytest.MonkeyPatch):
     assert module.__file__
     monkeypatch.setattr(Trainer, "_save_checkpoint", lambda self, model: None)
-    with pytest.raises(
-        ImportError, match=r"tried with transformers 5.* here Trainer\._save_checkpoint"
-    ):
+    with pytest.raises(ImportError, match=r"tried with transformers 5.* here Trainer\._save_checkpoint"):
         runpy.run_path(module.__file__)

@@ -4,24 +4,20 @@ Tried with transformers 5.23.0. Where its trainer differs, the import says so.
 """
 
 import inspect
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import HubStrategy, rotate_checkpoints
 
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.decision import Outcome
-from muster.worker.errors import error_for
-from muster.worker.integrations.aside import Aside, Marker, read, restore, sweep, sync_below
-from muster.worker.integrations.commitment import Commitment, OnLost, told
+from muster.worker.integrations.aside import restore, sweep
+from muster.worker.integrations.commitment import OnLost
+from muster.worker.integrations.folders import FolderSaves, newest
 from muster.worker.saves.directory import UncommittedError
-from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommitCallback", "latest"]
@@ -78,11 +74,7 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
         timeout: float = DEFAULT_TIMEOUT,
         on_lost: OnLost = "raise",
     ) -> None:
-        if on_lost not in get_args(OnLost):
-            raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
-        self._barrier = barrier
-        self._timeout = timeout
-        self._on_lost = on_lost
+        self._saves = FolderSaves(PREFIX, NAMED, barrier, timeout, on_lost)
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -95,7 +87,7 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
             ValueError: its arguments ask for what cannot be committed.
         """
         _check(args)
-        self._barrier_of(args)
+        self._meet(args)
         folder = Path(args.output_dir)
         if args.process_index == 0 and folder.is_dir():
             restore(folder)
@@ -115,30 +107,22 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
             OutcomeUnknownError: the coordinator cannot be reached.
         """
         args, state = trainer.args, trainer.state
-        barrier = self._barrier_of(args)
-        commitment = Commitment(barrier, self._timeout, self._on_lost)
+        barrier = self._meet(args)
         folder = Path(trainer._get_output_dir(trial=trial))
         path = folder / f"{NAMED}-{state.global_step}"
-        aside = Aside(path, barrier.generation, commitment.number, NAMED, path.name)
         best = state.best_model_checkpoint
+
+        def write_aside(unfinished: Path) -> None:
+            with _redirected(trainer, unfinished.parent):
+                write()
+            if state.best_model_checkpoint == str(unfinished):
+                state.best_model_checkpoint = str(path)
+
+        def finish(unfinished: Path) -> None:
+            state.save_to_json(str(unfinished / STATE))
+
         try:
-            with told(commitment):
-                with _redirected(trainer, aside.unfinished.parent):
-                    write()
-                if state.best_model_checkpoint == str(aside.unfinished):
-                    state.best_model_checkpoint = str(path)
-            decision = commitment.written()
-            if barrier.rank == 0:
-                with told(commitment):
-                    _check_whole(aside)
-                    state.save_to_json(str(aside.unfinished / STATE))
-                    sync_below(aside.unfinished)
-                    # All others have written, and wait for this one.
-                    sweep(folder, NAMED, but=aside.unfinished)
-                    marker = (barrier.run_id, barrier.generation, barrier.world_size)
-                    aside.commit(Marker(*marker, decision.prefix, decision.sequence))
-                commitment.committed()
-            commitment.confirmed()
+            self._saves.save(barrier, path, write_aside, finish)
         except BaseException:
             state.best_model_checkpoint = best
             raise
@@ -161,41 +145,14 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
             BarrierError: not all ranks have come, or one cannot resume from it; the message names who.
             UncommittedError: there is no committed checkpoint.
         """
-        barrier = self._barrier_of(args)
-        folder = Path(args.output_dir)
-        # Rank 0 has given the checkpoints their names back, and chooses for all.
-        chosen = self._by_all(barrier, lambda: _resumable(folder, asked) if barrier.rank == 0 else None)
-        assert chosen is not None
-        self._by_all(barrier, lambda: read(chosen)[0])
-        return str(chosen)
 
-    def _by_all(self, barrier: GrpcBarrier, find: Callable[[], Path | None]) -> Path | None:
-        """What rank 0 finds, if no rank fails at it: who goes on alone would hang in the next collective."""
-        found, failure = None, None
-        try:
-            found = find()
-        except (OSError, ValueError) as error:
-            failure = error
-        word = b"" if found is None else os.fsencode(found)
-        decision = barrier.vote(None if failure is None else failure_text(failure), self._timeout, word)
-        if failure is not None:
-            raise failure
-        if decision.outcome is not Outcome.RELEASED:
-            raise error_for(decision)
-        return Path(os.fsdecode(decision.payloads[0]))
+        def find() -> Path:
+            return newest(Path(args.output_dir), f"{NAMED}-") if asked is True else Path(str(asked))
 
-    def _barrier_of(self, args: TrainingArguments) -> GrpcBarrier:
-        rank, world_size = args.process_index, args.world_size
-        if self._barrier is None:
-            self._barrier = GrpcBarrier(rank, world_size, PREFIX)
-        theirs = (self._barrier.rank, self._barrier.world_size)
-        if theirs != (rank, world_size):
-            raise ValueError(
-                f"this process is rank {rank} of {world_size} of the trainer, and rank {theirs[0]} of "
-                f"{theirs[1]} of the barrier. Give a barrier of the trainer's ranks, or none: "
-                "CommitCallback(barrier=GrpcBarrier(…))."
-            )
-        return self._barrier
+        return str(self._saves.choose(self._meet(args), find))
+
+    def _meet(self, args: TrainingArguments) -> GrpcBarrier:
+        return self._saves.meet(args.process_index, args.world_size)
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -204,29 +161,9 @@ def latest(folder: str | Path) -> Path | None:
     Args:
         folder: the trainer's ``output_dir``.
     """
-    committed: dict[int, Path] = {}
-    for path in Path(folder).glob(f"{NAMED}-*"):
-        if step := re.fullmatch(rf"{NAMED}-(\d+)", path.name):
-            with suppress(UncommittedError):
-                committed[int(step[1])] = read(path)[0]
-    return committed[max(committed)] if committed else None
-
-
-def _resumable(folder: Path, asked: str | bool) -> Path:
-    if asked is not True:
-        return read(Path(str(asked)))[0]
-    if (found := latest(folder)) is None:
-        others = sorted(path.name for path in folder.glob(f"{NAMED}-*")) if folder.is_dir() else []
-        raise UncommittedError(
-            f"there is no committed checkpoint in {folder}"
-            + (
-                f"; {', '.join(others)} were written by something else, and are not resumed from"
-                if others
-                else ""
-            )
-            + ". Train without resume_from_checkpoint to begin anew, or name one that was committed."
-        )
-    return found
+    with suppress(UncommittedError):
+        return newest(Path(folder), f"{NAMED}-")
+    return None
 
 
 def _check(args: TrainingArguments) -> None:
@@ -245,20 +182,6 @@ def _check(args: TrainingArguments) -> None:
         raise ValueError(
             f'hub_strategy="{args.hub_strategy.value}": it uploads a checkpoint before it is committed. Set '
             'it to "end", and upload what was committed.'
-        )
-
-
-def _check_whole(aside: Aside) -> None:
-    """On rank 0, when all have written: nobody has written anything else.
-
-    Raises:
-        OSError: a rank was at another step, or in another folder.
-    """
-    written = sorted(path.name for path in aside.unfinished.parent.iterdir())
-    if written != [aside.unfinished.name]:
-        raise OSError(
-            f"the ranks have written {', '.join(written) or 'nothing'}, and not {aside.unfinished.name}: "
-            "they are at different steps, or do not share the folder."
         )
 
 

@@ -5,13 +5,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
+
+from torch.distributed.checkpoint import CheckpointException
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.fork_guard import start_thread
+from muster.worker.saves.directory import UncommittedError
+from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group
 
 logger = logging.getLogger(__name__)
@@ -28,8 +34,14 @@ LAST_WORD = 15.0
 coordinator's default session TTL, after which a dead rank is lost."""
 OVERDUE = "it has not done its part of the save for"
 """How the reason begins of a rank whose main thread takes longer than the timeout."""
+COLLECTIVES = {"torch.distributed.distributed_c10d", "torch.distributed._functional_collectives"}
+"""The modules in which torch's collectives raise."""
 DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
 """What a rank hands in at a barrier of a save. The usual word is empty: each rank is sent those of all."""
+
+
+class ElsewhereError(UncommittedError):
+    """Another rank has failed at what all were to do, and says itself why."""
 
 
 class Commitment:
@@ -47,6 +59,7 @@ class Commitment:
         pace: seconds until the first word of a rank that is not done.
 
     Attributes:
+        rank: this one's.
         number: of the save, the same on all ranks: that of its first barrier.
         caller: the thread that makes it.
 
@@ -61,6 +74,7 @@ class Commitment:
             raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
         self._owner = os.getpid()
         self.caller = threading.current_thread()
+        self.rank = barrier.rank
         self._barrier = barrier
         self._timeout = timeout
         self._on_lost = on_lost
@@ -75,6 +89,8 @@ class Commitment:
         self._given_up = False
         self._decision: Decision | None = None
         """That all have written, or that they have not."""
+        self._confirmation: Decision | None = None
+        """That rank 0 has committed it, or that it has not."""
         self._error: MusterError | None = None
         """Why that is not known, or not so."""
         self._over = threading.Event()
@@ -114,6 +130,37 @@ class Commitment:
         with self._changed:
             self._committed = True
             self._changed.notify_all()
+
+    def confirmed(self) -> None:
+        """When all have written: wait until rank 0 has committed it.
+
+        Raises:
+            BarrierError: rank 0 could not commit it, or was lost before it said that it has.
+            MusterError: rank 0 gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached, so that this rank does not know.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._confirmation is not None or self._error is not None)
+            if self._confirmation is not None and self._confirmation.outcome is not Outcome.RELEASED:
+                raise error_for(self._confirmation)
+            if self._error is not None:
+                raise self._error
+
+    def ending(self, timeout: float) -> MusterError | None:
+        """When this rank has failed or given up: wait until all have heard of it.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Why the save has failed, for all ranks alike; None if that is not known by then.
+        """
+        self.join(timeout)
+        with self._changed:
+            decision = self._confirmation or self._decision
+            if decision is not None and decision.outcome is not Outcome.RELEASED:
+                return error_for(decision)
+            return self._error
 
     def failed(self, reason: str) -> None:
         """Say that this rank has failed, and with it the save of all; does not wait.
@@ -204,7 +251,9 @@ class Commitment:
                 f"ended on ranks {quitters} before they were done. Their own errors say why."
             )
         with self._changed:
-            self._decision = self._decision or decision
+            self._decision, self._confirmation = (
+                (self._decision, decision) if self._decision is not None else (decision, None)
+            )
             self._error = error
             self._changed.notify_all()
         if decision.outcome is Outcome.RELEASED and error is None:
@@ -234,6 +283,35 @@ class Commitment:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+
+
+@contextmanager
+def told(commitment: Commitment) -> Iterator[None]:
+    """What is raised here is this rank's failure, and everyone's; or a collective's, and then another's.
+
+    Raises:
+        MusterError: a collective failed; this is why, if the coordinator says so within ``LAST_WORD``.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if _is_own(error, commitment.rank):
+            commitment.failed(failure_text(error))
+            raise
+        commitment.give_up()
+        if (reason := commitment.ending(LAST_WORD)) is not None:
+            raise reason from error
+        raise
+
+
+def _is_own(error: BaseException, rank: int) -> bool:
+    """Whether a rank that raises is to blame itself, as far as can be told."""
+    if isinstance(error, CheckpointException):
+        return rank in error.failures
+    if isinstance(error, ElsewhereError):
+        return False
+    frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not (isinstance(error, RuntimeError) and COLLECTIVES.intersection(frames[-3:]))
 
 
 _last: dict[Group, Commitment] = {}

@@ -1,0 +1,120 @@
+"""Jobs of Transformers' Trainer and of Accelerate while ranks fail: with Muster's saves, or without."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.coordinator import Coordinator
+from tests.support.lives import RANKS, Life
+from tests.support.transformers_job import FAULTY, STEPS
+
+PROGRAMS = ["transformers_job.py", "accelerate_job.py"]
+
+
+class Job:
+    """A job of one of the programs: its lives."""
+
+    def __init__(self, coordinator: Coordinator, folder: Path, program: str) -> None:
+        self.folder = folder / "out"
+        self._given = (coordinator, program, folder)
+
+    def live(self, number: int, *arguments: str) -> Life:
+        return Life(*self._given, number, str(self.folder), *arguments)
+
+    def resumed(self, mode: str) -> list[str]:
+        """What the ranks of the second life say first."""
+        life = self.live(1, mode)
+        life.end()
+        said = [life.said(rank) for rank in range(RANKS)]
+        for rank, lines in enumerate(said):
+            assert lines[-1:] == [f"ended {2 * STEPS}"], (said, life.logged(rank))
+        return [lines[0] for lines in said]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(
+    tmp_path: Path, program: str, thorough: bool
+):
+    for when in ("before", "writing", "after") if thorough else ("writing",):
+        (folder := tmp_path / when).mkdir()
+        with Coordinator(folder, session_ttl=2.0) as coordinator:
+            job = Job(coordinator, folder, program)
+            life = job.live(0, "committed", "1", "kill", when)
+            life.end()
+            said = life.said(0)
+            assert said[:2] == ["saved 1", "saved 2"], life.logged(0)
+            assert "lost rank 1 (" in said[2]
+            assert f"pid {life.ranks[1].pid}" in said[2]
+            assert f"pid {life.ranks[1].pid}" in life.logged(0)
+            assert job.resumed("committed") == [f"resumed {FAULTY - 1} whole"] * RANKS
+            left = [path for path in folder.glob("out/**/.*") if path.name != ".gitignore"]
+            assert not left, "something was left over"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_rank_that_raises_fails_the_save_of_all_and_all_train_on_from_the_last_one(
+    tmp_path: Path, program: str
+):
+    with Coordinator(tmp_path) as coordinator:
+        life = Job(coordinator, tmp_path, program).live(0, "committed", "1", "raise", "writing")
+        life.speaks()
+        coordinator.kill()  # In the midst of its saves.
+        coordinator.start()
+        life.end()
+        for rank in range(RANKS):
+            said = life.said(rank)
+            failed = said.pop(2)
+            assert failed.startswith("failed "), life.logged(rank)
+            assert "No space left on device" in failed
+            assert said == [
+                "saved 1",
+                "saved 2",
+                "resumed 2 whole",
+                *(f"saved {step}" for step in range(FAULTY, STEPS + 1)),
+                f"ended {STEPS}",
+            ]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_whenever_a_rank_is_killed_all_resume_from_a_whole_checkpoint(
+    tmp_path: Path, program: str, thorough: bool
+):
+    chance = random.Random(15)
+    lives, saves, at = 40 if thorough else 2, 0, 0
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        job = Job(coordinator, tmp_path, program)
+        for number in range(lives):
+            life = job.live(number, "committed")
+            life.speaks()
+            time.sleep(chance.uniform(0.0, 0.3))  # Into one of its saves.
+            life.ranks[chance.randrange(RANKS)].kill()
+            life.end()
+            said = [life.said(rank) for rank in range(RANKS)]
+            starts = {line for lines in said for line in lines if line.startswith("resumed")}
+            assert starts <= {f"resumed {at} whole", f"resumed {at + 1} whole"}, (starts, at)
+            assert len(starts) <= 1, said
+            at = max((int(start.split()[1]) for start in starts), default=at)
+            committed = {int(line.split()[1]) for lines in said for line in lines if line.startswith("saved")}
+            saves += len(committed)
+            at = max(committed, default=at)
+    print(f"{saves} saves in {lives} lives, each of which lost a rank")
+    assert saves
+
+
+def test_without_it_transformers_resumes_from_a_torn_checkpoint(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        job = Job(coordinator, tmp_path, "transformers_job.py")
+        job.live(0, "plain", "1", "kill", "writing").end()
+        assert job.resumed("plain") == [f"resumed {FAULTY} torn"] * RANKS
+
+
+def test_without_it_accelerate_has_deleted_the_last_checkpoint_for_a_torn_one(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        job = Job(coordinator, tmp_path, "accelerate_job.py")
+        job.live(0, "plain", "0", "kill", "writing").end()
+        life = job.live(1, "plain")
+        life.end()
+        assert [life.said(rank) for rank in range(RANKS)] == [[]] * RANKS
+        assert "FileNotFoundError" in life.logged(0) + life.logged(1)

@@ -1,0 +1,141 @@
+"""Jobs that Lightning trains, while ranks fail: with Muster's strategies, or with Lightning's own."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.coordinator import Coordinator
+from tests.support.dcp_job import FAULTY, SAVES
+from tests.support.lives import RANKS, Life
+
+
+def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
+    return Life(coordinator, "lightning_job.py", folder, number, str(folder), *arguments)
+
+
+def said(life: Life) -> list[list[str]]:
+    """By rank, the first two words of its lines: what it did, and the step."""
+    return [[" ".join(line.split()[:2]) for line in life.said(rank)] for rank in range(RANKS)]
+
+
+def saved(first: int) -> list[str]:
+    return [f"saved {step}" for step in range(first, first + SAVES)]
+
+
+def resumed(coordinator: Coordinator, folder: Path, kind: str) -> int:
+    """The step that all ranks of the next life resume from, weights and all; then they save."""
+    life = live(coordinator, folder, 1, kind, "committed")
+    life.end()
+    first = {life.said(rank)[0] for rank in range(RANKS)}
+    assert len(first) == 1, first
+    _, weights, step = first.pop().split()
+    assert weights == step
+    assert said(life) == [[f"resumed {step}", *saved(int(step) + 1)]] * RANKS, life.logged(0)
+    assert not list(folder.glob(".last.ckpt*")), "something was left over"
+    return int(step)
+
+
+def test_a_rank_that_fails_is_named_and_all_resume_from_the_last_step_that_all_have(tmp_path: Path):
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        life = live(coordinator, tmp_path, 0, "model_parallel", "committed", "1", "kill", "writing")
+        life.end()
+        assert said(life) == [["saved 1", "saved 2", "failed 3"], ["saved 1", "saved 2"]]
+        assert "lost rank 1 (" in life.said(0)[2]
+        assert f"pid {life.ranks[1].pid}" in life.said(0)[2]
+        assert "not all ranks have written save" in life.logged(0)
+
+        life = live(coordinator, tmp_path, 1, "model_parallel", "committed", "1", "raise", "writing")
+        life.speaks()
+        coordinator.kill()  # In one of its saves.
+        coordinator.start()
+        life.end()
+        expected = ["resumed 2", "failed 3", *saved(4)[: SAVES - 1]]
+        assert said(life) == [expected, expected], life.logged(0)
+        for rank in range(RANKS):
+            assert "No space left on device" in life.said(rank)[1]
+        assert not list(tmp_path.glob(".last.ckpt*")), "something was left over"
+
+
+CASES = [
+    ("model_parallel", "1", "kill", "before"),
+    ("model_parallel", "1", "kill", "after"),
+    ("model_parallel", "0", "kill", "writing"),
+    ("model_parallel", "0", "kill", "after"),
+    ("model_parallel", "1", "stop", "before"),
+    ("fsdp", "1", "kill", "writing"),
+    ("ddp", "0", "kill", "writing"),
+    ("ddp", "0", "kill", "after"),
+    ("ddp", "1", "kill", "before"),
+    ("ddp", "1", "stop", "before"),
+]
+
+
+@pytest.mark.parametrize(("kind", "who", "what", "when"), CASES)
+def test_whoever_is_lost_wherever_is_named(
+    tmp_path: Path, kind: str, who: str, what: str, when: str, thorough: bool
+):
+    if not thorough:
+        pytest.skip("takes 25 s: pytest --thorough")
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        life = live(coordinator, tmp_path, 0, kind, "committed", who, what, when)
+        life.end(but=int(who) if what == "stop" else -1)
+        lost, left = life.ranks[int(who)].pid, 1 - int(who)
+        assert said(life)[left][:3] == ["saved 1", "saved 2", "failed 3"], life.logged(left)
+        assert f"pid {lost}" in life.said(left)[2]
+        assert resumed(coordinator, tmp_path, kind) == FAULTY - 1
+
+
+@pytest.mark.parametrize("when", ["writing", "after"])
+def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: str, thorough: bool):
+    if not thorough:
+        pytest.skip("takes 25 s: pytest --thorough")
+    with Coordinator(tmp_path) as coordinator:
+        life = live(coordinator, tmp_path, 0, "ddp", "committed", "0", "raise", when)
+        life.end()
+        expected = saved(1)
+        expected[FAULTY - 1] = f"failed {FAULTY}"
+        assert said(life) == [expected, expected]
+        assert resumed(coordinator, tmp_path, "ddp") == SAVES
+
+
+@pytest.mark.parametrize("seed", [16, 17])
+@pytest.mark.parametrize(("kind", "lasts"), [("ddp", 0.1), ("model_parallel", 0.3)])
+def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(
+    tmp_path: Path, kind: str, lasts: float, seed: int, thorough: bool
+):
+    if (kind, seed) != ("ddp", 16) and not thorough:
+        pytest.skip("takes minutes: pytest --thorough")
+    chance = random.Random(seed)
+    lives, at = 10 if thorough else 2, 0
+    saves: set[int] = set()
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        for number in range(lives):
+            life = live(coordinator, tmp_path, number, kind, "committed")
+            life.speaks()
+            time.sleep(chance.uniform(0.0, lasts))  # Into one of its saves.
+            life.ranks[chance.randrange(RANKS)].kill()
+            life.end()
+            lines = [line.split() for rank in range(RANKS) for line in life.said(rank)]
+            first = {(weights, step) for word, weights, step in (one for one in lines if one[0] == "resumed")}
+            if number > 0:
+                assert len(first) == 1, lines
+                weights, step = first.pop()
+                assert weights == step, "the weights are those of another step"
+                assert int(step) in (at, at + 1), f"resumed at {step}, and {at} was committed"
+                at = int(step)
+            committed = {int(line[1]) for line in lines if line[0] == "saved"}
+            saves |= committed
+            at = max(committed, default=at)
+    print(f"{len(saves)} saves in {lives} lives, each of which lost a rank")
+    assert saves
+
+
+def test_lightnings_own_strategy_mixes_two_steps(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        life = live(coordinator, tmp_path, 0, "model_parallel", "plain", "1", "kill", "writing")
+        life.end()
+        life = live(coordinator, tmp_path, 1, "model_parallel", "plain")
+        life.end()
+        assert [life.said(rank)[0] for rank in range(RANKS)] == ["resumed 3 2", "resumed 2 2"]

@@ -1,0 +1,152 @@
+"""Accelerators that commit, in one process."""
+
+import os
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Else accelerate says what it has found.
+
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import ProjectConfiguration
+
+from muster.worker.integrations import accelerate as module
+from muster.worker.integrations.accelerate import commit_together
+from muster.worker.integrations.aside import REPLACED
+from muster.worker.saves.directory import UncommittedError
+from tests.support.alone import take_part_alone
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    take_part_alone(monkeypatch)
+    yield
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._shared_state.clear()
+
+
+def accelerator(folder: Path, automatic: bool = True, **options: Any) -> Any:
+    project = ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=automatic, **options)
+    return commit_together(Accelerator(cpu=True, project_config=project))
+
+
+def prepared(folder: Path, automatic: bool = True, **options: Any) -> tuple[Any, torch.nn.Linear]:
+    """An accelerator with a model."""
+    made = accelerator(folder, automatic, **options)
+    return made, made.prepare(torch.nn.Linear(1, 1))
+
+
+def fill(model: torch.nn.Linear, value: float) -> None:
+    with torch.no_grad():
+        model.weight.fill_(value)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_automatic_names_are_kept_counted_and_resumed_from(tmp_path: Path):
+    made, model = prepared(tmp_path)
+    for step in (1.0, 2.0):
+        fill(model, step)
+        path = made.save_state()
+    assert path == str(tmp_path / "checkpoints" / "checkpoint_1")
+    assert names(tmp_path / "checkpoints") == {"checkpoint_0", "checkpoint_1"}
+    fill(model, 0.0)
+    made.load_state()
+    assert model.weight.item() == 2.0
+    made.project_configuration.iteration = 0
+    made.load_state()
+    assert made.save_state().endswith("checkpoint_2")
+    made.load_state(str(tmp_path / "checkpoints" / "checkpoint_0"))
+    assert model.weight.item() == 1.0
+
+
+def test_a_name_of_ones_own_is_replaced(tmp_path: Path):
+    made, model = prepared(tmp_path, automatic=False)
+    for step in (1.0, 2.0):
+        fill(model, step)
+        assert made.save_state(str(tmp_path / "last")) == str(tmp_path / "last")
+    fill(model, 0.0)
+    made.load_state(str(tmp_path / "last"))
+    assert model.weight.item() == 2.0
+    assert names(tmp_path) == {"last"}
+
+
+def test_the_last_checkpoint_stays_until_the_next_is_committed(tmp_path: Path):
+    made, model = prepared(tmp_path, total_limit=1)
+    fill(model, 1.0)
+    made.save_state()
+
+    def full(*_: object) -> None:
+        assert names(tmp_path / "checkpoints") >= {"checkpoint_0"}
+        raise OSError("full")
+
+    hook = made.register_save_state_pre_hook(full)
+    with pytest.raises(OSError, match="full"):
+        made.save_state()
+    hook.remove()
+    fill(model, 0.0)
+    made.load_state()
+    assert model.weight.item() == 1.0
+    made.save_state()
+    assert names(tmp_path / "checkpoints") == {"checkpoint_1"}
+
+
+def test_what_is_not_committed_is_not_loaded(tmp_path: Path):
+    made, _ = prepared(tmp_path)
+    with pytest.raises(UncommittedError, match="no committed checkpoint"):
+        made.load_state()
+    (tmp_path / "checkpoints" / "checkpoint_3").mkdir(parents=True)
+    with pytest.raises(UncommittedError, match="checkpoint_3 were written by something else"):
+        made.load_state()
+    with pytest.raises(UncommittedError, match="checkpoint_3 is not a committed checkpoint"):
+        made.load_state(str(tmp_path / "checkpoints" / "checkpoint_3"))
+
+
+def test_what_is_there_already_is_not_replaced_by_number(tmp_path: Path):
+    made, _ = prepared(tmp_path)
+    made.save_state()
+    made.project_configuration.iteration = 0
+    with pytest.raises(FileExistsError, match="checkpoint_0 is there already"):
+        made.save_state()
+
+
+def test_one_that_is_made_sweeps_and_gives_names_back(tmp_path: Path):
+    made, _ = prepared(tmp_path)
+    folder = tmp_path / "checkpoints"
+    made.save_state()
+    (folder / "checkpoint_0").rename(folder / f".checkpoint_0{REPLACED}")
+    (folder / ".accelerate.0-7" / "checkpoint_1").mkdir(parents=True)
+    accelerator(tmp_path)
+    assert names(folder) == {"checkpoint_0"}
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path):
+    other: Any = "an accelerator"
+    with pytest.raises(TypeError, match="'an accelerator' is no"):
+        commit_together(other)
+    made, _ = prepared(tmp_path, automatic=False)
+    with pytest.raises(ValueError, match="already"):
+        commit_together(made)
+    with pytest.raises(ValueError, match="name a folder"):
+        made.save_state()
+    with pytest.raises(ValueError, match="name a folder"):
+        made.load_state()
+    with pytest.raises(ValueError, match="save_on_each_node"):
+        accelerator(tmp_path, save_on_each_node=True)
+    mode: Any = "end"
+    with pytest.raises(ValueError, match="on_lost = 'end'"):
+        commit_together(Accelerator(cpu=True), on_lost=mode)
+
+
+def test_another_accelerator_is_an_import_error(monkeypatch: pytest.MonkeyPatch):
+    assert module.__file__
+    monkeypatch.setattr(Accelerator, "save_state", lambda self: None)
+    with pytest.raises(ImportError, match=r"tried with accelerate .* here Accelerator\.save_state differs"):
+        runpy.run_path(module.__file__)

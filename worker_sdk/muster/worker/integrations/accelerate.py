@@ -1,0 +1,181 @@
+"""Accelerate's ``save_state`` and ``load_state``, committed by all ranks or by none.
+
+Tried with accelerate 1.15.0. Where its accelerator differs, the import says so.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any, TypeVar
+
+from accelerate import Accelerator
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.aside import read, remove, restore, sweep
+from muster.worker.integrations.commitment import OnLost
+from muster.worker.integrations.folders import FolderSaves, committed, newest
+from muster.worker.saves.queue import DEFAULT_TIMEOUT
+
+__all__ = ["commit_together"]
+
+TRIED = "accelerate 1.15.0"
+PREFIX = "checkpoint/accelerate"
+"""The group by whose barriers saves are decided."""
+NAMED = "checkpoint_"
+"""How automatic names begin; their numbers follow."""
+UNFINISHED = "accelerate"
+"""How checkpoints are named where they are not committed yet."""
+
+A = TypeVar("A", bound=Accelerator)
+
+_SIGNATURES = {
+    "save_state": ["self", "output_dir", "safe_serialization", "save_model_func_kwargs"],
+    "load_state": ["self", "input_dir", "load_kwargs", "load_model_func_kwargs"],
+}
+for _name, _parameters in _SIGNATURES.items():
+    if list(inspect.signature(getattr(Accelerator, _name, type)).parameters) != _parameters:
+        raise ImportError(
+            f"muster.worker.integrations.accelerate was tried with {TRIED}; here Accelerator.{_name} differs."
+        )
+
+
+def commit_together(
+    accelerator: A,
+    *,
+    barrier: GrpcBarrier | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_lost: OnLost = "raise",
+) -> A:
+    """Let an accelerator commit its checkpoints by all ranks or by none.
+
+    One line of a script changes::
+
+        accelerator = commit_together(Accelerator())
+
+    What the ranks write goes into a folder beside the checkpoint's name. When all have written, rank 0 gives
+    it that name; one of the same name is replaced, and only then are older ones removed by ``total_limit``.
+    If a rank fails, dies or does not come, all others hear who it was, and what was there before is still
+    there, whole. All ranks must share the folder.
+
+    Args:
+        accelerator: whose ``save_state`` and ``load_state`` are to do so.
+        barrier: decides the saves, and is for nothing else; default: one of group ``checkpoint/accelerate``,
+            taken from the environment.
+        timeout: seconds that a rank may take for its part of a save, and that it is waited for.
+        on_lost: ``"abort"``: if a rank is lost or does not come in time, this process is aborted, since it
+            may hang in a collective; default: the save raises, as far as it can.
+
+    Returns:
+        The same accelerator.
+
+    Raises:
+        ConnectError: the coordinator could not be reached.
+        RefusedError: it refused this process.
+        TypeError: it is no accelerator.
+        ValueError: it commits already, or its settings ask for what cannot be committed.
+    """
+    if not isinstance(accelerator, Accelerator):
+        raise TypeError(f"{accelerator!r} is no accelerate.Accelerator: give one.")
+    if isinstance(accelerator, CommittedSaves):
+        raise ValueError(
+            "this accelerator commits its checkpoints already: leave out one commit_together(…)."
+        )
+    if accelerator.project_configuration.save_on_each_node:
+        raise ValueError(
+            "save_on_each_node=True: what is committed has one name in one folder that all ranks share. "
+            "Leave it out."
+        )
+    saves = FolderSaves(PREFIX, UNFINISHED, barrier, timeout, on_lost)
+    saves.meet(accelerator.process_index, accelerator.num_processes)
+    theirs = type(accelerator)
+    accelerator.__class__ = type(f"Committed{theirs.__name__}", (CommittedSaves, theirs), {})
+    accelerator._saves = saves
+    if accelerator.is_main_process and (folder := accelerator._automatic()) is not None and folder.is_dir():
+        restore(folder)
+        sweep(folder, UNFINISHED)
+    return accelerator
+
+
+class CommittedSaves(Accelerator):  # type: ignore[misc]
+    """What an accelerator does otherwise that commits; :func:`commit_together` makes it one."""
+
+    _saves: FolderSaves
+
+    def save_state(
+        self, output_dir: str | None = None, safe_serialization: bool = True, **save_model_func_kwargs: object
+    ) -> str:
+        """Accelerate's: all ranks save.
+
+        Returns:
+            The checkpoint's path.
+
+        Raises:
+            BarrierError: not all have written, or rank 0 could not commit it; the message names who, and why.
+            FileExistsError: a checkpoint has this number already.
+            MusterError: a rank gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached.
+            ValueError: no folder was named, and naming is not automatic.
+        """
+        folder, project = self._automatic(), self.project_configuration
+        if folder is None and output_dir is None:
+            raise ValueError("save_state() without output_dir: name a folder, or let naming be automatic.")
+        path = Path(str(output_dir)) if folder is None else folder / f"{NAMED}{self.save_iteration}"
+
+        def write(unfinished: Path) -> None:
+            if folder is not None and path.exists():
+                raise FileExistsError(
+                    f"{path} is there already. Set project_configuration.iteration to the next number."
+                )
+            project.automatic_checkpoint_naming = False
+            try:
+                super(CommittedSaves, self).save_state(
+                    str(unfinished), safe_serialization, **save_model_func_kwargs
+                )
+            finally:
+                project.automatic_checkpoint_naming = folder is not None
+
+        iteration = project.iteration
+        barrier = self._saves.meet(self.process_index, self.num_processes)
+        try:
+            self._saves.save(barrier, path, write)
+        except BaseException:
+            project.iteration = iteration  # Theirs counts what was written, and not what was committed.
+            raise
+        if folder is not None and project.total_limit is not None and barrier.rank == 0:
+            for old in committed(folder, NAMED)[: -project.total_limit]:
+                remove(old)
+        return str(path)
+
+    def load_state(
+        self,
+        input_dir: str | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: object,
+    ) -> None:
+        """Accelerate's: all ranks load. Where names are automatic, the next save has the next number.
+
+        Raises:
+            BarrierError: not all ranks have come, or one cannot load it; the message names who.
+            UncommittedError: there is no committed checkpoint, or none of this name.
+            ValueError: no folder was named, and naming is not automatic.
+        """
+        folder = self._automatic()
+        if folder is None and input_dir is None:
+            raise ValueError("load_state() without input_dir: name a folder, or let naming be automatic.")
+
+        automatic = folder is not None and input_dir is None
+
+        def find() -> Path:
+            return newest(folder, NAMED) if folder and automatic else Path(str(input_dir)).expanduser()
+
+        chosen = self._saves.choose(self._saves.meet(self.process_index, self.num_processes), find)
+        marker = read(chosen)[1]
+        super().load_state(str(chosen), load_kwargs, **load_model_func_kwargs)
+        if read(chosen)[1] != marker:
+            raise RuntimeError(f"{chosen} was replaced while it was loaded. Load it again, on all ranks.")
+        if automatic:
+            self.project_configuration.iteration = int(chosen.name.removeprefix(NAMED)) + 1
+
+    def _automatic(self) -> Path | None:
+        """Where checkpoints are that the accelerator names."""
+        automatic = self.project_configuration.automatic_checkpoint_naming
+        return Path(self.project_dir) / "checkpoints" if automatic else None

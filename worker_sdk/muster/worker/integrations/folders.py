@@ -1,0 +1,174 @@
+"""Checkpoints that are folders into which every rank writes, whatever it is that writes them."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import get_args
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.decision import Outcome
+from muster.worker.errors import error_for
+from muster.worker.integrations.aside import Aside, Marker, read, sweep, sync_below
+from muster.worker.integrations.commitment import Commitment, OnLost, told
+from muster.worker.saves.directory import UncommittedError
+from muster.worker.saves.failure import failure_text
+
+
+class FolderSaves:
+    """Lets all ranks of a framework save and resume together.
+
+    Args:
+        prefix: the group by whose barriers saves are decided, where no barrier is given.
+        name: how the checkpoints are named where they are not committed yet.
+        barrier: decides the saves, and is for nothing else; None: it is taken from the environment.
+        timeout: seconds that a rank may take for its part of a save, and that it is waited for.
+        on_lost: what becomes of this process if a rank is lost, or does not come in time.
+
+    Raises:
+        ValueError: ``on_lost`` is not one of its values.
+    """
+
+    def __init__(
+        self, prefix: str, name: str, barrier: GrpcBarrier | None, timeout: float, on_lost: OnLost
+    ) -> None:
+        if on_lost not in get_args(OnLost):
+            raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+        self._prefix = prefix
+        self._name = name
+        self._barrier = barrier
+        self._timeout = timeout
+        self._on_lost = on_lost
+
+    def meet(self, rank: int, world_size: int) -> GrpcBarrier:
+        """The barrier of the framework's ranks.
+
+        Raises:
+            ConnectError: the coordinator could not be reached.
+            RefusedError: it refused this process.
+            ValueError: there is none in the environment, or the barrier is of other ranks.
+        """
+        if self._barrier is None:
+            self._barrier = GrpcBarrier(rank, world_size, self._prefix)
+        theirs = (self._barrier.rank, self._barrier.world_size)
+        if theirs != (rank, world_size):
+            raise ValueError(
+                f"this process is rank {rank} of {world_size} of the job, and rank {theirs[0]} of "
+                f"{theirs[1]} of the barrier. Give a barrier of the job's ranks, or none."
+            )
+        return self._barrier
+
+    def save(
+        self,
+        barrier: GrpcBarrier,
+        path: Path,
+        write: Callable[[Path], None],
+        finish: Callable[[Path], None] = lambda _: None,
+    ) -> None:
+        """All ranks save.
+
+        Args:
+            barrier: theirs.
+            path: the checkpoint's name.
+            write: writes this rank's part into a folder of the same name elsewhere.
+            finish: on rank 0, when all have written there: does what is left.
+
+        Raises:
+            BarrierError: not all have written, or rank 0 could not commit it; the message names who, and why.
+            MusterError: a rank gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached.
+        """
+        commitment = Commitment(barrier, self._timeout, self._on_lost)
+        aside = Aside(path, barrier.generation, commitment.number, self._name, path.name)
+        with told(commitment):
+            write(aside.unfinished)
+        decision = commitment.written()
+        if barrier.rank == 0:
+            with told(commitment):
+                _check_whole(aside.unfinished)
+                finish(aside.unfinished)
+                sync_below(aside.unfinished)
+                # All others have written, and wait for this one.
+                sweep(path.parent, self._name, but=aside.unfinished)
+                marker = (barrier.run_id, barrier.generation, barrier.world_size)
+                aside.commit(Marker(*marker, decision.prefix, decision.sequence))
+            commitment.committed()
+        commitment.confirmed()
+
+    def choose(self, barrier: GrpcBarrier, find: Callable[[], Path]) -> Path:
+        """The checkpoint that all ranks load: rank 0 finds it, and all see that it was committed.
+
+        Args:
+            barrier: of the ranks.
+            find: finds its name.
+
+        Raises:
+            BarrierError: not all ranks have come, or one cannot load it; the message names who.
+            OSError, ValueError: this one cannot.
+        """
+        path = self._by_all(barrier, lambda: read(find())[0] if barrier.rank == 0 else Path())
+        # Who goes on alone would hang in the next collective.
+        self._by_all(barrier, lambda: read(path)[0])
+        return path
+
+    def _by_all(self, barrier: GrpcBarrier, find: Callable[[], Path]) -> Path:
+        """What rank 0 finds, if no rank fails at it."""
+        found, failure = Path(), None
+        try:
+            found = find()
+        except (OSError, ValueError) as error:
+            failure = error
+        word = None if failure is None else failure_text(failure)
+        decision = barrier.vote(word, self._timeout, os.fsencode(found))
+        if failure is not None:
+            raise failure
+        if decision.outcome is not Outcome.RELEASED:
+            raise error_for(decision)
+        return Path(os.fsdecode(decision.payloads[0]))
+
+
+def committed(folder: Path, named: str) -> list[Path]:
+    """The committed checkpoints, in the order of their numbers.
+
+    Args:
+        folder: where checkpoints have their names.
+        named: how these begin; a number follows.
+    """
+    return [path for path in _numbered(folder, named) if _is_committed(path)]
+
+
+def newest(folder: Path, named: str) -> Path:
+    """The committed checkpoint of the highest number; the arguments are those of :func:`committed`.
+
+    Raises:
+        UncommittedError: there is none.
+    """
+    if found := committed(folder, named):
+        return found[-1]
+    others = ", ".join(path.name for path in _numbered(folder, named))
+    written = f"; {others} were written by something else" if others else ""
+    raise UncommittedError(
+        f"there is no committed checkpoint in {folder}{written}. Begin anew, or name one that was committed."
+    )
+
+
+def _numbered(folder: Path, named: str) -> list[Path]:
+    numbers = {path: path.name.removeprefix(named) for path in folder.glob(f"{named}*")}
+    there = [path for path in numbers if numbers[path].isdecimal()]
+    return sorted(there, key=lambda path: int(numbers[path]))
+
+
+def _is_committed(path: Path) -> bool:
+    with suppress(UncommittedError):
+        return bool(read(path))
+    return False
+
+
+def _check_whole(unfinished: Path) -> None:
+    """Raises: OSError: a rank has written something else, or elsewhere."""
+    written = sorted(path.name for path in unfinished.parent.iterdir())
+    if written != [unfinished.name]:
+        raise OSError(
+            f"the ranks have written {', '.join(written) or 'nothing'}, and not {unfinished.name}: they are "
+            "at different steps, or do not share the folder."
+        )

@@ -1,0 +1,403 @@
+"""Lightning's ``Trainer``, with checkpoints that are committed by all ranks or by none: its strategies.
+
+Tried with Lightning 2.6.6, as ``lightning.pytorch``. Where its strategies differ, the import says so.
+"""
+
+import inspect
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+    StrategyRegistry,
+)
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.storage import WriteResult
+
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.errors import MusterError
+from muster.worker.integrations import aside as folders
+from muster.worker.integrations.aside import Aside, Marker, read, remove, restore, sync_below
+from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
+from muster.worker.saves.directory import MARKER, UncommittedError
+from muster.worker.saves.queue import DEFAULT_TIMEOUT
+from muster.worker.saves.written import check_files
+
+__all__ = ["committed", "latest"]
+
+TRIED = "Lightning 2.6.6"
+PREFIX = "checkpoint/lightning"
+"""The group by whose barriers saves are decided."""
+SAVE = "muster_save"
+"""The key in a checkpoint of the save that made it."""
+SHARDED = "meta.pt"
+"""What Lightning writes in a folder of shards, and nowhere else."""
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Strategy)
+
+_SIGNATURES = {
+    "save_checkpoint": ["self", "checkpoint", "filepath", "storage_options"],
+    "load_checkpoint": ["self", "checkpoint_path", "weights_only"],
+    "remove_checkpoint": ["self", "filepath"],
+    "setup": ["self", "trainer"],
+    "on_train_start": ["self"],
+}
+for _name, _parameters in _SIGNATURES.items():
+    if list(inspect.signature(getattr(Strategy, _name, type)).parameters) != _parameters:
+        raise ImportError(
+            f"muster.worker.integrations.lightning was tried with {TRIED}; here Strategy.{_name} differs."
+        )
+
+
+def committed(
+    strategy: S,
+    *,
+    barrier: GrpcBarrier | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    on_lost: OnLost = "raise",
+) -> S:
+    """Let a strategy commit its checkpoints by all ranks or by none.
+
+    One argument of a script changes::
+
+        trainer = Trainer(strategy=committed(FSDPStrategy(state_dict_type="sharded")))
+
+    What the ranks write goes beside the checkpoint's name. When all have written, rank 0 gives it that name;
+    a checkpoint of the same name is replaced. If a rank fails, dies or does not come, all others hear who it
+    was, and what was there before is still there, whole. All ranks must share the folder.
+
+    Args:
+        strategy: a ``DDPStrategy``, ``FSDPStrategy`` or ``ModelParallelStrategy``, or one of a class of yours
+            that is one.
+        barrier: decides the saves, and is for nothing else; default: one of group ``checkpoint/lightning``,
+            taken from the environment when training begins.
+        timeout: seconds that a rank may take for its part of a save, and that it is waited for.
+        on_lost: ``"abort"``: if a rank is lost or does not come in time, this process is aborted, since it
+            may hang in a collective; default: the save raises, as far as it can.
+
+    Returns:
+        The same strategy.
+
+    Raises:
+        TypeError: it is another strategy, or none.
+        ValueError: it commits already, or ``on_lost`` is neither.
+    """
+    if not isinstance(strategy, (DDPStrategy, FSDPStrategy, ModelParallelStrategy)):
+        raise TypeError(
+            f"{strategy!r} is none of lightning.pytorch's DDPStrategy, FSDPStrategy and "
+            "ModelParallelStrategy: give one of these (those of the package pytorch_lightning are others), "
+            'or name it: Trainer(strategy="committed_ddp").'
+        )
+    if isinstance(strategy, CommittedSaves):
+        raise ValueError("this strategy commits its checkpoints already: leave out one committed(…).")
+    if on_lost not in get_args(OnLost):
+        raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+    strategy.__class__ = _committing(type(strategy))
+    strategy._saves = _Saves(barrier, timeout, on_lost)
+    return strategy
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The checkpoint in a folder that was committed last; what is not committed or not whole is passed over.
+
+    Args:
+        folder: where checkpoints have their names, such as ``ModelCheckpoint``'s ``dirpath``.
+    """
+    found: dict[Path, float] = {}
+    for path in Path(folder).glob("[!.]*.ckpt"):
+        with suppress(OSError):
+            if path.is_file() and zipfile.is_zipfile(path):
+                found[path] = path.stat().st_mtime
+    with suppress(OSError):
+        if (newest := folders.latest(folder)) is not None:
+            found[newest] = (newest / MARKER).stat().st_mtime
+    return max(found, key=lambda path: found[path]) if found else None
+
+
+class _Saves:
+    """How the saves of a strategy are decided, and which one is under way."""
+
+    def __init__(self, barrier: GrpcBarrier | None, timeout: float, on_lost: OnLost) -> None:
+        self._barrier = barrier
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self._unfinished: Aside | None = None
+        """On rank 0, the save that was begun last and not committed."""
+
+    def barrier(self, rank: int, world_size: int) -> GrpcBarrier:
+        """Of the ranks of a trainer.
+
+        Raises:
+            ConnectError: the coordinator could not be reached.
+            RefusedError: it refused this process.
+            ValueError: there is none in the environment, or the barrier is not of the trainer's ranks.
+        """
+        if self._barrier is None:
+            self._barrier = GrpcBarrier(rank, world_size, PREFIX)
+        theirs = (self._barrier.rank, self._barrier.world_size)
+        if theirs != (rank, world_size):
+            raise ValueError(
+                f"this process is rank {rank} of {world_size} of the trainer, and rank {theirs[0]} of "
+                f"{theirs[1]} of the barrier. Give a barrier of the trainer's ranks, or none: "
+                "committed(…, barrier=GrpcBarrier(…))."
+            )
+        return self._barrier
+
+    def begin(self, barrier: GrpcBarrier) -> Commitment:
+        """A save, on all ranks."""
+        return Commitment(barrier, self._timeout, self._on_lost)
+
+    def make_room(self, aside: Aside) -> None:
+        """On rank 0, before it is written: remove what failed saves have left.
+
+        Raises:
+            OSError: that cannot be done, or the name is that of something else.
+        """
+        _check_name(aside.path)
+        if self._unfinished is not None:
+            with suppress(OSError):
+                self._unfinished.give_up()
+        self._unfinished = aside
+        aside.prepare()
+
+    def commit(self, aside: Aside, marker: Marker) -> None:
+        """On rank 0, when all have written.
+
+        Raises:
+            OSError: it is not what was written, or could not be committed.
+        """
+        if aside.unfinished.is_dir() and aside.path.is_file():
+            raise FileExistsError(
+                f"{aside.path} is a file, which no rename can replace by a folder of shards. Move it away, "
+                "or save under another name."
+            )
+        _put_on_disk(aside.unfinished)
+        aside.commit(marker)
+        self._unfinished = None
+
+
+class CommittedSaves(Strategy):  # type: ignore[misc]
+    """What a strategy does otherwise whose checkpoints are committed; :func:`committed` makes it one."""
+
+    _saves: _Saves
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"{type(self).__name__} cannot go to another process: start the ranks by torchrun, srun or "
+            "Lightning's own launcher of scripts, not by spawn."
+        )
+
+    def setup(self, trainer: Trainer) -> None:
+        """Lightning's: training, or another use of the model, is to begin.
+
+        Raises:
+            ConnectError: the coordinator could not be reached.
+            RefusedError: it refused this process.
+            ValueError: checkpoints are written behind the trainer's back; or the barrier is of other ranks.
+        """
+        if trainer.state.fn == TrainerFn.FITTING:
+            _check_io(self.checkpoint_io)
+            self._saves.barrier(self.global_rank, self.world_size)
+        super().setup(trainer)
+
+    def on_train_start(self) -> None:
+        """Lightning's: training begins.
+
+        Raises:
+            MusterError: it would begin anew, though there is a checkpoint that could not be found.
+        """
+        super().on_train_start()
+        trainer = self.lightning_module.trainer
+        if trainer.ckpt_path is None:
+            found = self.broadcast(_restored(trainer) if self.is_global_zero else [])
+            if found:
+                raise MusterError(
+                    f"{', '.join(found)} had lost its name, since the job ended while it was replaced, and "
+                    "has it again. Start the job once more to resume from it, or remove it to begin anew."
+                )
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: object = None
+    ) -> None:
+        """Lightning's: all ranks save.
+
+        Raises:
+            BarrierError: not all have written, or rank 0 could not commit it; the message names who, and why.
+            MusterError: a rank gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached.
+            ValueError: the ranks are at different steps, or it is no path of a shared folder.
+        """
+        if "://" in str(filepath):
+            raise ValueError(f"{filepath} is not in a folder: what is committed must be renamed. Name one.")
+        barrier = self._saves.barrier(self.global_rank, self.world_size)
+        commitment = self._saves.begin(barrier)
+        path = Path(filepath)
+        # Lightning resumes by the highest number of whatever has this in its name.
+        alias = path.name.replace("hpc_ckpt_", "hpc-ckpt-")
+        aside = Aside(path, barrier.generation, commitment.number, alias)
+        checkpoint[SAVE] = f"{barrier.run_id} {barrier.generation}-{commitment.number}"
+        with told(commitment):
+            self._prepare(aside, checkpoint.get("global_step"))
+            # Where it writes, rank 0 says, to all.
+            super().save_checkpoint(checkpoint, aside.unfinished, storage_options)
+            if self.is_global_zero and not aside.unfinished.exists():
+                raise FileNotFoundError(
+                    f"{type(self.checkpoint_io).__name__} has not written {aside.unfinished} when it was to. "
+                    "One that writes later cannot be committed: take another."
+                )
+        decision = commitment.written()
+        if self.is_global_zero:
+            with told(commitment):
+                marker = Marker(
+                    barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
+                )
+                self._saves.commit(aside, marker)
+            commitment.committed()
+        commitment.confirmed()
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Lightning's: all ranks load.
+
+        Raises:
+            UncommittedError: there is no committed checkpoint of this name.
+            RuntimeError: it was replaced meanwhile.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        found, marker = self._by_all(partial(self._find, path))
+        try:
+            loaded: dict[str, Any] = super().load_checkpoint(found, weights_only)
+        except Exception as error:
+            if found.is_file() and not zipfile.is_zipfile(found):
+                raise UncommittedError(
+                    f"{path} is not a whole checkpoint: {error}. It was torn by a program that does not "
+                    "commit its checkpoints, or is of another format. Remove it, and resume from another."
+                ) from error
+            raise
+        mine = (marker, loaded.pop(SAVE, None))
+        theirs = self.broadcast(mine)
+
+        def check() -> None:
+            if mine != theirs or (marker is not None and read(path)[1] != marker):
+                raise RuntimeError(f"{path} was replaced while it was loaded. Load it again, on all ranks.")
+
+        self._by_all(check)
+        return loaded
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Lightning's: all ranks need a checkpoint no more."""
+        if self.is_global_zero:
+            remove(Path(filepath))
+
+    def _prepare(self, aside: Aside, step: int | None) -> None:
+        """Before it is written. Of ranks that a signal has interrupted, each may be at another step."""
+        if isinstance(self, DDPStrategy):  # Rank 0 alone writes, and no collective has to be waited for.
+            if self.is_global_zero:
+                self._saves.make_room(aside)
+            return
+        leader = self.broadcast(step)
+
+        def prepare() -> None:
+            if leader != step:
+                raise ValueError(
+                    f"rank {self.global_rank} is at step {step}, and rank 0 at step {leader}: that is no "
+                    "checkpoint. Let all ranks save at the same step."
+                )
+            if self.is_global_zero:
+                self._saves.make_room(aside)
+
+        self._by_all(prepare)
+
+    def _find(self, path: Path) -> tuple[Path, Marker | None]:
+        """Where a checkpoint is, and what it is; that of a file stands in it."""
+        if path.is_file():
+            return path, None
+        found, marker = read(path)
+        if self.is_global_zero:
+            try:
+                _check_shards(found)
+            except OSError as error:
+                raise UncommittedError(f"{path} is not whole any more: {error}") from error
+        return found, marker
+
+    def _by_all(self, step: Callable[[], T]) -> T:
+        """What all ranks do, or fail at: one that goes on alone would hang in the next collective."""
+        try:
+            result = step()
+        except Exception:
+            self.reduce_boolean_decision(False)
+            raise
+        if not self.reduce_boolean_decision(True):
+            raise ElsewhereError("another rank cannot use this checkpoint. Its own error says why.")
+        return result
+
+
+def _committing(theirs: type[Strategy]) -> type[Any]:
+    """A class of strategies, with committed saves."""
+    return type(f"Committed{theirs.__name__}", (CommittedSaves, theirs), {})
+
+
+def _register(name: str, theirs: type[Strategy]) -> None:
+    def made(**options: object) -> Strategy:
+        return committed(theirs(**options))
+
+    StrategyRegistry.register(
+        name, made, f"{theirs.__name__}, with checkpoints that all ranks commit", override=True
+    )
+
+
+_register("committed_ddp", DDPStrategy)
+_register("committed_fsdp", FSDPStrategy)
+_register("committed_model_parallel", ModelParallelStrategy)
+
+
+def _check_io(io: object) -> None:
+    while io is not None:
+        if isinstance(io, AsyncCheckpointIO):
+            raise ValueError(
+                "AsyncCheckpointIO writes after the save has returned, so that it cannot be committed. Leave "
+                "it out of the trainer's plugins."
+            )
+        io = getattr(io, "checkpoint_io", None)
+
+
+def _check_name(path: Path) -> None:
+    """What is no checkpoint is not replaced by one."""
+    if path.is_dir() and not path.is_symlink():
+        names = {entry.name for entry in path.iterdir()}
+        if names and not names & {MARKER, SHARDED} and not any(name.endswith(".distcp") for name in names):
+            raise IsADirectoryError(
+                f"{path} is a folder, and no checkpoint: it is not replaced. Name another."
+            )
+
+
+def _put_on_disk(unfinished: Path) -> None:
+    """Whatever is in it, and is in it whole."""
+    sync_below(unfinished)
+    _check_shards(unfinished)
+
+
+def _check_shards(folder: Path) -> None:
+    """Raises: OSError: a shard of a folder is not there, or shorter than it was written."""
+    if (folder / SHARDED).is_file():
+        stored = FileSystemReader(folder).read_metadata().storage_data
+        check_files(folder, [[WriteResult(index, info.length, info) for index, info in stored.items()]])
+
+
+def _restored(trainer: Trainer) -> list[str]:
+    """On rank 0: the checkpoints that a process has left without their names, which they have again."""
+    callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+    return [str(path) for one in callbacks if one.dirpath for path in restore(Path(one.dirpath))]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.worker.integrations import aside as module
-from muster.worker.integrations.aside import REPLACED, Aside, Marker, latest, read
+from muster.worker.integrations.aside import REPLACED, Aside, Marker, latest, read, remove, restore
 from muster.worker.saves.directory import MARKER, UncommittedError, write_marker
 
 
@@ -166,3 +166,62 @@ def test_the_latest_is_what_was_committed_last(tmp_path: Path):
         os.utime(tmp_path / name / MARKER, (number, number))
     (tmp_path / "step-99").mkdir()
     assert latest(tmp_path) == tmp_path / "step-3"
+
+
+def saved_file(path: Path, content: str, number: int = 1) -> None:
+    aside = Aside(path, 0, number, alias="another")
+    aside.prepare()
+    assert aside.unfinished.name == f".another.0-{number}"
+    aside.unfinished.write_text(content)
+    aside.commit(marker())
+
+
+def test_a_checkpoint_may_be_a_file_and_one_rename_replaces_it(tmp_path: Path):
+    path = tmp_path / "far" / "last"
+    Aside(path, 0, 0, alias="another").begin()
+    for number, content in enumerate(("one", "two"), 1):
+        saved_file(path, content, number)
+        assert path.read_text() == content
+        assert names(path.parent) == {"last"}
+
+
+@pytest.mark.parametrize("kind", ["link", "committed folder", "folder"])
+def test_a_file_takes_the_place_of_whatever_has_its_name(tmp_path: Path, kind: str):
+    path = tmp_path / "last"
+    if kind == "link":
+        path.symlink_to("nowhere")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        saved(path, "one")
+    saved_file(path, "two", 2)
+    assert path.read_text() == "two"
+    assert names(tmp_path) == {"last"}
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_is_kept(tmp_path: Path):
+    saved(tmp_path / "step-1", "one")
+    (tmp_path / "last").symlink_to("step-1")
+    saved(tmp_path / "last", "two", 2)
+    assert [content(tmp_path / name) for name in ("step-1", "last")] == ["one", "two"]
+    assert names(tmp_path) == {"step-1", "last"}
+
+
+def test_names_that_were_lost_are_given_back(tmp_path: Path):
+    for name in ("last", "best", "torn"):
+        saved(tmp_path / name, name)
+        (tmp_path / name).rename(tmp_path / f".{name}{REPLACED}")
+    (tmp_path / "best").mkdir()
+    (tmp_path / f".torn{REPLACED}" / MARKER).unlink()
+    assert restore(tmp_path) == [tmp_path / "last"]
+    assert restore(tmp_path) == []
+    assert content(tmp_path / "last") == "last"
+
+
+def test_whatever_it_is_it_can_be_removed(tmp_path: Path):
+    saved(tmp_path / "folder", "one")
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "file").touch()
+    for name in ("link", "file", "folder", "nothing"):
+        remove(tmp_path / name)
+    assert names(tmp_path) == set()

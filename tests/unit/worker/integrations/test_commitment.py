@@ -92,6 +92,36 @@ def test_another_rank_hears_of_the_commit_and_it_is_the_same_to_it_whether_its_w
     assert barrier.said.empty()
 
 
+def written_by_all(rank: int) -> tuple[Commitment, FakeBarrier]:
+    save, barrier = begun(rank)
+    result = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    return save, barrier
+
+
+def test_all_may_wait_for_the_commit():
+    save, barrier = written_by_all(rank=1)
+    result = in_thread(save.confirmed)
+    assert barrier.heard() == DONE
+    assert not result.done()
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    assert save.ending(PATIENCE) is None
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ABORTED, Outcome.MEMBER_LOST, Outcome.RELEASED])
+def test_a_commit_that_fails_is_everyones_error(outcome: Outcome):
+    save, barrier = written_by_all(rank=1)
+    result = in_thread(save.confirmed)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided(outcome, rank_0=GIVEN_UP if outcome is Outcome.RELEASED else DONE))
+    with pytest.raises(MusterError, match=r"is to blame|was given up"):
+        result.result(PATIENCE)
+    assert save.ending(PATIENCE) is not None
+
+
 def test_who_takes_long_says_so_and_all_meet_again_until_all_have_written():
     save, barrier = begun(pace=0.001)
     assert barrier.heard() == NOT_YET
@@ -156,8 +186,9 @@ def test_who_is_thrown_out_of_the_save_waits_for_word_of_who_is_lost():
     save, barrier = begun()
     save.give_up()
     assert barrier.heard() == GIVEN_UP
+    assert save.ending(0.001) is None, "it is not known yet"
     barrier.answers.put(decided(Outcome.MEMBER_LOST))
-    save.join(PATIENCE)
+    assert isinstance(save.ending(PATIENCE), MemberLostError)
     with pytest.raises(MemberLostError, match="is to blame"):
         save.written()
 

@@ -39,45 +39,56 @@ class Aside:
         path: the checkpoint's name.
         generation: the job's life between restarts.
         number: of the save in it.
+        alias: what stands for the name while it is written, where a framework takes whatever has the name in
+            its own for a checkpoint; default: the name.
     """
 
-    def __init__(self, path: Path, generation: int, number: int) -> None:
+    def __init__(self, path: Path, generation: int, number: int, alias: str = "") -> None:
         self.path = path
-        self.unfinished = path.with_name(f".{path.name}.{generation}-{number}")
+        self._alias = alias or path.name
+        self.unfinished = path.with_name(f".{self._alias}.{generation}-{number}")
         """Where it is written."""
 
     def begin(self) -> None:
         """Make the folder that is written to, and remove what saves of this name have left."""
+        self.prepare()
+        self.unfinished.mkdir()
+
+    def prepare(self) -> None:
+        """As :meth:`begin`, where the framework makes the folder, or writes a file."""
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
         _restore(self.path)
-        unfinished = re.compile(rf"\.{re.escape(self.path.name)}\.\d+-\d+")
+        unfinished = re.compile(rf"\.{re.escape(self._alias)}\.\d+-\d+")
         for left in folder.iterdir():
             if left.name.startswith(REMOVED):
-                shutil.rmtree(left, ignore_errors=True)
+                _destroy(left)
             elif unfinished.fullmatch(left.name):
-                _remove(left)
-        self.unfinished.mkdir()
+                remove(left)
 
     def give_up(self) -> None:
         """Remove what was written, unless it was committed."""
-        _remove(self.unfinished)
+        remove(self.unfinished)
 
     def commit(self, marker: Marker) -> None:
         """When all have written: make it the checkpoint, on the disk and for good.
 
         One of the same name is replaced. At each moment there is the old one or the new one, and
-        :func:`committed` finds it.
+        :func:`read` finds it. A checkpoint that is a file has no marker.
 
         Raises:
             OSError: it could not be done, or another life of the job has removed what was written.
         """
-        write_marker(self.unfinished, asdict(marker))
-        if _is_committed(self.path):
-            _remove(_replaced(self.path))
-            self.path.rename(_replaced(self.path))
+        folder = self.unfinished.is_dir()
+        if folder:
+            write_marker(self.unfinished, asdict(marker))
         else:
-            _remove(self.path)
+            sync_file(self.unfinished)
+        if _is_committed(self.path):
+            remove(_replaced(self.path))
+            self.path.rename(_replaced(self.path))
+        elif folder or _is_folder(self.path):  # Else one rename replaces it.
+            remove(self.path)
         try:
             self.unfinished.rename(self.path)
         except OSError:
@@ -89,7 +100,7 @@ class Aside:
             # It has its name, so that nobody may say that it was not committed.
             logger.warning("%s has its name, and may lose it if this machine fails now: %s", self.path, error)
             return
-        _remove(_replaced(self.path))
+        remove(_replaced(self.path))
 
 
 def read(path: Path) -> tuple[Path, Marker]:
@@ -132,6 +143,44 @@ def latest(folder: str | Path) -> Path | None:
     return max(found, key=lambda path: found[path]) if found else None
 
 
+def restore(folder: Path) -> list[Path]:
+    """Give checkpoints their names back, of which the processes have died that replaced them.
+
+    Args:
+        folder: where checkpoints have their names.
+
+    Returns:
+        Those that have them back.
+    """
+    names = [
+        left.with_name(left.name.removeprefix(".").removesuffix(REPLACED))
+        for left in folder.glob(f".*{REPLACED}")
+    ]
+    without = [path for path in names if not os.path.lexists(path)]
+    for path in without:
+        _restore(path)
+    return [path for path in without if os.path.lexists(path)]
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, or what may have become one.
+
+    Args:
+        path: of a folder, a file or a link; it need not be there.
+    """
+    # Renamed first: half of a checkpoint must not look like one, and who still writes it must not commit it.
+    if os.path.lexists(path):
+        doomed = path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
+        path.rename(doomed)
+        _destroy(doomed)
+
+
+def sync_file(path: Path) -> None:
+    """Put a file's content on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def _marker(path: Path) -> Marker:
     return Marker(**json.loads((path / MARKER).read_text()))
 
@@ -149,14 +198,19 @@ def _replaced(path: Path) -> Path:
 def _restore(path: Path) -> None:
     """End a replacement that was left half-way."""
     if _is_committed(path):
-        _remove(_replaced(path))
+        remove(_replaced(path))
     elif _is_committed(_replaced(path)) and not os.path.lexists(path):
         _replaced(path).rename(path)
 
 
-def _remove(path: Path) -> None:
-    # Renamed first: half of a checkpoint must not look like one, and who still writes it must not commit it.
-    if os.path.lexists(path):
-        doomed = path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _destroy(path: Path) -> None:
+    """Remove what is no checkpoint any more, as far as that can be done."""
+    if _is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

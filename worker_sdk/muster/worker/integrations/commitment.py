@@ -75,6 +75,8 @@ class Commitment:
         self._given_up = False
         self._decision: Decision | None = None
         """That all have written, or that they have not."""
+        self._confirmation: Decision | None = None
+        """That rank 0 has committed it, or that it has not."""
         self._error: MusterError | None = None
         """Why that is not known, or not so."""
         self._over = threading.Event()
@@ -114,6 +116,37 @@ class Commitment:
         with self._changed:
             self._committed = True
             self._changed.notify_all()
+
+    def confirmed(self) -> None:
+        """When all have written: wait until rank 0 has committed it.
+
+        Raises:
+            BarrierError: rank 0 could not commit it, or was lost before it said that it has.
+            MusterError: rank 0 gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached, so that this rank does not know.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._confirmation is not None or self._error is not None)
+            if self._confirmation is not None and self._confirmation.outcome is not Outcome.RELEASED:
+                raise error_for(self._confirmation)
+            if self._error is not None:
+                raise self._error
+
+    def ending(self, timeout: float) -> MusterError | None:
+        """When this rank has failed or given up: wait until all have heard of it.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Why the save has failed, for all ranks alike; None if that is not known by then.
+        """
+        self.join(timeout)
+        with self._changed:
+            decision = self._confirmation or self._decision
+            if decision is not None and decision.outcome is not Outcome.RELEASED:
+                return error_for(decision)
+            return self._error
 
     def failed(self, reason: str) -> None:
         """Say that this rank has failed, and with it the save of all; does not wait.
@@ -204,7 +237,9 @@ class Commitment:
                 f"ended on ranks {quitters} before they were done. Their own errors say why."
             )
         with self._changed:
-            self._decision = self._decision or decision
+            self._decision, self._confirmation = (
+                (self._decision, decision) if self._decision is not None else (decision, None)
+            )
             self._error = error
             self._changed.notify_all()
         if decision.outcome is Outcome.RELEASED and error is None:

@@ -143,6 +143,17 @@ def latest(folder: str | Path) -> Path | None:
     return max(found, key=lambda path: found[path]) if found else None
 
 
+def sweep(folder: Path) -> None:
+    """Remove what saves of any name have left in a folder, in which none is under way.
+
+    Args:
+        folder: where checkpoints have their names; it need not be there.
+    """
+    for left in folder.glob(".*"):
+        if re.fullmatch(rf"\..+\.\d+-\d+|{re.escape(REMOVED)}.*", left.name):
+            remove(left)
+
+
 def restore(folder: Path) -> list[Path]:
     """Give checkpoints their names back, of which the processes have died that replaced them.
 

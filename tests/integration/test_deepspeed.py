@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ def said(life: Life) -> list[list[str]]:
     return [[line for line in life.said(rank) if line.startswith(WORDS)] for rank in range(RANKS)]
 
 
+def speaks(life: Life) -> bool:
+    return any(said(life))
+
+
 def names(folder: Path) -> set[str]:
     """The checkpoints, and what else there is but DeepSpeed's scripts."""
     return {path.name for path in (folder / "out").iterdir() if not path.name.startswith("zero_to_")}
@@ -52,14 +57,17 @@ def through_all_faults(folder: Path, stage: int, moments: list[str]) -> None:
                 assert "lost rank 1 (" in told
                 assert f"pid {life.ranks[1].pid}, connection lost" in told
         life = live(coordinator, folder, number + 1, f"committed {stage} default last 1 raise writing")
-        until(lambda: any(said(life)), lambda: life.logged(0))
+        until(partial(speaks, life), partial(life.logged, 0))
         coordinator.kill()
         coordinator.start()
         life.end()
         for lines in said(life):
             assert [line.split()[:2] for line in lines] == [
                 ["resumed", str(step)],
-                *(["failed" if save == FAULTY else "saved", str(step + save)] for save in range(1, SAVES + 1)),
+                *(
+                    ["failed" if save == FAULTY else "saved", str(step + save)]
+                    for save in range(1, SAVES + 1)
+                ),
                 ["latest", "last"],
             ]
             assert "No space left on device" in lines[FAULTY]
@@ -75,11 +83,24 @@ def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tm
         through_all_faults(folder, stage, moments)
 
 
+def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path, thorough: bool):
+    if not thorough:
+        pytest.skip("gloo waits for 20 s")
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        life = live(coordinator, tmp_path, 0, "committed 2 default last 1 stop before")
+        life.end(but=1)
+        assert f"pid {life.ranks[1].pid}" in life.logged(0)
+        assert said(life)[0][-1].startswith(f"failed {FAULTY} ")
+        assert "lost rank 1 (" in said(life)[0][-1]
+
+
 def test_a_decoupled_writer_that_dies_fails_the_save_of_all_and_latest_stays(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed 3 decoupled steps 1 writer before")
         life.end()
-        assert said(life) == [[f"saved {step}" for step in range(1, FAULTY + 1)]] * RANKS, "it was to be written"
+        assert said(life) == [[f"saved {step}" for step in range(1, FAULTY + 1)]] * RANKS, (
+            "it was to be written"
+        )
         for rank in range(RANKS):
             assert f"pid {life.ranks[1].pid}) failed: RuntimeError" in life.logged(rank)
             assert "checkpoint process is not running" in life.logged(rank)
@@ -95,7 +116,7 @@ def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path,
         for number in range(lives):
             tag = chance.choice(["steps", "last"])
             life = live(coordinator, tmp_path, number, f"committed 1 default {tag}")
-            until(lambda life=life: any(said(life)), lambda life=life: life.logged(0))
+            until(partial(speaks, life), partial(life.logged, 0))
             time.sleep(chance.uniform(0.0, 0.3))  # Into one of its saves.
             life.ranks[chance.randrange(RANKS)].kill()
             life.end()

@@ -1,11 +1,11 @@
 """A rank of a job that DeepSpeed trains and saves: ``FOLDER MODE STAGE WRITER TAG [WHO WHAT WHEN]``.
 
 MODE is ``committed`` or ``plain``: with Muster's adapter, or without, the control. STAGE is ZeRO's, WRITER
-``default`` or ``decoupled``, TAG a name for all saves, or ``steps`` for one each. Every life of the job but the
-first resumes. At the third save of a life rank WHO does WHAT (``kill``, ``raise``; ``writer``: its decoupled
-writer is killed) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written.
+``default`` or ``decoupled``, TAG a name for all saves, or ``steps`` for one each. Every life of the job but
+the first resumes. At the third save of a life rank WHO does WHAT (``kill``, ``raise``, ``stop``; ``writer``:
+its decoupled writer is killed) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written.
 
-Each step takes the same from each weight, and so a life sees whether those that it has loaded are of one step.
+Each step takes the same from each weight, and so a life sees whether those it has loaded are of one step.
 """
 
 import os
@@ -38,22 +38,22 @@ def strike(what: str, engine: Any) -> None:
     if what == "kill":
         time.sleep(0.5)  # The others go on as far as they get.
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     raise OSError(28, "No space left on device")
 
 
-def doom(engine: Any, what: str, when: str) -> Callable[[], None]:
-    """Let it go wrong at a moment of the save; returns how that ends."""
+def doom(engine: Any, what: str, when: str) -> None:
+    """Let it go wrong at a moment of the save."""
     writer = engine.checkpoint_engine
     theirs: Callable[..., Any] = writer.save
 
-    def ours(**arguments: object) -> None:
-        writer.save = theirs
+    def ours(*arguments: object, **options: object) -> None:
         if when == "after":
-            theirs(**arguments)
+            theirs(*arguments, **options)
         strike(what, engine)
 
-    writer.save = lambda state_dict, path: ours(state_dict=state_dict, path=path)
-    return lambda: setattr(writer, "save", theirs)
+    writer.save = ours
 
 
 def made(stage: int, writer: str) -> Any:
@@ -109,21 +109,19 @@ def main() -> None:
             train(engine)
             if not are_of_one_step(engine):
                 print("mixed", step, flush=True)
-            ending: Callable[[], None] = lambda: None
             if save == FAULTY and os.environ["RANK"] == who:
                 if when == "before":
                     strike(what, engine)
                 else:
-                    ending = doom(engine, what, when)
+                    doom(engine, what, when)
             name = None if tag == "steps" else tag
             try:
                 engine.save_checkpoint(folder, tag=name, client_state={"step": step})
             except MusterError as error:
                 print("failed", step, *str(error).split(), flush=True)
+                vars(engine.checkpoint_engine).pop("save", None)
             else:
                 print("saved", step, flush=True)
-            finally:
-                ending()
     finally:
         engine.destroy()
     print("latest", (Path(folder) / "latest").read_text(), flush=True)

@@ -8,14 +8,15 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import torch.distributed
 from deepspeed import comm
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
@@ -42,6 +43,8 @@ COLLECTIVES = "torch.distributed.distributed_c10d"
 """The module in which torch's collectives raise."""
 
 E = TypeVar("E")
+Loaded: TypeAlias = tuple[str | None, dict[str, Any] | None]
+"""What DeepSpeed's load returns: a path, and the script's own state."""
 
 _SIGNATURES = {
     "save_checkpoint": [
@@ -57,9 +60,10 @@ _SIGNATURES = {
     "use_node_local_storage": ["self"],
 }  # fmt: skip
 for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(DeepSpeedEngine, _name, type)).parameters) != _parameters:
+    if list(inspect.signature(getattr(DeepSpeedEngine, _name, lambda: None)).parameters) != _parameters:
         raise ImportError(
-            f"muster.worker.integrations.deepspeed was tried with {TRIED}; here DeepSpeedEngine.{_name} differs."
+            f"muster.worker.integrations.deepspeed was tried with {TRIED}; here DeepSpeedEngine.{_name} "
+            "differs."
         )
 
 
@@ -143,11 +147,11 @@ def adopt(path: str | os.PathLike[str]) -> None:
     write_marker(path, asdict(Marker("adopted", 0, 0, PREFIX, 0)))
 
 
-def _check_configuration(engine: Any) -> None:
+def _check_configuration(engine: DeepSpeedEngine) -> None:
     if engine.use_node_local_storage():
         raise ValueError(
-            "checkpoint.use_node_local_storage = true: each node would have a folder of its own, and no rename "
-            "commits them all. Let all ranks share one."
+            "checkpoint.use_node_local_storage = true: each node would have a folder of its own, and no "
+            "rename commits them all. Let all ranks share one."
         )
     writer = engine.checkpoint_engine
     if writer.is_decoupled() and (type(writer).__name__ != DECOUPLED or isinstance(engine, PipelineEngine)):
@@ -190,10 +194,16 @@ class _Choice:
     failure: str | None = None
 
 
+_swept: set[Path] = set()
+"""On rank 0, the folders in which what other lives have left was removed."""
+
+
 class _Saves:
     """What an engine does otherwise whose checkpoints are committed."""
 
-    def __init__(self, engine: Any, barrier: GrpcBarrier, timeout: float, on_lost: OnLost) -> None:
+    def __init__(
+        self, engine: DeepSpeedEngine, barrier: GrpcBarrier, timeout: float, on_lost: OnLost
+    ) -> None:
         self._engine = engine
         self._save = engine.save_checkpoint
         self._load = engine.load_checkpoint
@@ -204,9 +214,10 @@ class _Saves:
         self._on_lost = on_lost
         self._pending: _Save | None = None
         """One whose writers, which are decoupled, may still be at work."""
+        self._failed: MusterError | None = None
+        """Why this rank could not begin one of those. The others hear of it at their next step."""
         self._unfinished: Aside | None = None
         """On rank 0, the save that was begun last and not committed."""
-        self._swept: set[Path] = set()
 
     # ------------------------------------------------------------------ in place of the engine's
 
@@ -234,9 +245,14 @@ class _Saves:
         with _told(commitment):
             aside = self._agree(commitment, folder, name)
         writer = self._engine.checkpoint_engine
-        with _told(commitment, self._leave), _watched(writer) as files:
-            where = str(aside.unfinished.relative_to(folder))
-            self._save(str(save_dir), where, client_state or {}, False, exclude_frozen_parameters)
+        try:
+            with _told(commitment, self._leave), _watched(writer) as files:
+                where = str(aside.unfinished.relative_to(folder))
+                self._save(str(save_dir), where, client_state or {}, False, exclude_frozen_parameters)
+        except MusterError as error:
+            if writer.is_decoupled():
+                self._failed = error
+            raise
         save = _Save(commitment, aside, folder, name, save_latest, files)
         if writer.is_decoupled():
             self._pending = save
@@ -245,8 +261,8 @@ class _Saves:
         return True
 
     def load_checkpoint(
-        self, load_dir: str | os.PathLike[str], tag: object = None, *arguments: Any, **options: Any
-    ) -> Any:
+        self, load_dir: str | os.PathLike[str], tag: object = None, *arguments: object, **options: object
+    ) -> Loaded:
         """DeepSpeed's: all ranks load.
 
         Raises:
@@ -254,10 +270,10 @@ class _Saves:
             RuntimeError: it was replaced meanwhile.
         """
         if self._engine.load_universal_checkpoint():  # Made by a program, from what was committed.
-            return self._load(load_dir, tag, *arguments, **options)
+            return cast("Loaded", self._load(load_dir, tag, *arguments, **options))
         self._end_decoupled()
         folder = Path(load_dir)
-        choice = _from_rank_0(_choose(folder, tag) if self._barrier.rank == 0 else None)
+        choice = _from_rank_0(_choose(folder, tag) if self._barrier.rank == 0 else _Choice(None))
         if choice.failure is not None:
             raise UncommittedError(choice.failure)
         if choice.tag is None:
@@ -266,15 +282,18 @@ class _Saves:
         found, marker = _find(folder / choice.tag)
         _check_same(folder / choice.tag, marker)
         where = found.relative_to(folder) if found.is_relative_to(folder) else found
-        loaded = self._load(str(load_dir), str(where), *arguments, **options)
+        loaded: Loaded = self._load(str(load_dir), str(where), *arguments, **options)
         _check_same(folder / choice.tag, _find(folder / choice.tag)[1], marker)
         return loaded
 
     def _commit_decoupled_checkpoint(self) -> None:
         """DeepSpeed's, before a step changes what is being written: wait until it is, and commit it."""
         save, self._pending = self._pending, None
+        failed, self._failed = self._failed, None
         if save is None:
             self._commit_decoupled()
+            if failed is not None:
+                raise failed
             return
         with _told(save.commitment):
             self._commit_decoupled()
@@ -317,9 +336,9 @@ class _Saves:
         try:
             if self._unfinished is not None:
                 self._unfinished.give_up()
-            if path.parent not in self._swept:
+            if path.parent not in _swept:  # At first: another engine may be in the midst of a save there.
                 sweep(path.parent)
-                self._swept.add(path.parent)
+                _swept.add(path.parent)
             self._unfinished = Aside(path, self._barrier.generation, number)
             self._unfinished.begin()
         except OSError as error:
@@ -364,8 +383,8 @@ class _Saves:
 
 
 @contextmanager
-def _told(commitment: Commitment, leave: Any = None) -> Iterator[None]:
-    """What is raised here is this rank's failure, and everyone's; or a collective's, and so somebody else's."""
+def _told(commitment: Commitment, leave: Callable[[], None] | None = None) -> Iterator[None]:
+    """What is raised here is this rank's failure, and everyone's; or a collective's, so another rank's."""
     try:
         yield
     except MusterError:
@@ -395,12 +414,12 @@ def _is_of_a_collective(error: Exception) -> bool:
 
 
 @contextmanager
-def _watched(writer: Any) -> Iterator[list[Path]]:
+def _watched(writer: CheckpointEngine) -> Iterator[list[Path]]:
     """Which files a checkpoint engine is given to write."""
     files: list[Path] = []
     theirs = writer.save
 
-    def save(state_dict: Any, path: str) -> Any:
+    def save(state_dict: object, path: str) -> object:
         files.append(Path(path))
         return theirs(state_dict, path)
 
@@ -422,7 +441,7 @@ def _put_on_disk(files: list[Path]) -> None:
 
 
 def _let_latest_name(folder: Path, tag: str) -> None:
-    """On rank 0: what DeepSpeed resumes from, by itself, is this. At each moment it is this or the last one."""
+    """On rank 0: this is what DeepSpeed resumes from by itself. At each moment it is this or the last one."""
     unfinished = folder / f".{LATEST}"
     unfinished.write_text(tag)
     sync_file(unfinished)
@@ -434,8 +453,10 @@ def _check_names(save_dir: object, tag: str) -> None:
     if not save_dir:
         raise ValueError(f"save_dir = {save_dir!r}: name a folder that all ranks share.")
     path = Path(tag)
-    if path.is_absolute() or not path.name or ".." in path.parts or tag == LATEST:
-        raise ValueError(f"tag = {tag!r}: it must be a name in save_dir, and not {LATEST!r}.")
+    if path.is_absolute() or ".." in path.parts or path.name in ("", LATEST) or path.name.startswith("."):
+        raise ValueError(
+            f"tag = {tag!r}: it must be a name in save_dir, without a dot before it, and not {LATEST!r}."
+        )
 
 
 # ---------------------------------------------------------------------- a load
@@ -464,8 +485,8 @@ def _choose(folder: Path, tag: object) -> _Choice:
 
 def _refusal(path: Path, error: UncommittedError) -> str:
     return (
-        f"{error} If it was saved before this job committed its checkpoints, and is known to be whole, say so "
-        f'once: muster.worker.integrations.deepspeed.adopt("{path}").'
+        f"{error} If it was saved before this job committed its checkpoints, and is known to be whole, say "
+        f'so once: muster.worker.integrations.deepspeed.adopt("{path}").'
     )
 
 

@@ -159,16 +159,16 @@ def restore(folder: Path) -> list[Path]:
     return [path for path in without if os.path.lexists(path)]
 
 
-def sweep(folder: Path, alias: str, but: Path | None = None) -> None:
+def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> None:
     """Remove what saves have left, and those whom nobody needs any more.
 
     Args:
         folder: where checkpoints have their names.
-        alias: of the saves, as in :class:`Aside`.
+        alias: of the saves, as in :class:`Aside`; default: any.
         but: what is being written now.
     """
-    unfinished = re.compile(rf"\.{re.escape(alias)}\.\d+-\d+")
-    for left in folder.iterdir():
+    unfinished = re.compile(rf"\.{'.+' if alias is None else re.escape(alias)}\.\d+-\d+")
+    for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(REMOVED):
             _destroy(left)
         elif unfinished.fullmatch(left.name) and (but is None or left not in (but, *but.parents)):

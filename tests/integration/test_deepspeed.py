@@ -75,8 +75,9 @@ def through_all_faults(folder: Path, stage: int, moments: list[str]) -> None:
         assert names(folder) == {"last", "latest"}, "something was left over"
 
 
+@pytest.mark.timeout(1200)
 def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tmp_path: Path, thorough: bool):
-    moments = ["before", "writing", "after"] if thorough else ["writing", "after"]
+    moments = ["before", "writing", "after"] if thorough else ["writing"]
     for stage in (1, 2, 3) if thorough else (3,):
         folder = tmp_path / f"stage-{stage}"
         folder.mkdir()
@@ -109,6 +110,7 @@ def test_a_decoupled_writer_that_dies_fails_the_save_of_all_and_latest_stays(tmp
         assert committed == {f"global_step{step}" for step in range(1, FAULTY)}
 
 
+@pytest.mark.timeout(1200)
 def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool):
     chance = random.Random(15)
     lives, saves, at = 40 if thorough else 3, 0, 0

@@ -96,6 +96,8 @@ class Engine(DeepSpeedEngine):  # type: ignore[misc]
         self.global_steps = 7
         self.local, self.universal = local, universal
         self.destroyed = 0
+        self.crash: Exception | None = None
+        """Of its decoupled writer."""
         self.committed = 0
 
     def use_node_local_storage(self) -> bool:
@@ -116,8 +118,8 @@ class Engine(DeepSpeedEngine):  # type: ignore[misc]
         return str(path), {"content": path.read_text(), **options}
 
     def _commit_decoupled_checkpoint(self) -> None:
-        if self.checkpoint_engine.fault is not None:
-            raise self.checkpoint_engine.fault
+        if self.crash is not None:
+            raise self.crash
         self.committed += 1
 
     def destroy(self) -> None:
@@ -370,7 +372,7 @@ def test_a_decoupled_writer_that_fails_is_everyones_error(tmp_path: Path, decoup
     decoupled.save_checkpoint(tmp_path, "one")
     decoupled._commit_decoupled_checkpoint()
     decoupled.save_checkpoint(tmp_path, "two")
-    decoupled.checkpoint_engine.fault = RuntimeError("checkpoint process is not running")
+    decoupled.crash = RuntimeError("checkpoint process is not running")
     with pytest.raises(BarrierAbortedError, match="process is not running"):
         decoupled._commit_decoupled_checkpoint()
     assert latest(tmp_path) == "one"

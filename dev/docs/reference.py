@@ -56,7 +56,13 @@ PAGES = {
     "integrations": Page(
         "In your framework",
         "What each needs, changes and cannot do is in [In your framework](../integrations.md).",
-        ("integrations.checkpoint.CommittedWriter", "integrations.checkpoint.CommittedReader"),
+        (
+            *("integrations.checkpoint.CommittedWriter", "integrations.checkpoint.CommittedReader"),
+            *("integrations.deepspeed.commit_together", "integrations.deepspeed.adopt"),
+            "integrations.transformers.CommitCallback",
+            "integrations.accelerate.commit_together",
+            "integrations.lightning.committed",
+        ),
     ),
     "store": Page("Store", "A store that no rank hosts.", ("CoordinatorStore",)),
     "rendezvous": Page(

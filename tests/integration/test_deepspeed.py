@@ -75,7 +75,6 @@ def through_all_faults(folder: Path, stage: int, moments: list[str]) -> None:
         assert names(folder) == {"last", "latest"}, "something was left over"
 
 
-@pytest.mark.timeout(1200)
 def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tmp_path: Path, thorough: bool):
     moments = ["before", "writing", "after"] if thorough else ["writing"]
     for stage in (1, 2, 3) if thorough else (3,):
@@ -110,10 +109,12 @@ def test_a_decoupled_writer_that_dies_fails_the_save_of_all_and_latest_stays(tmp
         assert committed == {f"global_step{step}" for step in range(1, FAULTY)}
 
 
-@pytest.mark.timeout(1200)
-def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool):
-    chance = random.Random(15)
-    lives, saves, at = 40 if thorough else 3, 0, 0
+@pytest.mark.parametrize("seed", [15, 16, 17])
+def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool, seed: int):
+    if seed > 15 and not thorough:
+        pytest.skip("a life takes some 7 s")
+    chance = random.Random(seed)
+    lives, saves, at = 14 if thorough else 3, 0, 0
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         for number in range(lives):
             tag = chance.choice(["steps", "last"])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
+from torch.distributed import DistError
 from torch.distributed.checkpoint import CheckpointException
 
 from muster.worker.barriers import GrpcBarrier
@@ -295,7 +296,7 @@ def told(commitment: Commitment) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if _is_own(error, commitment.rank):
+        if is_own(error, commitment.rank):
             commitment.failed(failure_text(error))
             raise
         commitment.give_up()
@@ -304,14 +305,15 @@ def told(commitment: Commitment) -> Iterator[None]:
         raise
 
 
-def _is_own(error: BaseException, rank: int) -> bool:
+def is_own(error: BaseException, rank: int) -> bool:
     """Whether a rank that raises is to blame itself, as far as can be told."""
     if isinstance(error, CheckpointException):
         return rank in error.failures
-    if isinstance(error, ElsewhereError):
+    if isinstance(error, (ElsewhereError, DistError)):
         return False
     frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return not (isinstance(error, RuntimeError) and COLLECTIVES.intersection(frames[-3:]))
+    of_a_collective = COLLECTIVES.intersection(frames[-3:]) or "gloo" in str(error)
+    return not (isinstance(error, RuntimeError) and of_a_collective)
 
 
 _last: dict[Group, Commitment] = {}

@@ -7,14 +7,12 @@ import inspect
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
-import torch.distributed
 from deepspeed import comm
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -23,7 +21,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.aside import Aside, Marker, latest, read, sweep, sync_file
-from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost
+from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost, is_own
 from muster.worker.saves.directory import UncommittedError, sync, write_marker
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
@@ -39,8 +37,6 @@ LATEST = "latest"
 """The file in which DeepSpeed names the tag that it resumes from."""
 DECOUPLED = "DecoupledCheckpointEngine"
 """The one checkpoint engine that writes after the save has returned, and for which DeepSpeed's step waits."""
-COLLECTIVES = "torch.distributed.distributed_c10d"
-"""The module in which torch's collectives raise."""
 
 E = TypeVar("E")
 Loaded: TypeAlias = tuple[str | None, dict[str, Any] | None]
@@ -390,7 +386,7 @@ def _told(commitment: Commitment, leave: Callable[[], None] | None = None) -> It
     except MusterError:
         raise
     except Exception as error:
-        if _is_of_a_collective(error):
+        if not is_own(error, commitment.rank):
             commitment.give_up()
         else:
             commitment.failed(failure_text(error))
@@ -403,14 +399,6 @@ def _told(commitment: Commitment, leave: Callable[[], None] | None = None) -> It
     except BaseException as error:
         commitment.failed(failure_text(error))
         raise
-
-
-def _is_of_a_collective(error: Exception) -> bool:
-    """Whether another rank is to blame for an exception, as far as can be told."""
-    frames = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)}
-    return isinstance(error, torch.distributed.DistError) or (
-        isinstance(error, RuntimeError) and (COLLECTIVES in frames or "gloo" in str(error))
-    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from muster.worker.errors import MusterError
+from muster.worker.errors import BarrierAbortedError
 from muster.worker.integrations.deepspeed import commit_together
 
 SAVE_EVERY = 20
@@ -48,7 +48,7 @@ def main() -> None:
         if engine.global_steps % SAVE_EVERY == 0:
             try:
                 engine.save_checkpoint(arguments.folder)
-            except MusterError as error:  # On every rank. The next save is made as if nothing had been.
+            except BarrierAbortedError as error:  # On every rank, and all are there: the next may succeed.
                 print(f"rank {engine.global_rank}, step {engine.global_steps}: {error}", flush=True)
             else:
                 print(f"rank {engine.global_rank}, step {engine.global_steps}: committed", flush=True)

@@ -20,7 +20,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from muster.worker.errors import MusterError
+from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations.deepspeed import commit_together
 
 FAULTY = 3
@@ -119,6 +119,8 @@ def main() -> None:
                 engine.save_checkpoint(folder, tag=name, client_state={"step": step})
             except MusterError as error:
                 print("failed", step, *str(error).split(), flush=True)
+                if not isinstance(error, BarrierAbortedError):
+                    raise  # Whoever is lost will not train on.
                 vars(engine.checkpoint_engine).pop("save", None)
             else:
                 print("saved", step, flush=True)

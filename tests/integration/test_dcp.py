@@ -12,7 +12,7 @@ from tests.support.lives import RANKS, Life
 
 
 def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
-    return Life(coordinator, "dcp_job.py", folder, number, str(folder / "last"), *arguments)
+    return Life(coordinator, "dcp_job", folder, number, str(folder / "last"), *arguments)
 
 
 def resumed(coordinator: Coordinator, folder: Path, mode: str) -> list[str]:

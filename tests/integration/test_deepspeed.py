@@ -23,7 +23,7 @@ def _on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def live(coordinator: Coordinator, folder: Path, number: int, arguments: str) -> Life:
     """``arguments``: MODE STAGE WRITER TAG [WHO WHAT WHEN]."""
-    return Life(coordinator, "deepspeed_job.py", folder, number, str(folder / "out"), *arguments.split())
+    return Life(coordinator, "deepspeed_job", folder, number, str(folder / "out"), *arguments.split())
 
 
 def said(life: Life) -> list[list[str]]:

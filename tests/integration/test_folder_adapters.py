@@ -10,7 +10,7 @@ from tests.support.coordinator import Coordinator
 from tests.support.lives import RANKS, Life
 from tests.support.transformers_job import FAULTY, STEPS
 
-PROGRAMS = ["transformers_job.py", "accelerate_job.py"]
+PROGRAMS = ["transformers_job", "accelerate_job"]
 
 
 class Job:
@@ -105,14 +105,14 @@ def test_whenever_a_rank_is_killed_all_resume_from_a_whole_checkpoint(
 
 def test_without_it_transformers_resumes_from_a_torn_checkpoint(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        job = Job(coordinator, tmp_path, "transformers_job.py")
+        job = Job(coordinator, tmp_path, "transformers_job")
         job.live(0, "plain", "1", "kill", "writing").end()
         assert job.resumed("plain") == [f"resumed {FAULTY} torn"] * RANKS
 
 
 def test_without_it_accelerate_has_deleted_the_last_checkpoint_for_a_torn_one(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        job = Job(coordinator, tmp_path, "accelerate_job.py")
+        job = Job(coordinator, tmp_path, "accelerate_job")
         job.live(0, "plain", "0", "kill", "writing").end()
         life = job.live(1, "plain")
         life.end()

@@ -12,7 +12,7 @@ from tests.support.lives import RANKS, Life
 
 
 def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
-    return Life(coordinator, "lightning_job.py", folder, number, str(folder), *arguments)
+    return Life(coordinator, "lightning_job", folder, number, str(folder), *arguments)
 
 
 def said(life: Life) -> list[list[str]]:

@@ -9,6 +9,7 @@ from tests.support.coordinator import Coordinator, free_port
 from tests.support.patience import PATIENCE, until
 
 RANKS = 2
+ROOT = Path(__file__).parents[2]
 
 
 class Life:
@@ -16,7 +17,7 @@ class Life:
 
     Args:
         coordinator: the job's.
-        program: what each rank runs, of ``tests/support``.
+        program: what each rank runs: a module of ``tests.support``.
         folder: where the job keeps what it has; what the ranks of this life say goes into a folder in it.
         number: of the life, from 0.
         *arguments: the program's.
@@ -42,9 +43,11 @@ class Life:
                 (self.folder / f"rank-{rank}").open("w") as out,
                 (self.folder / f"log-{rank}").open("w") as log,
             ):
-                command = [sys.executable, str(Path(__file__).with_name(program)), *arguments]
+                command = [sys.executable, "-m", f"tests.support.{program}", *arguments]
                 environment["RANK"] = str(rank)
-                self.ranks.append(subprocess.Popen(command, env=environment, stdout=out, stderr=log))
+                self.ranks.append(
+                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=log)
+                )
 
     def end(self, *, but: int = -1) -> None:
         """Wait until its ranks have ended, but for one that is killed then."""

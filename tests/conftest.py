@@ -30,6 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(terminal))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What only runs when there is time is not there otherwise, rather than skipped."""
+    if not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough_only")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 class Failures:
     """Says at once which test has failed: of a run that is ended from outside nothing else is known."""
 

@@ -83,9 +83,8 @@ def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tm
         through_all_faults(folder, stage, moments)
 
 
-def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path, thorough: bool):
-    if not thorough:
-        pytest.skip("gloo waits for 20 s")
+@pytest.mark.thorough_only  # Gloo waits for 20 s.
+def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed 2 default last 1 stop before")
         life.end(but=1)
@@ -109,10 +108,10 @@ def test_a_decoupled_writer_that_dies_fails_the_save_of_all_and_latest_stays(tmp
         assert committed == {f"global_step{step}" for step in range(1, FAULTY)}
 
 
-@pytest.mark.parametrize("seed", [15, 16, 17])
+@pytest.mark.parametrize(
+    "seed", [15, *(pytest.param(seed, marks=pytest.mark.thorough_only) for seed in (16, 17))]
+)
 def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool, seed: int):
-    if seed > 15 and not thorough:
-        pytest.skip("a life takes some 7 s")
     chance = random.Random(seed)
     lives, saves, at = 14 if thorough else 3, 0, 0
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:

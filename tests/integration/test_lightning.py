@@ -72,12 +72,9 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough_only
 @pytest.mark.parametrize(("kind", "who", "what", "when"), CASES)
-def test_whoever_is_lost_wherever_is_named(
-    tmp_path: Path, kind: str, who: str, what: str, when: str, thorough: bool
-):
-    if not thorough:
-        pytest.skip("takes 25 s: pytest --thorough")
+def test_whoever_is_lost_wherever_is_named(tmp_path: Path, kind: str, who: str, what: str, when: str):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, kind, "committed", who, what, when)
         life.end(but=int(who) if what == "stop" else -1)
@@ -87,10 +84,9 @@ def test_whoever_is_lost_wherever_is_named(
         assert resumed(coordinator, tmp_path, kind) == FAULTY - 1
 
 
+@pytest.mark.thorough_only
 @pytest.mark.parametrize("when", ["writing", "after"])
-def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: str, thorough: bool):
-    if not thorough:
-        pytest.skip("takes 25 s: pytest --thorough")
+def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: str):
     with Coordinator(tmp_path) as coordinator:
         life = live(coordinator, tmp_path, 0, "ddp", "committed", "0", "raise", when)
         life.end()
@@ -100,13 +96,18 @@ def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: 
         assert resumed(coordinator, tmp_path, "ddp") == SAVES
 
 
-@pytest.mark.parametrize("seed", [16, 17])
-@pytest.mark.parametrize(("kind", "lasts"), [("ddp", 0.1), ("model_parallel", 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "lasts", "seed"),
+    [
+        ("ddp", 0.1, 16),
+        pytest.param("ddp", 0.1, 17, marks=pytest.mark.thorough_only),
+        pytest.param("model_parallel", 0.3, 16, marks=pytest.mark.thorough_only),
+        pytest.param("model_parallel", 0.3, 17, marks=pytest.mark.thorough_only),
+    ],
+)
 def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(
     tmp_path: Path, kind: str, lasts: float, seed: int, thorough: bool
 ):
-    if (kind, seed) != ("ddp", 16) and not thorough:
-        pytest.skip("takes minutes: pytest --thorough")
     chance = random.Random(seed)
     lives, at = 10 if thorough else 2, 0
     saves: set[int] = set()

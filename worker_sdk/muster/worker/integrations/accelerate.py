@@ -32,7 +32,7 @@ _SIGNATURES = {
     "load_state": ["self", "input_dir", "load_kwargs", "load_model_func_kwargs"],
 }
 for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(Accelerator, _name, type)).parameters) != _parameters:
+    if list(inspect.signature(getattr(Accelerator, _name, lambda: None)).parameters) != _parameters:
         raise ImportError(
             f"muster.worker.integrations.accelerate was tried with {TRIED}; here Accelerator.{_name} differs."
         )

@@ -113,6 +113,8 @@ def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) 
         process = session_pb2.Process(rank=0, incarnation="i", host="h", pid=1)
         hello = session_pb2.Hello(run_id=run_id, processes=[process], protocol_version=1)
         request = session_pb2.ConnectRequest(hello=hello)
+    elif method.endswith("/Operate"):
+        request = store_pb2.OperateRequest(num_keys=store_pb2.NumKeysRequest(run_id=run_id))
     elif "run_id" in descriptor.input_type.fields_by_name:
         request.run_id = run_id
     metadata = bearing(token) if token is not None else ()

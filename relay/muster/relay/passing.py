@@ -71,6 +71,7 @@ class Passing(grpc.GenericRpcHandler):
         self._counts = counts
         self._pauses: set[asyncio.Timeout] = set()
         """Of the dialogues in which the coordinator has answered, and nothing has come since."""
+        self._draining = False
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """See ``grpc.GenericRpcHandler``: bytes both ways, and any number of answers."""
@@ -140,6 +141,8 @@ class Passing(grpc.GenericRpcHandler):
 
     async def _go_on(self, call: _Call, upward: Any) -> bool:
         """Hand the next request of a dialogue on; whether there was one."""
+        if self._draining:
+            return False
         try:
             async with asyncio.timeout(None) as pause:
                 self._pauses.add(pause)
@@ -155,7 +158,8 @@ class Passing(grpc.GenericRpcHandler):
         return True
 
     def drain(self) -> None:
-        """End the dialogues in which nothing is under way; their callers open others elsewhere."""
+        """End each dialogue once nothing is under way in it; its caller opens another elsewhere."""
+        self._draining = True
         for pause in self._pauses:
             pause.reschedule(0)
 

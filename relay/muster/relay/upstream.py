@@ -34,6 +34,9 @@ KEEPALIVES = 3
 """Among several coordinators, so many of the keepalives that they ask for are the lease TTL."""
 TAKING_OVER = 1.5
 """Seconds from a lease's end until the next leader has answered."""
+RECONNECT = 500
+"""Milliseconds between two attempts to connect. gRPC's own pause grows up to two minutes, and calls that are
+held meanwhile share the connection: they would not see that the coordinator is back."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds that the coordinator has to end a stream on which nobody speaks any more."""
 
@@ -291,7 +294,12 @@ def hold_within(session_ttl_ms: int, lease_ttl_ms: int = 0) -> float:
 
 def _open(target: Target) -> grpc.aio.Channel:
     credentials = Credentials.toward(target.address)
-    address, options = target_of(target.address), channel_options(target)
+    address = target_of(target.address)
+    options = [
+        *channel_options(target),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT),
+    ]
     tls = credentials.channel_credentials()
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)

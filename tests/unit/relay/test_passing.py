@@ -271,3 +271,25 @@ async def test_a_relay_that_stops_ends_those_in_which_nothing_is_asked_at_once(w
     stopping = asyncio.create_task(world.relay.stop(PATIENCE))
     assert await dialogue.read() is grpc.aio.EOF
     await stopping
+
+
+async def test_a_relay_that_stops_ends_one_when_it_has_handed_the_answer_down(world: World):
+    handed, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def turn(context: Any) -> None:
+        await context.read()
+        handed.set()
+        await goes_on.wait()
+        await context.write(b"answer")
+        await context.read()
+
+    world.coordinator.turns = [turn]
+    dialogue = world.dialogue()
+    await dialogue.write(b"1")
+    await handed.wait()
+    stopping = asyncio.create_task(world.relay.stop(PATIENCE))
+    await asyncio.sleep(0)  # It drains.
+    goes_on.set()
+    assert await dialogue.read() == b"answer"
+    assert await dialogue.read() is grpc.aio.EOF
+    await stopping

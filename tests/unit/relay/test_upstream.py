@@ -1,6 +1,11 @@
+from typing import Any
+
+import grpc
 import pytest
 
-from muster.relay.upstream import HOLD, hold_within
+from muster.client.replicas import Target
+from muster.relay.counts import Counts
+from muster.relay.upstream import HOLD, Upstream, hold_within
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,20 @@ def test_among_several_they_are_kept_until_another_may_lead(
     session_ttl_ms: int, lease_ttl_ms: int, seconds: float
 ):
     assert hold_within(session_ttl_ms, lease_ttl_ms) == seconds
+
+
+async def test_a_coordinator_that_is_back_is_seen_while_they_are_kept(monkeypatch: pytest.MonkeyPatch):
+    """However long it was away: gRPC's own pause between two attempts to connect grows to two minutes."""
+    given: dict[str, Any] = {}
+    theirs = grpc.aio.insecure_channel
+
+    def channel(address: str, options: Any) -> grpc.aio.Channel:
+        given.update(options)
+        return theirs(address, options=options)
+
+    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", counts=Counts())
+    async with upstream.channel(Target("127.0.0.1:1", "")):
+        pass
+    await upstream.close()
+    assert given["grpc.initial_reconnect_backoff_ms"] <= given["grpc.max_reconnect_backoff_ms"] < HOLD * 1000

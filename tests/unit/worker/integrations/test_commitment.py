@@ -1,7 +1,6 @@
 """One save of all ranks, without a coordinator: what is said for this rank, and what it is told."""
 
 import os
-import queue
 from typing import Any
 
 import pytest
@@ -17,36 +16,9 @@ from muster.worker.errors import (
 )
 from muster.worker.integrations import commitment as module
 from muster.worker.integrations.commitment import DONE, GIVEN_UP, NOT_YET, Commitment
+from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE
-
-
-class FakeBarrier:
-    """A group of two ranks, of which the other one says what the test does."""
-
-    prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
-
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
-        self.sequence = 0
-        self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
-
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
-        self.said.put(failure if failure is not None else payload)
-        answer = self.answers.get(timeout=PATIENCE)
-        if isinstance(answer, Exception):
-            raise answer
-        self.sequence += 1
-        return answer
-
-    def heard(self) -> bytes | str:
-        return self.said.get(timeout=PATIENCE)
-
-
-def decided(outcome: Outcome = Outcome.RELEASED, **payloads: bytes) -> Decision:
-    said = {int(rank.removeprefix("rank_")): word for rank, word in payloads.items()}
-    return Decision("checkpoint/dcp", 0, outcome, "rank 1 (there, pid 7) is to blame", payloads=said)
 
 
 @pytest.fixture(autouse=True)
@@ -341,3 +313,20 @@ def test_an_earlier_save_that_others_only_now_give_up_is_not_this_one():
 def test_it_asks_of_a_barrier_what_ours_has():
     for name in ("prefix", "world_size", "run_id", "generation", "rank", "sequence", "vote"):
         assert hasattr(GrpcBarrier, name) or name in GrpcBarrier.__doc__, name  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("stage", ["begin", "written", "committed"])
+def test_nothing_is_committed_where_another_rank_does_something_else(stage: str):
+    barrier = FakeBarrier(rank=0)
+    as_barrier: Any = barrier
+    save = Commitment(as_barrier, 60.0)
+    result = in_thread(save.written)
+    for _ in range(("begin", "written", "committed").index(stage)):
+        assert barrier.heard() == DONE
+        barrier.answers.put(decided())
+    if stage == "committed":
+        save.committed()
+    barrier.answers.put(decided(rank_1=b"."))
+    save.join(PATIENCE)
+    with pytest.raises(MusterError, match=r"out of step in group \"checkpoint/dcp\" of run job: .* b'\.'"):
+        save.confirmed() if stage == "committed" else result.result(PATIENCE)

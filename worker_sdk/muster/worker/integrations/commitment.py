@@ -39,6 +39,7 @@ COLLECTIVES = {"torch.distributed.distributed_c10d", "torch.distributed._functio
 """The modules in which torch's collectives raise."""
 DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
 """What a rank hands in at a barrier of a save. The usual word is empty: each rank is sent those of all."""
+WORDS = frozenset({DONE, NOT_YET, GIVEN_UP})
 
 
 class ElsewhereError(UncommittedError):
@@ -96,7 +97,7 @@ class Commitment:
         """Why that is not known, or not so."""
         self._over = threading.Event()
         try:
-            _take_turn(Group.of(barrier), self)
+            take_turn(barrier, self)
             self.number = barrier.sequence
             start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
         except BaseException:
@@ -277,6 +278,8 @@ class Commitment:
             else:
                 with self._changed:
                     self._error = None
+                if strangers := sorted(set(decision.payloads.values()) - WORDS):
+                    raise out_of_step(self._barrier, f"some say {strangers[0]!r} where all make a save")
                 return decision
 
     def _tell(self, error: MusterError) -> None:
@@ -321,14 +324,37 @@ _last: dict[Group, Commitment] = {}
 _last_lock = threading.Lock()
 
 
-def _take_turn(group: Group, following: Commitment) -> None:
-    """Wait until the last save of a group is over, of which another thread may be in the midst."""
+def take_turn(barrier: GrpcBarrier, following: Commitment | None = None) -> None:
+    """Wait until the last save of a barrier's group is over, which another thread may be in the midst of.
+
+    Whoever arrives at it meanwhile takes a place that is that save's, and the ranks are out of step.
+
+    Args:
+        barrier: the group's.
+        following: the save for which the next ones have to wait.
+    """
+    group = Group.of(barrier)
     with _last_lock:
-        last, _last[group] = _last.get(group), following
+        last = _last.get(group)
+        if following is not None:
+            _last[group] = following
     if last is not None:
         if last.caller is threading.current_thread() or not last.caller.is_alive():
             last.give_up()  # The framework has raised out of it, without a word.
         last.join()
+
+
+def out_of_step(barrier: GrpcBarrier, why: str) -> MusterError:
+    """The error of ranks that do different things at one barrier; nothing may come of that.
+
+    Args:
+        barrier: the group's.
+        why: how that is known.
+    """
+    return MusterError(
+        f'the ranks are out of step in group "{barrier.prefix}" of run {barrier.run_id}: {why}. Call saves '
+        "and loads in the same order on all ranks, and restart the job."
+    )
 
 
 def _hear_the_end() -> None:

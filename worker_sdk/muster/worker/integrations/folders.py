@@ -10,7 +10,13 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import error_for
 from muster.worker.integrations.aside import Aside, Marker, read, sweep, sync_below
-from muster.worker.integrations.commitment import Commitment, OnLost, told
+from muster.worker.integrations.commitment import (
+    Commitment,
+    OnLost,
+    out_of_step,
+    take_turn,
+    told,
+)
 from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.failure import failure_text
 
@@ -104,8 +110,10 @@ class FolderSaves:
 
         Raises:
             BarrierError: not all ranks have come, or one cannot load it; the message names who.
+            MusterError: the ranks do not do the same.
             OSError, ValueError: this one cannot.
         """
+        take_turn(barrier)
         path = self._by_all(barrier, lambda: read(find())[0] if barrier.rank == 0 else Path())
         # Who goes on alone would hang in the next collective.
         self._by_all(barrier, lambda: read(path)[0])
@@ -124,6 +132,8 @@ class FolderSaves:
             raise failure
         if decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
+        if len(decision.payloads) < barrier.world_size:
+            raise out_of_step(barrier, "some make a save where others load")
         return Path(os.fsdecode(decision.payloads[0]))
 
 

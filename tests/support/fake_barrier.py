@@ -1,0 +1,35 @@
+"""A barrier without a coordinator: the test says what is decided, and hears what was said."""
+
+import queue
+
+from muster.worker.decision import Decision, Outcome
+from tests.support.patience import PATIENCE
+
+
+class FakeBarrier:
+    """A group of two ranks, of which the other one says what the test does."""
+
+    prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.sequence = 0
+        self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
+
+    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+        self.said.put(failure if failure is not None else payload)
+        answer = self.answers.get(timeout=PATIENCE)
+        if isinstance(answer, Exception):
+            raise answer
+        self.sequence += 1
+        return answer
+
+    def heard(self) -> bytes | str:
+        """What this rank said next: its payload, or why it has failed."""
+        return self.said.get(timeout=PATIENCE)
+
+
+def decided(outcome: Outcome = Outcome.RELEASED, **payloads: bytes) -> Decision:
+    said = {int(rank.removeprefix("rank_")): word for rank, word in payloads.items()}
+    return Decision("checkpoint/dcp", 0, outcome, "rank 1 (there, pid 7) is to blame", payloads=said)

@@ -278,7 +278,7 @@ class Search:
         """What the calls since the last answer have met, for people: each address's last word."""
         words = dict(self._words)  # Other threads ask, too.
         if not words:
-            return "no attempt has been made yet"
+            return f"{self._address} has not answered yet"
         if len(words) == 1 and not self.replicas.several:
             return next(iter(words.values()))
         return "; ".join(f"{address}: {why}" for address, why in words.items())

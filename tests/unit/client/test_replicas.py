@@ -533,7 +533,7 @@ def test_who_cannot_be_called_with_what_we_have_is_left_where_there_is_a_relay(w
 
 def test_what_was_said_names_each_address_and_its_last_word(world: World):
     caller = world.search()
-    assert caller.search.said == "no attempt has been made yet"
+    assert caller.search.said == "a:1 has not answered yet"
     caller.failed()
     caller.stands_by()
     assert caller.search.said == "a:1: refused; b:1: stands by"

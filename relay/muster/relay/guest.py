@@ -106,6 +106,12 @@ class Guest:
         """Whether another relay speaks."""
         return self._hello is not None and bool(self._hello.relay)
 
+    @property
+    def lines(self) -> set[Line]:
+        """Those on which its processes speak, or it asks."""
+        visited = {self._visits} if self._visits is not None else set()
+        return visited | {seat.line for seat in self._seats.values()}
+
     # ------------------------------------------------------------------ from below
 
     def hear(self, data: bytes) -> None:

@@ -1,6 +1,7 @@
 """The way down: the server that workers, and other relays, connect to."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -9,15 +10,14 @@ from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
 from muster.relay.guest import Guest
+from muster.relay.line import Line
 from muster.relay.listening import Listen
 from muster.relay.passing import Passing
 from muster.relay.relay import Relay
-from muster.relay.streams import Outbox
+from muster.relay.streams import MAX_UNSENT, Outbox
 from muster.relay.upstream import CONNECT, Upstream
 from muster.v1 import session_pb2 as pb
 
-MAX_UNSENT = 1_000
-"""Messages that may wait for a guest that does not read."""
 HELLO_TIMEOUT = 10.0
 """Seconds that a guest has for its first message."""
 KEEPALIVE_MS = 1_000
@@ -29,6 +29,7 @@ MOST_MESSAGE = 64 << 20
 """Bytes of one message."""
 MOST_STREAMS = 20_000
 """Streams and calls at once."""
+Room = Callable[[Iterable[Line]], Awaitable[None]]
 
 
 class Session:
@@ -37,9 +38,11 @@ class Session:
     Args:
         relay: takes the guest in.
         visitor: what it may touch.
+        room: waits while what is said on lines is not taken.
     """
 
-    def __init__(self, relay: Relay, visitor: Visitor) -> None:
+    def __init__(self, relay: Relay, visitor: Visitor, room: Room) -> None:
+        self._room = room
         self._outbox = Outbox()
         self._refusal: pb.Refusal | None = None
         self._served = False
@@ -86,6 +89,7 @@ class Session:
                 data = await context.read()
             while data is not grpc.aio.EOF:
                 self._guest.hear(data)
+                await self._room(self._guest.lines)
                 data = await context.read()
         except TimeoutError:
             refused = refusals.hello_required(
@@ -107,9 +111,11 @@ class Sessions(grpc.GenericRpcHandler):
         relay: takes guests in.
         door: lets them in.
         counts: what is measured.
+        room: waits while what is said on lines is not taken.
     """
 
-    def __init__(self, relay: Relay, door: Door, counts: Counts) -> None:
+    def __init__(self, relay: Relay, door: Door, counts: Counts, room: Room) -> None:
+        self._room = room
         self._relay = relay
         self._door = door
         self._counts = counts
@@ -127,7 +133,7 @@ class Sessions(grpc.GenericRpcHandler):
             await context.abort_with_status(status.of(refusals.draining()))
         try:
             async with self._door.admitted(CONNECT, context.invocation_metadata() or ()) as visitor:
-                await self._serve(Session(self._relay, visitor), context)
+                await self._serve(Session(self._relay, visitor, self._room), context)
         except refusals.Refused as refused:
             await context.abort_with_status(status.of(refused.refusal))
 
@@ -161,7 +167,7 @@ class RelayServer:
     def __init__(self, listen: Listen, upstream: Upstream, relay: Relay, door: Door, counts: Counts) -> None:
         self._listen = listen
         self._upstream = upstream
-        self._sessions = Sessions(relay, door, counts)
+        self._sessions = Sessions(relay, door, counts, upstream.room)
         self._passing = Passing(upstream, door, counts)
         self._server = grpc.aio.server(options=_options())
         self._server.add_generic_rpc_handlers((self._sessions, self._passing))

@@ -4,6 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+MAX_UNSENT = 1_000
+"""Messages that may wait for a side that does not read."""
+
 
 class Outbox:
     """Messages in order, until it is closed."""
@@ -12,6 +15,7 @@ class Outbox:
         self._waiting: deque[bytes] = deque()
         self._closed = False
         self._wake: asyncio.Future[None] | None = None
+        self._fewer = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -25,11 +29,19 @@ class Outbox:
     def close(self) -> None:
         """Say no more than what waits already."""
         self._closed = True
+        self._fewer.set()
         self._notify()
 
     def clear(self) -> None:
         """Do not say what waits."""
         self._waiting.clear()
+        self._fewer.set()
+
+    async def room(self, most: int) -> None:
+        """Wait until fewer than so many messages wait, or none is taken any more."""
+        while len(self._waiting) >= most and not self._closed:
+            self._fewer.clear()
+            await self._fewer.wait()
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -40,7 +52,9 @@ class Outbox:
         loop = asyncio.get_running_loop()
         while True:
             while self._waiting:
-                await write(self._waiting.popleft())
+                data = self._waiting.popleft()
+                self._fewer.set()
+                await write(data)
             if self._closed:
                 return
             self._wake = loop.create_future()

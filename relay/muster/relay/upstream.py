@@ -6,7 +6,7 @@ another. So nothing has to be remembered here.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from muster.client.replicas import Replicas, Search, Target
 from muster.relay import refusals
 from muster.relay.counts import Counts
 from muster.relay.line import PATIENCE, Line
-from muster.relay.streams import Outbox
+from muster.relay.streams import MAX_UNSENT, Outbox
 from muster.v1 import session_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class Upstream:
         self._channels: dict[Target, grpc.aio.Channel] = {}
         self._users: dict[Target, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._outboxes: dict[Line, Outbox] = {}
+        """Of the lines that are not over."""
         self.hold = HOLD
         """As ``HOLD``; less where the session TTL is short, more where another may lead soon."""
 
@@ -98,6 +100,7 @@ class Upstream:
 
         def is_over(line: Line) -> None:
             over(line)
+            del self._outboxes[line]
             if line.ended:
                 outbox.close()
                 task.cancel()
@@ -113,10 +116,17 @@ class Upstream:
             counts=self._counts,
             patience=self._patience,
         )
+        self._outboxes[line] = outbox
         task = loop.create_task(self._carry(line, outbox), name=f"muster-relay-line-{run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return line
+
+    async def room(self, lines: Iterable[Line]) -> None:
+        """Wait while the coordinator does not take what is said on one of these lines."""
+        for line in lines:
+            if (outbox := self._outboxes.get(line)) is not None:
+                await outbox.room(MAX_UNSENT)
 
     async def _carry(self, line: Line, outbox: Outbox) -> None:
         """Find the coordinator, and be its stream for as long as it lasts."""

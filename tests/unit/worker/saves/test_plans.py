@@ -53,5 +53,5 @@ def test_what_would_be_written_by_nobody_is_no_plan():
 
 
 def test_a_rank_that_rank_0_has_made_no_plan_for():
-    with pytest.raises(ValueError, match="rank 1 writes by a plan that rank 0 has not made: .* begun anew"):
+    with pytest.raises(ValueError, match=r"rank 1 writes by a plan that rank 0 has not made: .* begun anew"):
         Plans().changed({0: plan_of("a")}, 2)

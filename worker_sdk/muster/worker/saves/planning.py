@@ -2,8 +2,8 @@
 
 At each save every rank says at a barrier whether it has the same to save as before. One that has begins to
 write at once, and a thread says so. One that has not leaves its plan in the save's folder, waits until all
-have said theirs, and then for rank 0's word that everyone's share is in the folder. No collective is held: who
-is lost or does not come is named by the coordinator, and holds up nobody whose plan is the same.
+have said theirs, and then for rank 0's word that everyone's share is in the folder. No collective is held:
+who is lost or does not come is named by the coordinator, and holds up nobody whose plan is the same.
 """
 
 import logging

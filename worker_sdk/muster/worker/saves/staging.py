@@ -161,7 +161,9 @@ class SharedMemory:
 def survive_fork(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether a forked child sees tensors as they were at the fork, whatever the parent does to them."""
     shared = SharedMemory()
-    return not any(tensor.is_cuda or tensor.is_pinned() or shared.holds(tensor) for tensor in tensors)
+    return not any(
+        tensor.device.type != "cpu" or tensor.is_pinned() or shared.holds(tensor) for tensor in tensors
+    )
 
 
 def unshared(value: Any, shared: SharedMemory | None = None) -> Any:  # noqa: ANN401

@@ -75,6 +75,12 @@ unit: venv frameworks tools ## All tests.
 thorough: venv frameworks tools ## All tests, and those that are worth more the longer they run for longer.
 	$(BIN)/pytest -q -n 4 --dist loadscope --no-loadscope-reorder --thorough
 
+# The pinned torch is one without CUDA.
+GPU_PYTHON ?= $(BIN)/python
+
+test-gpu: venv ## The saves on a real GPU; GPU_PYTHON=… is a Python with a torch for CUDA, and requirements/dev.txt.
+	$(GPU_PYTHON) -m pytest -q --gpu tests/gpu
+
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards
 

@@ -1,6 +1,6 @@
 """Measure saves side by side: Muster, torch's async_save, nvidia-resiliency-ext and others.
 
-Run it from the root of the repository: `python -m benchmarks.saves`.
+Run it from the root of the repository: `python -m benchmarks.saves`, on a GPU with `--device cuda`.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -79,7 +80,7 @@ class Cell:
 # ---------------------------------------------------------------------- the training process
 
 
-def train(system: str, gib: int, repeats: int, folder: Path, pipe: Connection) -> None:
+def train(system: str, gib: int, repeats: int, device: str, folder: Path, pipe: Connection) -> None:
     """A training process of one rank that saves and trains on."""
     import torch
 
@@ -87,10 +88,11 @@ def train(system: str, gib: int, repeats: int, folder: Path, pipe: Connection) -
     torch.set_num_threads(1)
     try:
         state = {
-            f"layer-{number}": torch.zeros(TENSOR_BYTES // 4) for number in range(gib * GIB // TENSOR_BYTES)
+            f"layer-{number}": torch.zeros(TENSOR_BYTES // 4, device=device)
+            for number in range(gib * GIB // TENSOR_BYTES)
         }
         saver = SAVERS[system][1](folder)
-        trainer = _Trainer(state)
+        trainer = _Trainer(state, torch.cuda.synchronize if device == "cuda" else lambda: None)
         speed = trainer.speed_alone()
         for number in range(repeats + 1):
             pipe.send("begin")
@@ -98,7 +100,7 @@ def train(system: str, gib: int, repeats: int, folder: Path, pipe: Connection) -
             sample = _save(saver, number, trainer, speed)
             pipe.send("end")
             pipe.recv()
-            sample.torn = _is_torn(saver, number, trainer.at_call)
+            sample.torn = _is_torn(saver, number, trainer.at_call, device)
             # What was loaded would count as the next save's memory.
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
@@ -119,14 +121,16 @@ def train(system: str, gib: int, repeats: int, folder: Path, pipe: Connection) -
 class _Trainer:
     """Training: one tensor after the other is changed in place."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, synchronize: Callable[[], None]) -> None:
         self.state = state
+        self._synchronize = synchronize
         self._tensors = list(state.values())
         self._step = 0
         self.at_call: list[float] = []
 
     def step(self) -> None:
         self._tensors[self._step % len(self._tensors)].add_(1)
+        self._synchronize()
         self._step += 1
 
     def speed_alone(self) -> float:
@@ -158,10 +162,10 @@ def _save(saver: Saver, number: int, trainer: _Trainer, speed: float) -> Sample:
     return Sample(stall, now - began, steps / trained / speed if trained > 0.05 else 0.0, torn=False)
 
 
-def _is_torn(saver: Saver, number: int, expected: list[float]) -> bool:
+def _is_torn(saver: Saver, number: int, expected: list[float], device: str) -> bool:
     import torch
 
-    empty = {f"layer-{n}": torch.empty(TENSOR_BYTES // 4) for n in range(len(expected))}
+    empty = {f"layer-{n}": torch.empty(TENSOR_BYTES // 4, device=device) for n in range(len(expected))}
     loaded = saver.load(number, empty)
     return any(
         not torch.equal(tensor, torch.full_like(tensor, value))
@@ -218,7 +222,7 @@ def own_memory(pid: int) -> float:
     return sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem")) / 2**20
 
 
-def measure(cell: Cell, repeats: int, folder: Path, endpoint: str) -> None:
+def measure(cell: Cell, repeats: int, device: str, folder: Path, endpoint: str) -> None:
     """Measure one cell in a process of its own."""
     os.environ |= {
         "MUSTER_ENDPOINT": endpoint,
@@ -228,7 +232,7 @@ def measure(cell: Cell, repeats: int, folder: Path, endpoint: str) -> None:
         "LOCAL_RANK": "0",
     }
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=train, args=(cell.system, cell.gib, repeats, folder, theirs))
+    process = SPAWN.Process(target=train, args=(cell.system, cell.gib, repeats, device, folder, theirs))
     process.start()
     theirs.close()
     assert process.pid is not None
@@ -312,6 +316,39 @@ def _fork(gib: int, huge: bool, repeats: int, pipe: Connection) -> None:
     pipe.send(seconds)
 
 
+# ---------------------------------------------------------------------- the way to the host
+
+
+def measure_copies(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
+    """How long a state on a GPU takes to pinned memory that is there: what no stall can be below."""
+    found = []
+    for gib in sizes:
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=_copy, args=(gib, repeats, theirs))
+        process.start()
+        theirs.close()
+        found.append({"gib": gib, "seconds": _expect(ours)})
+        process.join()
+    return found
+
+
+def _copy(gib: int, repeats: int, pipe: Connection) -> None:
+    import torch
+
+    number = gib * GIB // TENSOR_BYTES
+    here = [torch.zeros(TENSOR_BYTES // 4, device="cuda") for _ in range(number)]
+    there = [torch.empty(TENSOR_BYTES // 4, pin_memory=True) for _ in range(number)]
+    seconds = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        for source, target in zip(here, there, strict=True):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.monotonic() - began)
+    pipe.send(seconds[1:])
+
+
 # ---------------------------------------------------------------------- the report
 
 
@@ -354,9 +391,11 @@ def _figure(cell: Cell, name: str) -> float:
     return value
 
 
-def page(report: dict[str, Any], cells: list[Cell], forks: list[dict[str, Any]]) -> str:
+def page(found: "Found") -> str:
     """The page for the documentation."""
-    parts = [_INTRODUCTION]
+    report, cells, forks = found.machine, found.cells, found.forks
+    on_gpu = report.get("device", "cpu") != "cpu"
+    parts = [_INTRODUCTION if not on_gpu else _INTRODUCTION_GPU]
     for gib in sorted({cell.gib for cell in cells}):
         parts += [f"## {gib} GiB", _table([cell for cell in cells if cell.gib == gib])]
     rows = targets(cells)
@@ -366,10 +405,13 @@ def page(report: dict[str, Any], cells: list[Cell], forks: list[dict[str, Any]])
         parts += ["## Targets", "\n".join(lines), _TARGETS]
     if forks:
         parts += ["## Fork", _FORK, _fork_table(forks)]
+    if found.copies:
+        parts += ["## The copy to the host", _COPY, _copy_table(found.copies)]
     failed = [f"- {SAVERS[c.system][0]}, {c.gib} GiB: {text[:120]}" for c in cells for text in c.failures]
     if failed:
         parts += ["## Failed measurements", "\n".join(failed)]
-    parts += [_METHOD, "## Machine", "\n".join(f"- {key}: {value}" for key, value in report.items())]
+    machine = "\n".join(f"- {key}: {value}" for key, value in report.items())
+    parts += [_METHOD, *([] if on_gpu else [_CAUTION]), "## Machine", machine]
     return "\n\n".join(parts) + "\n"
 
 
@@ -402,6 +444,21 @@ def _fork_table(forks: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _copy_table(copies: list[dict[str, Any]]) -> str:
+    lines = ["| state, GiB | ms | GiB/s |", "|-|-|-|"]
+    for copy in copies:
+        seconds = statistics.median(copy["seconds"])
+        lines.append(f"| {copy['gib']} | {seconds * 1000:.1f} | {copy['gib'] / seconds:.1f} |")
+    return "\n".join(lines)
+
+
+_INTRODUCTION_GPU = """# Saves of a state on a GPU, beside the peers
+
+What an asynchronous save costs the training thread, and when it is on the disk, in turn, on one machine, the
+same state."""
+
+_COPY = """How long the state takes to pinned memory that is there already, by nothing but copies."""
+
 _INTRODUCTION = """# Saves beside the peers
 
 What an asynchronous save costs the training thread, and when it is on the disk, for Muster and what else
@@ -417,7 +474,7 @@ huge pages for CPU tensors only if asked to (`THP_MEM_ALLOC_ENABLE=1`)."""
 
 _METHOD = """## How it was measured
 
-- One rank on CPU tensors of 16 MiB each. A system is measured in a process of its own: a first save,
+- One rank on tensors of 16 MiB each. A system is measured in a process of its own: a first save,
   which sets
   up what the system keeps, then the others. Figures are medians of the others; memory is the highest of
   all.
@@ -443,9 +500,9 @@ _METHOD = """## How it was measured
 - Muster's coordinator is a process of its own on SQLite. nvidia-resiliency-ext asks for a GPU, and its
   calls
   of `torch.cuda.synchronize` and `current_device` are replaced here; with CPU tensors it does not copy. For
-  torch_checkpointing the wait for its staging is in the stall: before it, the state must not be changed.
+  torch_checkpointing the wait for its staging is in the stall: before it, the state must not be changed."""
 
-## What to keep in mind
+_CAUTION = """## What to keep in mind
 
 - One run on 2 cores and one disk. With one rank the wait for other ranks is not in it.
 - Buffers of checks that were done in between may be in the memory of `Checkpointer(copy=True)`.
@@ -476,38 +533,52 @@ def main() -> int:
     )
     parser.add_argument("--gib", type=int, nargs="+", default=[1, 4], help="sizes of the state")
     parser.add_argument("--systems", nargs="+", choices=list(SAVERS), default=list(SAVERS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")
     parser.add_argument("--repeats", type=int, default=3, help="saves of each cell after the first")
     parser.add_argument("--fork-gib", type=int, nargs="*", default=[1, 4, 8, 16], help="sizes for the fork")
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/saves.json"))
+    parser.add_argument("--output", type=Path, help="default: in benchmarks/results, by the device")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
     parser.add_argument(
         "--render-only", action="store_true", help="measure nothing; report on --output again"
     )
     arguments = parser.parse_args()
-    if arguments.render_only:
-        report, cells, forks = _read(arguments.output)
-    else:
-        report, cells, forks = _run(arguments)
-    (arguments.docs / "saves.md").write_text(page(report, cells, forks))
-    return 1 if any(cell.failures for cell in cells) else 0
+    name = "saves" if arguments.device == "cpu" else f"saves-{arguments.device}"
+    output = arguments.output or Path(f"benchmarks/results/{name}.json")
+    found = _read(output) if arguments.render_only else _run(arguments, output)
+    (arguments.docs / f"{name}.md").write_text(page(found))
+    return 1 if any(cell.failures for cell in found.cells) else 0
 
 
-def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Cell], list[dict[str, Any]]]:
+@dataclass
+class Found:
+    """All that was measured."""
+
+    machine: dict[str, Any]
+    cells: list[Cell]
+    forks: list[dict[str, Any]]
+    copies: list[dict[str, Any]]
+
+
+def _run(arguments: argparse.Namespace, output: Path) -> Found:
     report: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "saves of each cell": arguments.repeats,
+        "device": arguments.device,
         **_describe(arguments.folder),
     }
     forks = measure_forks(arguments.fork_gib, 5)
+    copies = measure_copies(arguments.gib, 5) if arguments.device == "cuda" else []
     cells = [Cell(system, gib) for gib in arguments.gib for system in arguments.systems]
     with tempfile.TemporaryDirectory() as state, Coordinator(Path(state)) as coordinator:
         for cell in cells:
             with tempfile.TemporaryDirectory(dir=arguments.folder, prefix=".saves-") as folder:
                 os.sync()
-                measure(cell, arguments.repeats, Path(folder).resolve(), coordinator.endpoint)
-            found = {"machine": report, "cells": [asdict(cell) for cell in cells], "forks": forks}
-            arguments.output.write_text(json.dumps(found, indent=1))
+                measure(
+                    cell, arguments.repeats, arguments.device, Path(folder).resolve(), coordinator.endpoint
+                )
+            found = Found(report, cells, forks, copies)
+            output.write_text(json.dumps(asdict(found), indent=1))
             if cell.failures:
                 print(f"{cell.system:<24} {cell.gib} GiB  failed: {cell.failures[0]}", file=sys.stderr)
             else:
@@ -518,17 +589,17 @@ def _run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Cell], lis
                     file=sys.stderr,
                     flush=True,
                 )
-    return report, cells, forks
+    return Found(report, cells, forks, copies)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[Cell], list[dict[str, Any]]]:
+def _read(path: Path) -> Found:
     found = json.loads(path.read_text())
     cells = []
     for cell in found["cells"]:
         first = Sample(**cell["first"]) if cell["first"] else None
         samples = [Sample(**sample) for sample in cell["samples"]]
         cells.append(Cell(cell["system"], cell["gib"], first, samples, cell["failures"]))
-    return found["machine"], cells, found["forks"]
+    return Found(found["machine"], cells, found["forks"], found.get("copies", []))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """One option, for the tests whose worth grows with their length."""
+    """For the tests whose worth grows with their length, and for those of what not every machine has."""
     parser.addoption(
         "--thorough",
         action="store_true",
         help="let the tests that run for longer at will do so: make thorough",
     )
+    parser.addoption("--gpu", action="store_true", help="run the tests that need a GPU: make test-gpu")
 
 
 @pytest.hookimpl(trylast=True)
@@ -31,11 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What only runs when there is time is not there otherwise, rather than skipped."""
-    if not config.getoption("--thorough"):
-        left_out = [item for item in items if item.get_closest_marker("thorough_only")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """What was not asked for is not there, rather than skipped."""
+    for option, marker in {"--thorough": "thorough_only", "--gpu": "gpu_only"}.items():
+        if not config.getoption(option):
+            left_out = [item for item in items if item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
 
 
 class Failures:

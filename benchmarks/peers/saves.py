@@ -127,13 +127,14 @@ def muster_torch(folder: Path, *, persistent: bool) -> Saver:
 
 
 def resiliency(folder: Path, *, persistent: bool) -> Saver:
-    """nvidia-resiliency-ext's TorchAsyncCheckpoint; its calls of a GPU, which is not here, are void."""
+    """nvidia-resiliency-ext's TorchAsyncCheckpoint; where there is no GPU, its calls of one are void."""
     from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
 
     _join_alone(folder)
-    torch.cuda.synchronize = lambda *_: None
-    # Its close() takes part in a reduction of a tensor on the GPU.
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda *_: None
+        # Its close() takes part in a reduction of a tensor on the GPU.
+        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
     return _AsyncTorchSave(folder, checkpoint, checkpoint._async_calls_queue.get_num_unfinalized_calls)
 

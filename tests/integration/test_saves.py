@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
 
 from muster.worker.fork_guard import HANDLERS
 from muster.worker.saves.child import wait_readable
@@ -74,6 +76,51 @@ def test_a_rank_that_dies_takes_its_child_along_and_fails_the_save(coordinator: 
         assert heard.kind == "AsyncSaveError"
         assert [one.rank for one in heard.missing] == [1]
         assert committed(folder) == []
+
+
+def test_a_rank_that_is_stopped_holds_up_nobody_whose_state_is_of_the_same_shape(
+    coordinator: Coordinator, folder: Path
+):
+    with savers(coordinator.endpoint, 2, folder) as world:
+        all_of(world, "begin")
+        all_of(world, "save", step=1)
+        assert all_of(world, "finalize") == [[1], [1]]
+        os.kill(world[1].pid, signal.SIGSTOP)
+        try:
+            world[0].ask("save", step=2)
+            world[0].ask("save", step=3)
+            until(lambda: world[0].ask("waits"))
+        finally:
+            os.kill(world[1].pid, signal.SIGCONT)
+        for step in (2, 3):
+            world[1].ask("save", step=step)
+        assert all_of(world, "finalize") == [[2, 3], [2, 3]]
+        assert [whole_checkpoint(folder / f"step-{step:010}", step) for step in (2, 3)] == [None, None]
+
+
+def test_ranks_whose_state_has_grown_plan_anew_and_hear_who_is_lost(coordinator: Coordinator, folder: Path):
+    with savers(coordinator.endpoint, 2, folder) as world:
+        all_of(world, "begin")
+        all_of(world, "save", step=1)
+        world[1].tell("save", step=2, more="of rank 1")
+        world[0].ask("save", step=2)
+        assert world[1].answer() > 0
+        all_of(world, "save", step=3, more="of both")
+        assert all_of(world, "finalize") == [[1, 2, 3], [1, 2, 3]]
+        for step in (1, 2, 3):
+            assert whole_checkpoint(folder / f"step-{step:010}", step) is None
+        written = [FileSystemReader(folder / f"step-{step:010}").read_metadata() for step in (2, 3)]
+        assert [set(one.state_dict_metadata) - {"weight", "step"} for one in written] == [
+            {"of rank 1"},
+            {"of both"},
+        ]
+        world[0].tell("save", step=4)
+        world[1].end()
+        assert world[0].answer() == -1, "it cannot be planned"
+        [heard] = world[0].ask("finalize")
+        assert heard.kind == "AsyncSaveError"
+        assert "rank 1 (node-1, pid" in heard.message
+        assert len(committed(folder)) == 3
 
 
 @pytest.mark.back_in_time

@@ -117,6 +117,7 @@ class _Worker:
     by_call: list[int] = field(default_factory=list)
     """The steps, in the order of the calls."""
     events: list[Event] = field(default_factory=list)
+    weight: Any = None
 
     def begin(self) -> None:
         """Meet the others, and make the checkpointer."""
@@ -148,17 +149,26 @@ class _Worker:
             self.saver = Checkpointer(who.folder, copy=who.copy, barrier=self.barrier, timeout=who.timeout)
 
     def _state(self, step: int) -> dict[str, Any]:
+        """After the first one, made without a word to the other ranks."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        mesh = init_device_mesh("cpu", (self.identity.world_size,))
-        return {"weight": distribute_tensor(weight_at(step), mesh, [Shard(0)]), "step": step}
+        world_size = self.identity.world_size
+        if self.weight is None:
+            mesh = init_device_mesh("cpu", (world_size,))
+            self.weight = distribute_tensor(weight_at(step), mesh, [Shard(0)])
+        part = torch.tensor_split(weight_at(step), world_size)[self.identity.rank]
+        self.weight.to_local().copy_(part)
+        return {"weight": self.weight, "step": step}
 
-    def save(self, step: int, doom: str = "", gate: str = "", kill_after: float | None = None) -> int:
-        """Begin to save a step, then overwrite the state; the child's process id.
+    def save(
+        self, step: int, doom: str = "", gate: str = "", kill_after: float | None = None, more: str = ""
+    ) -> int:
+        """Begin to save a step, then overwrite the state; the child's process id, -1 if there is none.
 
         Args:
             step: the step.
+            more: the name of something else in the state.
             doom: ``kill``: the child kills itself before its end; ``exit``: it exits with status 9.
             gate: the child goes on when this file is there.
             kill_after: seconds after which the child is killed, if it is still there.
@@ -166,6 +176,8 @@ class _Worker:
         from muster.worker.saves import checkpointer
 
         state = self._state(step)
+        if more:
+            state[more] = torch.full((100,), float(step))
 
         def before() -> None:
             if doom == "kill":
@@ -192,7 +204,7 @@ class _Worker:
         if kill_after is not None:
             _kill_later(write.pid, kill_after)
         state["weight"].to_local().fill_(-1)
-        return int(write.pid)
+        return int(write.pid) if write is not None else -1
 
     def finalize(self, blocking: bool = True) -> list[Any]:
         """Learn of all saves there is news of: steps that were finalized, and failures."""

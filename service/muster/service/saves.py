@@ -3,6 +3,7 @@
 SAVES = {
     "save": "save: writes",
     "save/commit": "save: commit",
+    "save/plan": "save: plan",
     "save/agreement": "save: agreement",
     "save/sync": "save: at once",
 }

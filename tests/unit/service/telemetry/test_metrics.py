@@ -207,7 +207,7 @@ def test_the_prefixes_of_one_run_take_no_place_from_those_of_another(metrics: Me
     assert value(metrics, "muster_barrier_wait_seconds_count", run=RUN, prefix="checkpoint") == 1
 
 
-@pytest.mark.parametrize("prefix", ["save", "save/commit", "save/agreement", "save/sync"])
+@pytest.mark.parametrize("prefix", ["save", "save/plan", "save/commit", "save/agreement", "save/sync"])
 def test_the_groups_of_saves_have_their_series_however_many_others_there_are(metrics: Metrics, prefix: str):
     for name in letters(100):
         metrics.decided(records.decision(run_id=RUN, prefix=name))

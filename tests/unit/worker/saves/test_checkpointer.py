@@ -16,6 +16,7 @@ from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
 from muster.worker.saves import checkpointer as module
 from muster.worker.saves.directory import UncommittedError
+from muster.worker.saves.plans import Plans
 from tests.support.judge import FakeBarrier, no_child_left
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -229,15 +230,17 @@ def test_a_state_that_is_too_large_for_a_copy_is_refused_before_the_fork(
 def test_a_plan_that_has_not_changed_is_not_made_again(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
     made.save(1, state(1))
 
-    def again(_: Any) -> None:
+    def again(*_: Any) -> None:
         raise AssertionError("planned again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_gather", again)
+        patched.setattr(Plans, "changed", again)
         made.save(2, state(2))
+        assert made.finalize(blocking=True) == [1, 2]
     larger = state(3) | {"more": torch.ones(5)}
     made.save(3, larger)
-    assert made.finalize(blocking=True) == [1, 2, 3]
+    assert made.finalize(blocking=True) == [3]
+    assert not list(made._directory.path(3).glob(".plan*"))
     into = state(0) | {"more": torch.zeros(5)}
     made.load(into)
     assert torch.equal(into["more"], torch.ones(5))

@@ -1,14 +1,15 @@
 """Checkpoints of a distributed state, written aside and committed by every rank or by none.
 
-Planning, serialisation and resharding are torch's (``torch.distributed.checkpoint``). Plans are made together
-in the training process; each rank's part is written in its child; when all have written, rank 0 commits.
+Planning, serialisation and resharding are torch's (``torch.distributed.checkpoint``). The ranks plan together
+when there is something else to save; each one's part is written in its child; when all have written, rank 0
+commits.
 """
 
 import operator
 import pickle
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,16 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.errors import AsyncSaveError, MusterError
+from muster.worker.errors import AsyncSaveError, BarrierError
 from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
+from muster.worker.saves.planning import FOLDER, Meeting, Planning
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
 from muster.worker.saves.written import check_files
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What this rank writes, and (on rank 0) what all write."""
-
-    local: SavePlan
-    """As this rank proposed it: while it stays the same on every rank, so does the plan."""
-    final: SavePlan
-    metadata: Metadata | None
 
 
 class Checkpointer:
@@ -82,7 +74,7 @@ class Checkpointer:
         self._barrier = barrier or default_barrier()
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
-        self._plan: _Plan | None = None
+        self._planning = Planning(self._barrier, timeout)
         self._steps: dict[int, int] = {}
         """By the number of the queue's call: steps that are not finalized."""
         if self._leads:
@@ -128,33 +120,26 @@ class Checkpointer:
             unfinished, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0
         )
         planner = DefaultSavePlanner()
+        name = f"step {step}"
         held: Held | None = None
-        local: SavePlan | None = None
-        plan: _Plan | None = None
-        failed: Exception | None = None
+        meeting: Meeting | None = None
         try:
-            try:
-                if refusal is not None:
-                    raise refusal
-                held = self._stage(state_dict)
-                state_dict = held.state if held is not None else state_dict
-                local = self._local_plan(writer, planner, state_dict)
-            except Exception as error:
-                failed = error
-            # Only together can they plan: if one cannot, all count the save as failed.
-            together = _all_ranks(failed is None)
-            if failed is not None:
-                raise failed
-            if together and local is not None:
-                plan = self._make_plan(writer, planner, local)
-        except BaseException as error:
-            self._give_up(step, held, failure_text(error))
-            raise
-        if plan is None:
-            self._give_up(step, held, "another rank could not begin the save")
+            if refusal is not None:
+                raise refusal
+            held = self._stage(state_dict)
+            local = self._local_plan(writer, planner, held.state if held is not None else state_dict)
+            meeting = self._planning.begin(name, unfinished, local)
+            final = planner.finish_plan(meeting.share())
+        except BarrierError as error:
+            self._give_up(name, held, f"it was not planned: {error}")
             return
+        except BaseException as error:
+            why = failure_text(error)
+            if meeting is None:
+                self._planning.refuse(name, unfinished, why)
+            self._give_up(name, held, why)
+            raise
         release = held.release if held is not None else None
-        final, metadata = plan.final, plan.metadata
 
         def write() -> None:
             # Nobody reads these checksums (torch neither), and they take as long as all the rest.
@@ -164,7 +149,7 @@ class Checkpointer:
 
         def commit(decision: Decision) -> None:
             if self._leads:
-                self._commit(step, unfinished, writer, metadata, decision)
+                self._commit(step, unfinished, writer, meeting.metadata(), decision)
 
         def clean() -> None:
             if self._leads:
@@ -175,7 +160,7 @@ class Checkpointer:
             on_written=release,
             commit=commit,
             on_decided=clean,
-            name=f"step {step}",
+            name=name,
             prepared=time.monotonic() - began,
         )
 
@@ -207,11 +192,11 @@ class Checkpointer:
             return ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
         return None
 
-    def _give_up(self, step: int, held: Held | None, why: str) -> None:
+    def _give_up(self, name: str, held: Held | None, why: str) -> None:
         """Count a save that is not begun: the other ranks count it too."""
         if held is not None:
             held.release()
-        self._queue.schedule_failure(why, name=f"step {step}")
+        self._queue.schedule_failure(why, name=name)
 
     def _local_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
@@ -220,40 +205,16 @@ class Checkpointer:
         writer.set_up_storage_writer(self._leads)
         return writer.prepare_local_plan(planner.create_local_plan())
 
-    def _make_plan(self, writer: FileSystemWriter, planner: DefaultSavePlanner, local: SavePlan) -> _Plan:
-        """Torch's plan for the state; that of the last save, if nothing has changed on any rank."""
-        last, self._plan = self._plan, None
-        same = last is not None and last.local == local
-        if _all_ranks(same) and last is not None:
-            planner.finish_plan(last.final)
-            self._plan = last
-            return last
-        metadata = None
-        plans = _gather(local)
-        shares: list[SavePlan | MusterError] | None = None
-        if plans is not None:
-            try:
-                planned, metadata = planner.create_global_plan(plans)
-                shares = list(writer.prepare_global_plan(planned))
-            except Exception as error:
-                # The others wait for it.
-                shares = [MusterError(f"rank 0 could not plan the save: {error!r}")] * len(plans)
-        share = _scatter(shares)
-        if isinstance(share, MusterError):
-            raise share
-        self._plan = _Plan(local, planner.finish_plan(share), metadata)
-        return self._plan
-
     def _commit(
         self,
         step: int,
         unfinished: Path,
         writer: FileSystemWriter,
-        metadata: Metadata | None,
+        metadata: Metadata,
         decision: Decision,
     ) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and give the save its name."""
-        assert metadata is not None
+        shutil.rmtree(unfinished / FOLDER, ignore_errors=True)
         results = _take_results(unfinished, self._barrier.world_size)
         check_files(unfinished, results)
         writer.finish(metadata, results)
@@ -300,7 +261,10 @@ class Checkpointer:
         Raises:
             AsyncSaveError: a save was not committed, on any rank.
         """
-        self._queue.close()
+        try:
+            self._queue.close()
+        finally:
+            self._planning.close()
 
     # ------------------------------------------------------------------ loading
 
@@ -343,25 +307,6 @@ class Checkpointer:
 # ---------------------------------------------------------------------- between the ranks
 
 
-def _all_ranks(here: bool) -> bool:
-    """Whether it is so on every rank."""
-    if not dist.is_initialized():
-        return here
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    everywhere = torch.tensor(int(here), device=device)
-    dist.all_reduce(everywhere, dist.ReduceOp.MIN)
-    return bool(everywhere.item())
-
-
-def _gather(plan: SavePlan) -> list[SavePlan] | None:
-    """The plans of all ranks, on rank 0."""
-    if not dist.is_initialized():
-        return [plan]
-    plans: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(plan, plans)
-    return plans
-
-
 def _from_rank_0(look: Callable[[], Committed | None]) -> Committed | None:
     """What rank 0 finds."""
     if not dist.is_initialized():
@@ -377,17 +322,6 @@ def _from_rank_0(look: Callable[[], Committed | None]) -> Committed | None:
         raise found[0]
     committed: Committed | None = found[0]
     return committed
-
-
-def _scatter(plans: list[SavePlan | MusterError] | None) -> SavePlan | MusterError:
-    """This rank's plan, from rank 0; or why there is none."""
-    if not dist.is_initialized():
-        assert plans is not None
-        return plans[0]
-    mine: list[Any] = [None]
-    dist.scatter_object_list(mine, plans)
-    share: SavePlan | MusterError = mine[0]
-    return share
 
 
 # ---------------------------------------------------------------------- from the children to rank 0

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+HOST = ("cpu", "meta")
+"""Devices whose tensors a fork copies, if they have anything in memory at all."""
 SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
 
@@ -161,7 +163,9 @@ class SharedMemory:
 def survive_fork(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether a forked child sees tensors as they were at the fork, whatever the parent does to them."""
     shared = SharedMemory()
-    return not any(tensor.is_cuda or tensor.is_pinned() or shared.holds(tensor) for tensor in tensors)
+    return not any(
+        tensor.device.type not in HOST or tensor.is_pinned() or shared.holds(tensor) for tensor in tensors
+    )
 
 
 def unshared(value: Any, shared: SharedMemory | None = None) -> Any:  # noqa: ANN401

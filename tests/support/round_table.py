@@ -1,0 +1,107 @@
+"""Barriers of several ranks in one process, decided as the coordinator decides them."""
+
+import threading
+from dataclasses import dataclass, field
+
+from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
+from muster.worker.pending import EarlyWarning
+from tests.support.patience import PATIENCE
+
+
+@dataclass
+class _Barrier:
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    arrived: set[int] = field(default_factory=set)
+    decision: Decision | None = None
+
+
+class RoundTable:
+    """A run of so many ranks.
+
+    Args:
+        world_size: how many.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.changed = threading.Condition()
+        self.lost: int | None = None
+        self._barriers: dict[tuple[str, int], _Barrier] = {}
+
+    def seat(self, rank: int) -> "Seat":
+        return Seat(self, rank, "save")
+
+    def lose(self, rank: int) -> None:
+        """Its process has died: no barrier waits for it, now or later."""
+        with self.changed:
+            self.lost = rank
+            for (prefix, sequence), barrier in self._barriers.items():
+                self._decide(prefix, sequence, barrier)
+            self.changed.notify_all()
+
+    def arrive(self, seat: "Seat", sequence: int, failure: str | None, payload: bytes) -> Decision:
+        with self.changed:
+            barrier = self._barriers.setdefault((seat.prefix, sequence), _Barrier())
+            barrier.arrived.add(seat.rank)
+            if payload:
+                barrier.payloads[seat.rank] = payload
+            if failure is not None and barrier.decision is None:
+                why = Failure(seat.rank, "here", 1, failure)
+                message = f"rank {seat.rank} failed: {failure}"
+                barrier.decision = Decision(seat.prefix, sequence, Outcome.ABORTED, message, (), (why,))
+            self._decide(seat.prefix, sequence, barrier)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: barrier.decision is not None, PATIENCE)
+            assert barrier.decision is not None
+            return barrier.decision
+
+    def _decide(self, prefix: str, sequence: int, barrier: _Barrier) -> None:
+        if barrier.decision is not None:
+            return
+        if len(barrier.arrived) == self.world_size:
+            barrier.decision = Decision(
+                prefix, sequence, Outcome.RELEASED, "released", payloads=dict(barrier.payloads)
+            )
+        elif self.lost is not None and self.lost not in barrier.arrived:
+            missing = MissingRank(self.lost, "there", 7, MissingState.CONNECTION_LOST, 0.0)
+            barrier.decision = Decision(
+                prefix, sequence, Outcome.MEMBER_LOST, f"lost rank {self.lost}", (missing,)
+            )
+
+    def has_arrived(self, rank: int, prefix: str, sequence: int) -> bool:
+        barrier = self._barriers.get((prefix, sequence))
+        return barrier is not None and rank in barrier.arrived
+
+
+class Seat:
+    """One rank's barrier of one group."""
+
+    run_id, generation = "job", 0
+
+    def __init__(self, table: RoundTable, rank: int, prefix: str) -> None:
+        self.table = table
+        self.rank = rank
+        self.prefix = prefix
+        self.world_size = table.world_size
+        self.sequence = 0
+        self.early: list[EarlyWarning | None] = []
+        self.raises: list[Exception] = []
+        """At its next votes."""
+        self.siblings: dict[str, Seat] = {}
+
+    def sibling(self, prefix: str) -> "Seat":
+        return self.siblings.setdefault(prefix, Seat(self.table, self.rank, prefix))
+
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: EarlyWarning | None = None,
+    ) -> Decision:
+        self.early.append(early)
+        if self.raises:
+            raise self.raises.pop(0)
+        decision = self.table.arrive(self, self.sequence, failure, payload)
+        self.sequence += 1
+        return decision

@@ -1,0 +1,318 @@
+"""When the ranks of a job plan a save together: several ranks in one process, and no coordinator."""
+
+import gc
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
+
+from muster.worker.decision import Outcome
+from muster.worker.errors import BarrierAbortedError, MemberLostError, OutcomeUnknownError, RefusedError
+from muster.worker.saves.planning import Meeting, Planning
+from tests.support.meeting import in_thread
+from tests.support.patience import until
+from tests.support.round_table import RoundTable, Seat
+
+PLAN = "save/plan"
+
+
+def plan_of(names: str) -> SavePlan:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({name: torch.zeros(4) for name in names})
+    return planner.create_local_plan()
+
+
+def named(plan: SavePlan) -> str:
+    return "".join(sorted(item.index.fqn for item in plan.items))
+
+
+class Job:
+    """Ranks that save.
+
+    Args:
+        folder: that they share.
+        world_size: how many they are.
+    """
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self.folder = folder
+        self.table = RoundTable(world_size)
+        self.seats = [self.table.seat(rank) for rank in range(world_size)]
+        self.plannings = [self.planning(seat) for seat in self.seats]
+
+    @staticmethod
+    def planning(seat: Seat) -> Planning:
+        as_barrier: Any = seat
+        return Planning(as_barrier, 60.0)
+
+    def begin(self, rank: int, save: int, names: str) -> Meeting:
+        folder = self.folder / f"save-{save}"
+        folder.mkdir(exist_ok=True)
+        return self.plannings[rank].begin(f"save {save}", folder, plan_of(names))
+
+    def share(self, rank: int, save: int, names: str) -> "Future[str]":
+        meeting = self.begin(rank, save, names)
+        return in_thread(lambda: named(meeting.share()))
+
+    def all_save(self, save: int, names: list[str]) -> list[str]:
+        """What each rank writes of what it has."""
+        meetings = [self.begin(rank, save, some) for rank, some in enumerate(names)]
+        shares = [named(meeting.share()) for meeting in meetings]
+        assert "".join(sorted(meetings[0].metadata().state_dict_metadata)) == "".join(
+            sorted(set("".join(names)))
+        )
+        return shares
+
+    def try_to_save(self, names: list[str]) -> None:
+        """As :meth:`all_save`, whether they can or not; it is over on all ranks then."""
+        meetings = [self.begin(rank, -1, some) for rank, some in enumerate(names)]
+        for meeting in meetings:
+            with suppress(BarrierAbortedError):
+                meeting.share()
+        until(lambda: all(meeting._over for meeting in meetings))
+
+    def close(self) -> None:
+        for planning in self.plannings:
+            planning.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path, 2)
+    yield made
+    made.close()
+
+
+def test_the_first_save_is_planned_together(job: Job):
+    one = job.share(0, 0, "ab")
+    until(lambda: job.table.has_arrived(0, PLAN, 0))
+    assert not one.done()
+    other = job.share(1, 0, "ab")
+    assert sorted([one.result(), other.result()]) == ["a", "b"]
+    (early,) = [one for one in job.seats[0].siblings[PLAN].early if one is not None]
+    assert "each must make the same saves" in early.hint
+
+
+def test_who_has_the_same_as_before_waits_for_nobody(job: Job):
+    first = job.all_save(0, ["ab", "ab"])
+    for save in (1, 2, 3):
+        assert named(job.begin(0, save, "ab").share()) == first[0]
+    for save in (1, 2, 3):
+        assert named(job.begin(1, save, "ab").share()) == first[1]
+
+
+def test_who_has_something_else_waits_for_the_others_word_and_they_for_nothing(job: Job):
+    first = job.all_save(0, ["ab", "ab"])
+    changed = job.share(1, 1, "abc")
+    until(lambda: job.table.has_arrived(1, PLAN, 2))
+    assert not changed.done()
+    meeting = job.begin(0, 1, "ab")
+    assert named(meeting.share()) == first[0]
+    assert changed.result() == "".join(sorted(set("abc") - set(first[0])))
+    assert set(meeting.metadata().state_dict_metadata) == set("abc")
+
+
+def test_after_that_the_shares_are_made_even_again(job: Job):
+    job.all_save(0, ["abcd", "abcd"])
+    job.all_save(1, ["abcd", "abcdefgh"])
+    shares = job.all_save(2, ["abcdefgh", "abcdefgh"])
+    assert [len(share) for share in shares] == [4, 4]
+    assert job.all_save(3, ["abcdefgh", "abcdefgh"]) == shares
+
+
+def test_what_nobody_would_write_fails_the_save_and_the_next_is_planned_anew(job: Job):
+    _, of_1 = job.all_save(0, ["ab", "ab"])
+    meetings = [job.begin(0, 1, "ab"), job.begin(1, 1, "c")]
+    with pytest.raises(
+        BarrierAbortedError, match=f"rank 0 failed: ValueError: rank 0 has {of_1} in its state"
+    ):
+        meetings[1].share()
+    with pytest.raises(BarrierAbortedError):
+        meetings[0].metadata()
+    assert sorted(job.all_save(2, ["ab", "c"])) == ["ab", "c"]
+
+
+def test_a_rank_that_cannot_begin_fails_it_for_those_who_wait(job: Job):
+    job.plannings[1].refuse("save 0", job.folder, "its memory is full")
+    with pytest.raises(BarrierAbortedError, match="rank 1 failed: its memory is full"):
+        job.begin(0, 0, "ab").share()
+    job.all_save(1, ["ab", "ab"])
+    job.plannings[1].refuse("save 2", job.folder, "its memory is full")
+    assert named(job.begin(0, 2, "ab").share()), "who does not wait hears of it when it has written"
+    job.all_save(3, ["ab", "ab"])
+
+
+def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
+    meeting = job.begin(0, 0, "a")
+    gone = job.plannings[1].begin("save 0", job.folder / "nowhere", plan_of("a"))
+    for one in (meeting, gone):
+        with pytest.raises(BarrierAbortedError, match="rank 1 failed: FileNotFoundError"):
+            one.share()
+
+
+def test_a_folder_that_is_not_shared_is_an_error_of_all(job: Job, tmp_path: Path):
+    meeting = job.begin(0, 0, "a")
+    (tmp_path / "elsewhere").mkdir()
+    other = job.plannings[1].begin("save 0", tmp_path / "elsewhere", plan_of("a"))
+    for one in (meeting, other):
+        with pytest.raises(
+            BarrierAbortedError, match=r"proposed-1, which .* all ranks must share the folder"
+        ):
+            one.share()
+
+
+def test_a_share_that_is_not_there_is_one_ranks_error(job: Job, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pickle, "loads", _Fails(pickle.loads, at=3))
+    meetings = [job.begin(0, 0, "a"), job.begin(1, 0, "b")]
+    failed = []
+    for meeting in meetings:
+        try:
+            meeting.share()
+        except EOFError:
+            failed.append(meeting)
+    assert len(failed) == 1
+    monkeypatch.undo()
+    assert job.all_save(1, ["a", "b"]) == ["a", "b"], "it says that it has to be planned for"
+
+
+class _Fails:
+    """A function that fails at one of its calls."""
+
+    def __init__(self, theirs: Any, at: int) -> None:
+        self._theirs = theirs
+        self._left = at
+        self._lock = threading.Lock()
+
+    def __call__(self, data: bytes) -> Any:
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                raise EOFError("Ran out of input")
+        return self._theirs(data)
+
+
+def test_who_is_lost_is_named_to_who_waits_and_holds_up_nobody_else(job: Job):
+    job.all_save(0, ["ab", "ab"])
+    waits = job.begin(0, 1, "abc")
+    job.table.lose(1)
+    with pytest.raises(MemberLostError, match="lost rank 1"):
+        waits.share()
+    meeting = job.begin(0, 2, "abc")
+    with pytest.raises(MemberLostError):
+        meeting.share()
+
+
+def test_while_the_coordinator_is_away_who_waits_is_told_and_it_is_asked_on(job: Job):
+    seat = job.seats[0].sibling(PLAN)
+    seat.raises = [OutcomeUnknownError("away", PLAN, 0, Outcome.UNKNOWN)]
+    meeting = job.begin(0, 0, "ab")
+    with pytest.raises(OutcomeUnknownError):
+        meeting.share()
+    other = job.begin(1, 0, "ab")
+    assert named(other.share()) in ("a", "b")
+    assert meeting.metadata().state_dict_metadata.keys() == {"a", "b"}
+    assert sorted(job.all_save(1, ["ab", "ab"])) == ["a", "b"]
+
+
+def test_what_is_begun_meanwhile_is_something_else_whatever_it_is(job: Job):
+    """The plan before may be over by then, and rank 0 has another one."""
+    job.all_save(0, ["ab", "ab"])
+    seat = job.seats[1].sibling(PLAN)
+    seat.raises = [OutcomeUnknownError("away", PLAN, 2, Outcome.UNKNOWN)]
+    given_up = job.begin(1, 1, "abc")
+    with pytest.raises(OutcomeUnknownError):
+        given_up.share()
+    as_before = job.share(1, 2, "ab")
+    assert named(job.begin(0, 1, "ab").share())
+    of_0 = named(job.begin(0, 2, "ab").share())
+    assert set(as_before.result()) | set(of_0) == set("ab")
+
+
+def test_a_refusal_is_told(job: Job):
+    job.seats[0].sibling(PLAN).raises = [RefusedError("rank 0 was evicted", "EVICTED")]
+    with pytest.raises(RefusedError, match="evicted"):
+        job.begin(0, 0, "ab").share()
+    job.begin(1, 0, "ab")
+    job.table.lose(0)
+
+
+def test_closing_while_the_coordinator_is_away_gives_up(tmp_path: Path):
+    job = Job(tmp_path, 2)
+    unknown = OutcomeUnknownError("away", PLAN, 0, Outcome.UNKNOWN)
+    asked = threading.Event()
+
+    class Away(list[Exception]):
+        def pop(self, index: Any = -1) -> Exception:
+            asked.set()
+            return unknown
+
+    job.seats[0].sibling(PLAN).raises = Away([unknown])
+    meeting = job.begin(0, 0, "ab")
+    assert asked.wait(60)
+    job.plannings[0].close()
+    with pytest.raises(OutcomeUnknownError):
+        meeting.metadata()
+
+
+def test_its_thread_keeps_nothing_alive(tmp_path: Path):
+    job = Job(tmp_path, 1)
+    job.all_save(0, ["ab"])
+    (thread,) = [one for one in threading.enumerate() if one.name == "muster-planning"]
+    job.plannings.clear()
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+STATES = st.lists(
+    st.lists(st.sampled_from(["", "a", "b", "ab"]), min_size=3, max_size=3), min_size=1, max_size=6
+)
+"""By save, what each of three ranks has."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(states=STATES)
+def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
+    tmp_path_factory: pytest.TempPathFactory, states: list[list[str]]
+):
+    """Ranks save as fast as they can, each for itself; then their states stay as they are."""
+    job = Job(tmp_path_factory.mktemp("job"), 3)
+    # Each rank has something of its own as well: 0, 1 and 2.
+    states = [[f"{some}{rank}" for rank, some in enumerate(one)] for one in states]
+
+    def saves(rank: int) -> list[str | None]:
+        written: list[str | None] = []
+        for save, names in enumerate(states):
+            meeting = job.begin(rank, save, names[rank])
+            try:
+                share = named(meeting.share())
+                if rank == 0:
+                    metadata = meeting.metadata()
+                    assert set(metadata.state_dict_metadata) == set("".join(names))
+                written.append(share)
+            except BarrierAbortedError:
+                written.append(None)
+        return written
+
+    ranks = [in_thread(lambda rank=rank: saves(rank)) for rank in range(3)]  # type: ignore[misc]
+    written = list(zip(*[one.result() for one in ranks], strict=True))
+    for names, shares in zip(states, written, strict=True):
+        if all(share is not None for share in shares):
+            assert set("".join(shares)) == set("".join(names))
+            assert all(set(share) <= set(some) for share, some in zip(shares, names, strict=True))
+    try:
+        for _ in range(2):
+            job.try_to_save(states[-1])
+        assert sorted("".join(job.all_save(-1, states[-1]))) == sorted(set("".join(states[-1]))), "each once"
+    finally:
+        job.close()

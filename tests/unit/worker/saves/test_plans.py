@@ -1,0 +1,57 @@
+"""Which rank writes what, when some or all of them have something else than before."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
+
+from muster.worker.saves.plans import Plans
+
+
+def plan_of(*names: str, size: int = 4) -> SavePlan:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({name: torch.zeros(size) for name in names})
+    return planner.create_local_plan()
+
+
+def names(plan: SavePlan) -> set[str]:
+    return {item.index.fqn for item in plan.items}
+
+
+def shares(plans: Plans) -> list[set[str]]:
+    return [names(plans.shares[rank]) for rank in sorted(plans.shares)]
+
+
+def test_at_first_what_all_have_is_divided():
+    plans = Plans().changed({rank: plan_of("a", "b", f"own-{rank}") for rank in range(2)}, 2)
+    assert sorted(name for share in shares(plans) for name in share) == ["a", "b", "own-0", "own-1"]
+    assert plans.metadata is not None
+    assert set(plans.metadata.state_dict_metadata) == {"a", "b", "own-0", "own-1"}
+    prefixes: list[Any] = [plans.shares[rank].storage_data for rank in range(2)]
+    assert [one.prefix for one in prefixes] == ["__0_", "__1_"]
+
+
+def test_who_has_not_changed_keeps_its_share_and_the_others_divide_the_rest():
+    first = Plans().changed({rank: plan_of("a", "b", "c") for rank in range(3)}, 3)
+    same = first.shares[1]
+    plans = first.changed({0: plan_of("a", "b", "c", "d"), 2: plan_of("a", "b", "c", "d")}, 3)
+    assert names(plans.shares[1]) == names(same)
+    assert sorted(name for share in shares(plans) for name in share) == ["a", "b", "c", "d"]
+    assert plans.metadata is not None
+    assert set(plans.metadata.state_dict_metadata) == {"a", "b", "c", "d"}
+    assert first.shares[1] is same, "a plan that was made is not changed"
+
+
+def test_what_would_be_written_by_nobody_is_no_plan():
+    first = Plans().changed({rank: plan_of("a", "b") for rank in range(2)}, 2)
+    (lost,) = names(first.shares[1])
+    (kept,) = names(first.shares[0])
+    with pytest.raises(ValueError, match=f"rank 0 has {lost} in its state, and the rank that was to write"):
+        first.changed({1: plan_of(kept)}, 2)
+
+
+def test_a_rank_that_rank_0_has_made_no_plan_for():
+    with pytest.raises(ValueError, match=r"rank 1 writes by a plan that rank 0 has not made: .* begun anew"):
+        Plans().changed({0: plan_of("a")}, 2)

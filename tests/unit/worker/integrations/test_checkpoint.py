@@ -160,6 +160,19 @@ def test_a_name_that_is_taken_is_kept_if_it_is_to_be(tmp_path: Path):
     assert loaded(path) == 1.0
 
 
+def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious").touch()
+    with pytest.raises(
+        dcp.CheckpointException, match="data is a folder, and no checkpoint: it is not replaced"
+    ):
+        dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "data"))
+    assert (tmp_path / "data" / "precious").exists()
+    dcp.save(state(1.0), checkpoint_id=tmp_path / "torchs")
+    dcp.save(state(2.0), storage_writer=CommittedWriter(tmp_path / "torchs"))
+    assert loaded(tmp_path / "torchs") == 2.0
+
+
 def test_a_save_without_a_common_plan_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="use_collectives=False"):
         dcp.save(state(), storage_writer=CommittedWriter(tmp_path / "last"), use_collectives=False)

@@ -100,6 +100,25 @@ class Aside:
         remove(self._place)
 
 
+def check_name(path: Path, content: str = "") -> None:
+    """See that what a save would replace is a checkpoint, torn or not, or nothing.
+
+    Args:
+        path: the checkpoint's name.
+        content: the name of a file that is in a framework's own checkpoints, beside torch's.
+
+    Raises:
+        IsADirectoryError: it is a folder of something else.
+    """
+    if path.is_dir() and not path.is_symlink():
+        names = {entry.name for entry in path.iterdir()}
+        known = names & {MARKER, content} or any(name.endswith(".distcp") for name in names)
+        if names and not known:
+            raise IsADirectoryError(
+                f"{path} is a folder, and no checkpoint: it is not replaced. Name another."
+            )
+
+
 def read(path: Path) -> tuple[Path, Marker]:
     """What a checkpoint is, and where.
 

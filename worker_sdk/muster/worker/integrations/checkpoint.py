@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.integrations.aside import Aside, Marker, latest, read
+from muster.worker.integrations.aside import Aside, Marker, check_name, latest, read
 from muster.worker.integrations.commitment import Commitment, OnLost
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group
@@ -162,6 +162,7 @@ class CommittedWriter(FileSystemWriter):
 
         Raises:
             FileExistsError: there is a checkpoint of this name, and it is not to be replaced.
+            IsADirectoryError: the name is that of a folder of something else.
             OSError: the folder cannot be made.
         """
         assert self._save is not None
@@ -169,6 +170,7 @@ class CommittedWriter(FileSystemWriter):
         with _told(self._save.commitment):
             if not self.overwrite and os.path.lexists(self._name):
                 raise FileExistsError(f"{self._name} is there, and overwrite=False.")
+            check_name(self._name)
             if group in _unfinished:
                 with suppress(OSError):
                     _unfinished.pop(group).give_up()

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations import aside as folders
-from muster.worker.integrations.aside import Aside, Marker, read, remove, restore, sync_below
+from muster.worker.integrations.aside import Aside, Marker, check_name, read, remove, restore, sync_below
 from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
 from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
@@ -165,7 +165,7 @@ class _Saves:
         Raises:
             OSError: that cannot be done, or the name is that of something else.
         """
-        _check_name(aside.path)
+        check_name(aside.path, SHARDED)
         if self._unfinished is not None:
             with suppress(OSError):
                 self._unfinished.give_up()
@@ -372,16 +372,6 @@ def _check_io(io: object) -> None:
                 "it out of the trainer's plugins."
             )
         io = getattr(io, "checkpoint_io", None)
-
-
-def _check_name(path: Path) -> None:
-    """What is no checkpoint is not replaced by one."""
-    if path.is_dir() and not path.is_symlink():
-        names = {entry.name for entry in path.iterdir()}
-        if names and not names & {MARKER, SHARDED} and not any(name.endswith(".distcp") for name in names):
-            raise IsADirectoryError(
-                f"{path} is a folder, and no checkpoint: it is not replaced. Name another."
-            )
 
 
 def _put_on_disk(unfinished: Path) -> None:

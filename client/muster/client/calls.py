@@ -32,9 +32,10 @@ CHANNEL_OPTIONS = [
 
 NOT_LEADER, DRAINING = "NOT_LEADER", "COORDINATOR_DRAINING"
 RELAY_CUT_OFF, UPSTREAM_LOST = "RELAY_CUT_OFF", "UPSTREAM_LOST"
-ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF, UPSTREAM_LOST})
-"""Reasons of a coordinator that does not lead, or soon will not, and of a relay that does not reach the one
-that does, or has just lost it: nothing has failed."""
+KEYS_UNAVAILABLE = "KEYS_UNAVAILABLE"
+ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF, UPSTREAM_LOST, KEYS_UNAVAILABLE})
+"""Reasons of a coordinator that does not lead, or soon will not, or cannot check a token now, and of a relay
+that does not reach the one that leads, or has just lost it: nothing has failed."""
 
 
 def channel_options(target: Target) -> list[tuple[str, Any]]:

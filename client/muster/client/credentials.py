@@ -17,7 +17,7 @@ import grpc
 from muster.client.addresses import is_socket, relays_of, target_of
 from muster.client.errors import EnvironmentValueError
 
-TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN"})
+TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN", "TOKEN_EXPIRED"})
 """Reasons of a refusal that another token would mend."""
 TOKEN_PATIENCE = 60.0
 """Seconds that a process that was welcome goes on trying when its token is refused: a new one that the

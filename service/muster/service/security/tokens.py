@@ -96,11 +96,11 @@ def load(path: Path) -> Tokens:
     }
     grants = [_grant(table) for table in tables["token"]]
     issuers = tuple(rules.issuer(table) for table in tables["issuer"])
+    _check_distinct(path, grants, issuers)
     found: list[Rule] = [rules.service_accounts(table, issuers) for table in tables["service_account"]]
     found += [rules.login(table, issuers) for table in tables["login"]]
     if not grants and not found:
         raise FileError(f"{path} holds no [[token]] table, so nobody could call. See docs/security.md.")
-    _check_distinct(path, grants, issuers)
     return Tokens(tuple(grants), issuers, tuple(found))
 
 

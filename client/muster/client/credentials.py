@@ -19,6 +19,8 @@ from muster.client.errors import EnvironmentValueError
 
 TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN", "TOKEN_EXPIRED"})
 """Reasons of a refusal that another token would mend."""
+MOST_TOKEN = 7_000
+"""Characters of a token: with more, gRPC would refuse the call for the size of its headers."""
 TOKEN_PATIENCE = 60.0
 """Seconds that a process that was welcome goes on trying when its token is refused: a new one that the
 coordinator knows already may take so long to come to every node (Kubernetes updates secrets each minute)."""
@@ -117,6 +119,11 @@ class Credentials:
             return ""
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise EnvironmentValueError(f"{where}: a token is one line of ASCII without spaces.")
+        if len(token) > MOST_TOKEN:
+            raise EnvironmentValueError(
+                f"{where}: it has {len(token):,} characters, and a token has {MOST_TOKEN:,} at the most. Ask its "
+                "issuer for one with fewer claims."
+            )
         return f"Bearer {token}"
 
     def certificates(self) -> tuple[bytes, ...]:

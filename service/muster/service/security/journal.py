@@ -2,15 +2,23 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
 from muster.service.core.refusal import Reason
 
 MOST = 20
-"""Lines within :data:`WINDOW`: whoever reaches the port can cause one."""
+"""Lines of one check within :data:`WINDOW`: whoever reaches the port can cause one."""
 WINDOW = 10.0
 """Seconds."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    since: float
+    written: int = 0
+    left_out: int = 0
 
 
 class Journal:
@@ -22,30 +30,29 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._since = float("-inf")
-        self._written = 0
-        self._left_out = 0
+        self._tallies: dict[str, _Tally] = {}
 
     def refused(self, reason: Reason, check: str, why: str, *, issuer: str = "") -> None:
         """Somebody was refused.
 
         Args:
             reason: what the caller was told.
-            check: what failed, in a word.
+            check: what failed, in a word; of these there are few.
             why: the whole of it; nothing of the token.
             issuer: the name of the token's issuer, if it is one's.
         """
         now = self._clock()
-        if now - self._since >= WINDOW:
-            self._since, self._written = now, 0
-        if self._written >= MOST:
-            self._left_out += 1
+        tally = self._tallies.setdefault(check, _Tally(now))
+        if now - tally.since >= WINDOW:
+            tally.since, tally.written = now, 0
+        if tally.written >= MOST:
+            tally.left_out += 1
             return
-        self._written += 1
+        tally.written += 1
         facts: dict[str, str | int] = {"issuer": issuer} if issuer else {}
-        if self._left_out:
-            facts["left_out"] = self._left_out
-            self._left_out = 0
+        if tally.left_out:
+            facts["left_out"] = tally.left_out
+            tally.left_out = 0
         structlog.get_logger().warning("token.refused", reason=reason.name, check=check, message=why, **facts)
 
 

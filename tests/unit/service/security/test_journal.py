@@ -21,13 +21,15 @@ def test_a_refusal_is_logged_with_what_failed():
     ]
 
 
-def test_a_flood_is_counted():
+def test_a_flood_is_counted_and_hides_no_other_check():
     now = 0.0
     journal = Journal(lambda: now)
     with capture_logs() as logged:
         for _ in range(MOST + 5):
             journal.refused(Reason.TOKEN_UNKNOWN, "shape", "no JWT")
         assert len(logged) == MOST
+        journal.refused(Reason.TOKEN_EXPIRED, "exp", "expired")
+        assert logged.pop()["check"] == "exp"
         now = WINDOW
         journal.refused(Reason.TOKEN_UNKNOWN, "shape", "no JWT")
         journal.refused(Reason.TOKEN_UNKNOWN, "shape", "no JWT")

@@ -17,8 +17,8 @@ from muster.service.security.identity.keys import FetchedKeys, Keys, KeysInFile,
 from muster.service.security.identity.refusals import TokenRefused, unknown
 from muster.service.security.identity.rules import FetchedFrom, Issuer
 
-MOST_TOKEN = 16_384
-"""Characters of a token. A service account's has about 1,200."""
+MOST_TOKEN = 7_000
+"""Characters of a token. A service account's has about 1,200; gRPC takes 8 KiB of headers."""
 SHAPE = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 """Three parts in base64url. That without a signature is one, too: it has a refusal of its own."""
 FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)

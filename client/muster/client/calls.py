@@ -97,6 +97,7 @@ def search_on(search: Search, error: grpc.RpcError) -> float:
     if info.reason in (DRAINING, RELAY_CUT_OFF):
         return search.left(why)
     if info.reason in TOKEN_REFUSED:
+        Credentials.of().refused()
         return search.denied(why)
     # Any other reason is the leader's own word, or a relay's that looks for the leader itself.
     return search.again(why) if info.reason else search.failed(why)

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from muster.client import credentials
-from muster.service.core.refusal import Reason
+from muster.service.core.refusal import Reason, Refusal
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role
@@ -182,10 +182,10 @@ def test_who_has_a_token_of_the_issuer_is_told_what_to_do(
 def test_role_and_runs_are_checked_as_those_of_any_token(room: Room):
     found = room.admit(ISSUER.token(now=NOW))
     with capture_logs() as logged:
-        with pytest.raises(access.Refusal) as caught:
+        with pytest.raises(Refusal) as caught:
             room.admit(ISSUER.token(now=NOW), EVICT)
         assert caught.value.reason is Reason.ROLE_TOO_LOW
-        with pytest.raises(access.Refusal) as caught:
+        with pytest.raises(Refusal) as caught:
             access.check_run(found, "team-b-1")
         assert caught.value.reason is Reason.RUN_NOT_ALLOWED
     assert [(line["check"], line["reason"]) for line in logged] == [

@@ -135,8 +135,8 @@ class Credentials:
             raise EnvironmentValueError(f"{where}: a token is one line of ASCII without spaces.")
         if len(token) > MOST_TOKEN:
             raise EnvironmentValueError(
-                f"{where}: it has {len(token):,} characters, and a token has {MOST_TOKEN:,} at the most. Ask its "
-                "issuer for one with fewer claims."
+                f"{where}: it has {len(token):,} characters, and a token has {MOST_TOKEN:,} at the most. Ask "
+                "its issuer for one with fewer claims."
             )
         return f"Bearer {token}"
 

@@ -28,6 +28,14 @@ class KeysUnavailable(Exception):
 class Keys(Protocol):
     """The keys of one issuer."""
 
+    def known(self, kid: str | None) -> Key | None:
+        """The key that a token names, if it is known now.
+
+        Args:
+            kid: its id; None: the token names none.
+        """
+        ...
+
     async def find(self, kid: str | None) -> Key:
         """The key that a token names.
 
@@ -63,9 +71,13 @@ class KeysInFile:
         self._path = path
         self._keys = Reloaded("keys", [path], lambda: _load(path))
 
+    def known(self, kid: str | None) -> Key | None:
+        """See ``Keys``."""
+        return self._keys.value.find(kid)
+
     async def find(self, kid: str | None) -> Key:
         """See ``Keys``."""
-        key = self._keys.value.find(kid)
+        key = self.known(kid)
         if key is None:
             raise KeyUnknown(_missing(kid, self._keys.value, str(self._path)))
         return key
@@ -116,9 +128,13 @@ class FetchedKeys:
         self._begun_at = float("-inf")
         self._complaint = ""
 
+    def known(self, kid: str | None) -> Key | None:
+        """See ``Keys``."""
+        return self._keys.find(kid) if self._keys is not None else None
+
     async def find(self, kid: str | None) -> Key:
         """See ``Keys``."""
-        if (key := self._known(kid)) is not None:
+        if (key := self.known(kid)) is not None:
             return key
         if kid is None and self._keys is not None:
             raise KeyUnknown(_missing(kid, self._keys, self._url))
@@ -128,14 +144,11 @@ class FetchedKeys:
             )
         # One who gives up does not end it for the others who wait.
         await asyncio.wait([self._fetching or self._begin()])
-        if (key := self._known(kid)) is not None:
+        if (key := self.known(kid)) is not None:
             return key
         if self._keys is None or self._complaint:
             raise KeysUnavailable(self._complaint or f"{self._url} is not asked any more")
         raise KeyUnknown(_missing(kid, self._keys, self._url))
-
-    def _known(self, kid: str | None) -> Key | None:
-        return self._keys.find(kid) if self._keys is not None else None
 
     def tend(self) -> None:
         """See ``Keys``."""

@@ -1,6 +1,7 @@
 """Tokens that an issuer signs: which are good, and what is said of each that is not."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,54 @@ def test_an_account_of_another_issuer_is_nobody(room: Room, tmp_path: Path):
     # Nor do the keys of one vouch for the other.
     _, line = refused(room, Issuer(URL, "other").token(now=NOW))
     assert (line["check"], line["issuer"]) == ("kid", "cluster")
+
+
+# ---------------------------------------------------------------------- tokens that are shown again
+
+
+def test_a_token_that_was_good_is_not_examined_again_but_its_times_are(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+):
+    token = ISSUER.token(now=NOW)
+    first = room.admit(token)
+    monkeypatch.setattr(verifier, "_signed", None)
+    assert room.admit(token) == first
+    room.now = NOW + 611
+    refusal, _ = refused(room, token)
+    assert refusal.reason is Reason.TOKEN_EXPIRED
+
+
+def test_a_token_is_good_no_longer_than_its_key(room: Room, tmp_path: Path):
+    token = ISSUER.token(now=NOW)
+    room.admit(token)
+    OF_RSA.publish(tmp_path / "keys.json")
+    room.verifier.tend()
+    assert refused(room, token)[1]["check"] == "kid"
+    # Nor is it good with another key of the same name.
+    Issuer(private=key("thief")).publish(tmp_path / "keys.json")
+    room.verifier.tend()
+    assert refused(room, token)[1]["check"] == "signature"
+
+
+def test_a_token_is_good_no_longer_than_its_issuer_is_trusted(room: Room):
+    token = ISSUER.token(now=NOW)
+    room.admit(token)
+    (trusted,) = room.tokens.issuers
+    room.verifier.hold((replace(trusted, audience="other"),))
+    assert refused(room, token)[1]["check"] == "aud"
+    room.verifier.hold(())
+    assert refused(room, token)[1]["check"] == "issuer"
+
+
+def test_what_is_remembered_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verifier, "MOST_REMEMBERED", 2)
+    tokens = [ISSUER.token(now=NOW, jti=str(number)) for number in range(3)]
+    for token in (*tokens, tokens[1]):
+        room.admit(token)
+    assert len(room.verifier._good) == 2
+    room.admit(tokens[0])
+    monkeypatch.setattr(verifier, "_signed", None)
+    room.admit(tokens[1])
 
 
 # ---------------------------------------------------------------------- what is open when a token ends

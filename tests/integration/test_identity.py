@@ -222,7 +222,7 @@ def test_a_token_is_rotated_and_the_old_one_expires_while_a_barrier_waits(
         assert b"value" in answers
         assert [one.outcome.name for one in answers if isinstance(one, Decision)] == ["RELEASED"]
         placed.leave("done")
-        lines = coordinator.logged("token.refused", 3)
+        lines = coordinator.logged("token.ended", 3)
         assert {line["check"] for line in lines} == {"exp"}
         assert "the token of team-a/trainer expired at" in lines[0]["message"]
         assert "Traceback" not in coordinator.log_path.read_text()
@@ -273,6 +273,25 @@ def test_a_relay_asks_for_the_same_tokens_and_ends_with_them(tmp_path: Path, env
             thread.start()
             second.execute_barrier()
             thread.join()
+            muster.worker.close()
+
+
+def test_a_relays_own_token_is_rotated_while_its_ranks_wait(tmp_path: Path, environ: pytest.MonkeyPatch):
+    """As in torchrun's agent, whose relay shows the pod's token for all ranks of the pod."""
+    ISSUER.publish(tmp_path / "keys.json")
+    file, up = tmp_path / "tokens.toml", tmp_path / "up"
+    file.write_text(tokens_toml(f'keys_file = "{tmp_path / "keys.json"}"'))
+    environ.setenv("MUSTER_TOKEN_FILE", str(up))
+    with Coordinator(tmp_path, state="memory:", extra=(f"--tokens-file={file}",)) as coordinator:
+        put(up, ISSUER.token(seconds=LIFE))
+        with Relay(tmp_path, coordinator.endpoint) as relay:
+            first, second = (barrier(relay.listen, rank=rank, world_size=2) for rank in range(2))
+            heard: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+            threading.Thread(target=lambda: heard.put(first.vote()), daemon=True).start()
+            put(up, ISSUER.token())
+            coordinator.logged("token.ended")
+            assert second.vote().outcome.name == "RELEASED"
+            assert heard.get(timeout=PATIENCE).outcome.name == "RELEASED"
             muster.worker.close()
 
 

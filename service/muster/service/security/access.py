@@ -171,7 +171,7 @@ class Access:
         except TimeoutError:
             if scope.expired():
                 refusal = _ended(grant) if scope.when() != TAKEN_AWAY else _taken_away(grant)
-                JOURNAL.refused(refusal.reason, refusal.check, refusal.why, issuer=refusal.issuer)
+                JOURNAL.ended(refusal.reason, refusal.check, refusal.why, issuer=refusal.issuer)
                 raise refusal from None
             raise
 
@@ -185,7 +185,9 @@ class Access:
         """End the calls of every grant that these tokens do not give as it was."""
         for grant in [one for one in self._open if not tokens.uphold(one)]:
             for scope in self._open[grant]:
-                scope.reschedule(TAKEN_AWAY)
+                # One that is ending already cannot be told again.
+                if not scope.expired():
+                    scope.reschedule(TAKEN_AWAY)
 
 
 def check_role(grant: Grant, role: Role, what: str) -> None:

@@ -30,7 +30,7 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[tuple[str, str], _Tally] = {}
 
     def refused(self, reason: Reason, check: str, why: str, *, issuer: str = "") -> None:
         """Somebody was refused.
@@ -41,8 +41,18 @@ class Journal:
             why: the whole of it; nothing of the token.
             issuer: the name of the token's issuer, if it is one's.
         """
+        log = structlog.get_logger()
+        self._write(log.warning, "token.refused", reason, check, why, issuer)
+
+    def ended(self, reason: Reason, check: str, why: str, *, issuer: str = "") -> None:
+        """An open call was ended, as is usual for each token some day; the arguments are the same."""
+        self._write(structlog.get_logger().info, "token.ended", reason, check, why, issuer)
+
+    def _write(
+        self, log: Callable[..., object], event: str, reason: Reason, check: str, why: str, issuer: str
+    ) -> None:
         now = self._clock()
-        tally = self._tallies.setdefault(check, _Tally(now))
+        tally = self._tallies.setdefault((event, check), _Tally(now))
         if now - tally.since >= WINDOW:
             tally.since, tally.written = now, 0
         if tally.written >= MOST:
@@ -53,7 +63,7 @@ class Journal:
         if tally.left_out:
             facts["left_out"] = tally.left_out
             tally.left_out = 0
-        structlog.get_logger().warning("token.refused", reason=reason.name, check=check, message=why, **facts)
+        log(event, reason=reason.name, check=check, message=why, **facts)
 
 
 JOURNAL = Journal()

@@ -173,6 +173,18 @@ async def test_open_calls_end_when_their_token_is_taken_away_and_no_others():
     assert checks._open == {}
 
 
+async def test_a_call_that_takes_its_time_to_end_may_be_told_again():
+    mine = grant()
+    checks = guard(mine)
+    with pytest.raises(Refusal):
+        async with checks.while_granted(mine):
+            checks.revoke(Tokens(()))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                checks.revoke(Tokens(()))
+
+
 async def test_a_grant_that_changed_counts_as_taken_away():
     mine = grant(Role.OPERATOR)
     checks = guard(mine)

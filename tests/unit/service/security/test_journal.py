@@ -21,6 +21,14 @@ def test_a_refusal_is_logged_with_what_failed():
     ]
 
 
+def test_a_call_that_ends_with_its_token_is_no_warning():
+    with capture_logs() as logged:
+        Journal().ended(Reason.TOKEN_EXPIRED, "exp", "expired")
+    assert [(line["event"], line["log_level"], line["check"]) for line in logged] == [
+        ("token.ended", "info", "exp")
+    ]
+
+
 def test_a_flood_is_counted_and_hides_no_other_check():
     now = 0.0
     journal = Journal(lambda: now)

@@ -30,7 +30,7 @@ from tests.support.relay import Relay
 
 ISSUER = Issuer()
 OPERATOR = "operator-of-all-0123456789"
-LIFE = 6.0
+LIFE = 8.0
 """Seconds of a token that expires while it is used: enough to come in with it on a slow machine, too."""
 
 RULES = f"""
@@ -198,7 +198,7 @@ def test_a_token_is_rotated_and_the_old_one_expires_while_a_barrier_waits(
     environ.setenv("MUSTER_TLS_CA", str(authority.ca))
     environ.setenv("MUSTER_TOKEN_FILE", str(mine))
     extra = (f"--tokens-file={file}", f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
-    with Coordinator(tmp_path, extra=extra) as coordinator:
+    with Coordinator(tmp_path, session_ttl=60, extra=extra) as coordinator:
         put(mine, ISSUER.token(seconds=LIFE))
         begun = time.time()
         first, second = (barrier(coordinator.endpoint, rank=rank, world_size=2) for rank in range(2))
@@ -238,7 +238,9 @@ def test_a_token_that_was_not_rotated_ends_the_session_with_words(
     environ.setattr(credentials, "TOKEN_PATIENCE", 1.0)
     mine = tmp_path / "token"
     environ.setenv("MUSTER_TOKEN_FILE", str(mine))
-    with Coordinator(tmp_path, state="memory:", extra=(f"--tokens-file={file}",)) as coordinator:
+    with Coordinator(
+        tmp_path, state="memory:", session_ttl=60, extra=(f"--tokens-file={file}",)
+    ) as coordinator:
         put(mine, ISSUER.token(seconds=LIFE))
         alone = barrier(coordinator.endpoint, world_size=2)
         with pytest.raises(RefusedError, match=r"expired .* ago, .* it was not rotated") as caught:
@@ -282,7 +284,9 @@ def test_a_relays_own_token_is_rotated_while_its_ranks_wait(tmp_path: Path, envi
     file, up = tmp_path / "tokens.toml", tmp_path / "up"
     file.write_text(tokens_toml(f'keys_file = "{tmp_path / "keys.json"}"'))
     environ.setenv("MUSTER_TOKEN_FILE", str(up))
-    with Coordinator(tmp_path, state="memory:", extra=(f"--tokens-file={file}",)) as coordinator:
+    with Coordinator(
+        tmp_path, state="memory:", session_ttl=60, extra=(f"--tokens-file={file}",)
+    ) as coordinator:
         put(up, ISSUER.token(seconds=LIFE))
         with Relay(tmp_path, coordinator.endpoint) as relay:
             first, second = (barrier(relay.listen, rank=rank, world_size=2) for rank in range(2))
@@ -314,7 +318,9 @@ def test_keys_that_cannot_be_had_at_the_start_are_fetched_later(tmp_path: Path, 
     port = free_port()
     file = tmp_path / "tokens.toml"
     file.write_text(tokens_toml(f'keys_url = "http://127.0.0.1:{port}/jwks"'))
-    with Coordinator(tmp_path, state="memory:", extra=(f"--tokens-file={file}",)) as coordinator:
+    with Coordinator(
+        tmp_path, state="memory:", session_ttl=60, extra=(f"--tokens-file={file}",)
+    ) as coordinator:
         (line,) = coordinator.logged("keys.unavailable")
         assert f"http://127.0.0.1:{port}/jwks cannot be reached" in line["reason"]
         assert "Until then its tokens are refused" in line["reason"]

@@ -49,6 +49,8 @@ class Tokens:
             claims: what the token says.
             digest: of the token.
         """
+        if not any(issuer.issued(claims) for issuer in self.issuers):
+            return None
         for rule in self.rules:
             if rule.covers(claims):
                 return Grant(name=claims.bearer, role=rule.role, runs=rule.runs, digest=digest, claims=claims)

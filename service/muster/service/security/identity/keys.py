@@ -16,6 +16,9 @@ REFRESH = 300.0
 PAUSE = 10.0
 """Seconds between the begins of two fetches at the least, however many unknown keys are shown meanwhile."""
 
+MOST_WAITING = 1_000
+"""Calls that may wait for one fetch: each is somebody's who has shown nothing yet that can be checked."""
+
 
 class KeyUnknown(Exception):
     """The issuer does not sign with this key. The message says why, for the log."""
@@ -125,6 +128,7 @@ class FetchedKeys:
         self._clock = clock
         self._keys: KeySet | None = None
         self._fetching: asyncio.Task[None] | None = None
+        self._waiting = 0
         self._begun_at = float("-inf")
         self._complaint = ""
 
@@ -142,8 +146,16 @@ class FetchedKeys:
             raise KeysUnavailable(
                 self._complaint or f"{self._url} was asked a moment ago, and did not have this key then"
             )
-        # One who gives up does not end it for the others who wait.
-        await asyncio.wait([self._fetching or self._begin()])
+        if self._waiting >= MOST_WAITING:
+            raise KeysUnavailable(
+                f"{self._url} is being asked, and {MOST_WAITING:,} calls wait for it already"
+            )
+        self._waiting += 1
+        try:
+            # One who gives up does not end it for the others who wait.
+            await asyncio.wait([self._fetching or self._begin()])
+        finally:
+            self._waiting -= 1
         if (key := self.known(kid)) is not None:
             return key
         if self._keys is None or self._complaint:

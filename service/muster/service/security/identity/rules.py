@@ -42,6 +42,15 @@ class Issuer:
     leeway: float = LEEWAY
     """Seconds."""
 
+    def issued(self, claims: Claims) -> bool:
+        """Whether a token that was good before is this issuer's, and for this audience."""
+        audience = claims.said["aud"]
+        return (
+            claims.issuer == self.name
+            and claims.said["iss"] == self.url
+            and (audience == self.audience or (isinstance(audience, list) and self.audience in audience))
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAccounts:

@@ -24,8 +24,6 @@ SHAPE = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 """Three parts in base64url. That without a signature is one, too: it has a refusal of its own."""
 FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """What reading something that anyone may have written can end in."""
-
-
 MOST_REMEMBERED = 4_096
 """Tokens whose signature was found good, which takes up to a millisecond: they are shown again and again."""
 
@@ -124,6 +122,8 @@ class Verifier:
         if kid is not None and not isinstance(kid, str):
             raise unknown("kid", "its key id is no text", known.issuer.name)
         key = await _key(known, kid)
+        if self._known.get(known.issuer.url) is not known:
+            raise unknown("issuer", "its [[issuer]] was changed while a key was fetched", known.issuer.name)
         return _Good(known, kid, key, _signed(token, key, known.issuer))
 
     def _check_times(self, claims: Claims) -> None:

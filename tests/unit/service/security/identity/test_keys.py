@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from structlog.testing import capture_logs
 
 from muster.service.security.files import FileError
+from muster.service.security.identity import keys
 from muster.service.security.identity.fetching import FetchError
 from muster.service.security.identity.jwks import parse
 from muster.service.security.identity.keys import (
@@ -79,21 +80,21 @@ def test_a_token_without_a_key_id_is_of_the_only_key():
 async def test_a_file_that_is_being_replaced_keeps_the_last_good_keys(tmp_path: Path):
     file = tmp_path / "keys.json"
     FIRST.publish(file)
-    keys = KeysInFile(file)
+    followed = KeysInFile(file)
     for broken in (b"", BOTH[:100], None):
         file.unlink() if broken is None else file.write_bytes(broken)
         with capture_logs() as logged:
-            keys.tend()
-            keys.tend()
+            followed.tend()
+            followed.tend()
         assert [line["event"] for line in logged] == ["keys.kept"]
         assert str(file) in logged[0]["reason"]
-        await keys.find("first")
+        await followed.find("first")
     SECOND.publish(file)
-    keys.tend()
-    await keys.find("second")
+    followed.tend()
+    await followed.find("second")
     with pytest.raises(KeyUnknown, match=r"is none of the 1 of .*keys\.json"):
-        await keys.find("first")
-    keys.close()
+        await followed.find("first")
+    followed.close()
 
 
 @pytest.mark.parametrize("text", [None, "", "{}"])
@@ -142,6 +143,18 @@ async def test_keys_are_fetched_once_for_all_who_wait():
     found = await asyncio.gather(*waiting[1:])
     assert len(set(map(id, found))) == 1
     assert source.asked == 1
+
+
+async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keys, "MOST_WAITING", 2)
+    source = Source()
+    source.open.clear()
+    waiting = [asyncio.create_task(source.keys.find("first")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(KeysUnavailable, match="2 calls wait for it already"):
+        await source.keys.find("first")
+    source.open.set()
+    await asyncio.gather(*waiting)
 
 
 async def test_a_flood_of_unknown_keys_fetches_at_a_bounded_rate():

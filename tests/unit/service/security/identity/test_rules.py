@@ -108,7 +108,8 @@ def test_what_cannot_be_meant_is_refused_by_its_name(tmp_path: Path, text: str, 
 
 
 def claims(sub: str = "system:serviceaccount:team-a:trainer", **said: object) -> Claims:
-    return Claims(issuer="cluster", said={"sub": sub, **said}, expires_at=0, ends_at=0)
+    said = {"iss": "https://kubernetes.default.svc.cluster.local", "aud": "muster", "sub": sub, **said}
+    return Claims(issuer="cluster", said=said, expires_at=0, ends_at=0)
 
 
 @pytest.mark.parametrize(

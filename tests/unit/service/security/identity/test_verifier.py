@@ -15,8 +15,8 @@ from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role
 from muster.service.security.identity import verifier
 from muster.service.security.identity.refusals import UNKNOWN, TokenRefused
+from muster.service.security.identity.rules import FetchedFrom, Login, ServiceAccounts
 from muster.service.security.identity.rules import Issuer as Trusted
-from muster.service.security.identity.rules import Login, ServiceAccounts
 from muster.service.security.identity.verifier import Verifier
 from muster.service.security.journal import Journal
 from muster.service.security.tokens import Tokens
@@ -211,6 +211,31 @@ def test_an_account_of_another_issuer_is_nobody(room: Room, tmp_path: Path):
     assert (line["check"], line["issuer"]) == ("kid", "cluster")
 
 
+async def test_an_issuer_that_is_dropped_while_a_key_is_fetched_vouches_for_nobody(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+):
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def fetch(_: FetchedFrom) -> bytes:
+        begun.set()
+        await end.wait()
+        return ISSUER.jwks
+
+    monkeypatch.setattr(verifier, "fetch", fetch)
+    (trusted,) = room.tokens.issuers
+    room.verifier.hold((replace(trusted, keys=FetchedFrom(url="https://keys")),))
+    waiting = asyncio.create_task(room.verifier.verify(ISSUER.token(now=NOW)))
+    await begun.wait()
+    # What was asked for is there before it can be stopped.
+    end.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    room.verifier.hold(())
+    with pytest.raises(TokenRefused) as caught:
+        await waiting
+    assert caught.value.check in ("issuer", "keys")
+
+
 # ---------------------------------------------------------------------- tokens that are shown again
 
 
@@ -294,6 +319,15 @@ async def test_a_changed_rule_ends_what_it_gave_and_nothing_else(room: Room):
     room.access.revoke(room.tokens)
     await asyncio.sleep(0)
     assert not any(one.done() for one in calls)
+    (trusted,) = room.tokens.issuers
+    assert room.tokens.uphold(other)
+    changed = (
+        replace(trusted, url="https://other"),
+        replace(trusted, audience="other"),
+        replace(trusted, name="other"),
+    )
+    for one in changed:
+        assert not Tokens((), (one,), room.tokens.rules).uphold(other)
     narrower = ServiceAccounts(
         issuer="cluster", namespace="team-a", account="trainer", role=Role.VIEWER, runs=("*",)
     )

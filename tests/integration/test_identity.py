@@ -129,6 +129,22 @@ def test_a_pod_is_let_in_as_its_service_account(
     assert guarded.get("/metrics", authorization=viewer)[0] == 200
 
 
+def test_sdk_and_command_take_a_token_from_a_helper(
+    guarded: Coordinator, environ: pytest.MonkeyPatch, tmp_path: Path
+):
+    file = tmp_path / "token"
+    put(file, ISSUER.token("team-a/trainer"))
+    environ.setenv("MUSTER_TOKEN_COMMAND", f"cat '{file}'")
+    barrier(guarded.endpoint, "team-a-helped").execute_barrier()
+    environ.delenv("MUSTER_TOKEN_COMMAND")
+    options = ["get", "runs", "-e", guarded.endpoint, "--token-command"]
+    done = CliRunner().invoke(app, [*options, f"cat '{file}'"])
+    assert (done.exit_code, "team-a-helped" in done.stdout) == (0, True), done.stderr
+    done = CliRunner().invoke(app, [*options, "false"])
+    assert done.exit_code == Exit.USAGE
+    assert done.stderr == "Error: --token-command: no token: false ended with 1; what it said is on stderr.\n"
+
+
 CLAIMS = {"iss": URL, "aud": "muster", "sub": "system:serviceaccount:team-a:trainer", "exp": 4e9}
 BAD: dict[str, tuple[str, str, str]] = {
     "wrong audience": (ISSUER.token(aud="vault"), "TOKEN_UNKNOWN", "aud"),

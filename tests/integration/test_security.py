@@ -23,7 +23,7 @@ from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security.access import RULES
-from muster.service.security.tokens import Role
+from muster.service.security.grants import Role
 from muster.service.web.connections import MAX_CONNECTIONS
 from muster.v1 import (
     barrier_pb2,

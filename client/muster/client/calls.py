@@ -32,9 +32,10 @@ CHANNEL_OPTIONS = [
 
 NOT_LEADER, DRAINING = "NOT_LEADER", "COORDINATOR_DRAINING"
 RELAY_CUT_OFF, UPSTREAM_LOST = "RELAY_CUT_OFF", "UPSTREAM_LOST"
-ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF, UPSTREAM_LOST})
-"""Reasons of a coordinator that does not lead, or soon will not, and of a relay that does not reach the one
-that does, or has just lost it: nothing has failed."""
+KEYS_UNAVAILABLE = "KEYS_UNAVAILABLE"
+ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF, UPSTREAM_LOST, KEYS_UNAVAILABLE})
+"""Reasons of a coordinator that does not lead, or soon will not, or cannot check a token now, and of a relay
+that does not reach the one that leads, or has just lost it: nothing has failed."""
 
 
 def channel_options(target: Target) -> list[tuple[str, Any]]:
@@ -96,6 +97,7 @@ def search_on(search: Search, error: grpc.RpcError) -> float:
     if info.reason in (DRAINING, RELAY_CUT_OFF):
         return search.left(why)
     if info.reason in TOKEN_REFUSED:
+        Credentials.of().refused()
         return search.denied(why)
     # Any other reason is the leader's own word, or a relay's that looks for the leader itself.
     return search.again(why) if info.reason else search.failed(why)

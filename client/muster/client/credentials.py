@@ -1,7 +1,8 @@
 """What this process shows the coordinator, and what it expects of it: a token, and certificates.
 
 It comes from the environment; the command has options for it, too. The files are read again for each
-connection (the token's for each call), so that whoever renews them needs to restart nothing.
+connection (the token's for each call), so that whoever renews them needs to restart nothing. A helper command
+that gives the token is run again when what it gave is about to expire.
 """
 
 import os
@@ -16,9 +17,12 @@ import grpc
 
 from muster.client.addresses import is_socket, relays_of, target_of
 from muster.client.errors import EnvironmentValueError
+from muster.client.token_command import COMMANDS, CommandError
 
-TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN"})
+TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN", "TOKEN_EXPIRED"})
 """Reasons of a refusal that another token would mend."""
+MOST_TOKEN = 7_000
+"""Characters of a token: with more, gRPC would refuse the call for the size of its headers."""
 TOKEN_PATIENCE = 60.0
 """Seconds that a process that was welcome goes on trying when its token is refused: a new one that the
 coordinator knows already may take so long to come to every node (Kubernetes updates secrets each minute)."""
@@ -30,6 +34,7 @@ class Names:
 
     token: str
     token_file: str
+    token_command: str
     ca: str
     cert: str
     key: str
@@ -39,6 +44,7 @@ class Names:
 ENVIRONMENT = Names(
     token="MUSTER_TOKEN",
     token_file="MUSTER_TOKEN_FILE",
+    token_command="MUSTER_TOKEN_COMMAND",
     ca="MUSTER_TLS_CA",
     cert="MUSTER_TLS_CERT",
     key="MUSTER_TLS_KEY",
@@ -64,7 +70,9 @@ class Credentials:
 
     token: str = field(default="", repr=False)
     token_file: Path | None = None
-    """Wins over ``token``."""
+    """Wins over ``token_command``."""
+    token_command: str = field(default="", repr=False)
+    """Wins over ``token``: a command that writes it to stdout."""
     ca: Path | None = None
     """If given, TLS is spoken, and the coordinator must show a certificate of these authorities."""
     cert: Path | None = None
@@ -83,6 +91,7 @@ class Credentials:
         return cls(
             token=environ.get(ENVIRONMENT.token, ""),
             token_file=path(ENVIRONMENT.token_file),
+            token_command=environ.get(ENVIRONMENT.token_command, ""),
             ca=path(ENVIRONMENT.ca),
             cert=path(ENVIRONMENT.cert),
             key=path(ENVIRONMENT.key),
@@ -107,17 +116,33 @@ class Credentials:
         """The value of the ``authorization`` header; empty if there is no token.
 
         Raises:
-            EnvironmentValueError: the token's file cannot be read, or what it holds cannot be a token.
+            EnvironmentValueError: the token's file cannot be read, its command gave none, or what they hold
+                cannot be a token.
         """
         token, where = self.token, self.names.token
         if self.token_file is not None:
             where = f"{self.names.token_file} = {self.token_file}"
             token = _read(self.token_file, self.names.token_file).decode("utf-8", "replace").strip()
+        elif self.token_command:
+            where = self.names.token_command
+            try:
+                token = COMMANDS.token(self.token_command)
+            except CommandError as error:
+                raise EnvironmentValueError(f"{where}: no token: {error}.") from None
         elif not token:
             return ""
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise EnvironmentValueError(f"{where}: a token is one line of ASCII without spaces.")
+        if len(token) > MOST_TOKEN:
+            raise EnvironmentValueError(
+                f"{where}: it has {len(token):,} characters, and a token has {MOST_TOKEN:,} at the most. Ask "
+                "its issuer for one with fewer claims."
+            )
         return f"Bearer {token}"
+
+    def refused(self) -> None:
+        """Take note that the token was refused, so that a command is asked for another."""
+        COMMANDS.forget(self.token_command)
 
     def certificates(self) -> tuple[bytes, ...]:
         """What the files of authorities, certificate and key hold now.
@@ -152,7 +177,7 @@ class Credentials:
         else:
             named = [*options, *self.name_options(server_name)]
             channel = grpc.secure_channel(address, tls, options=named)
-        if self.token or self.token_file:
+        if self.token or self.token_file or self.token_command:
             channel = grpc.intercept_channel(channel, _Bearer(self))
         return channel
 
@@ -294,7 +319,10 @@ class TokenPatience:
         Args:
             reason: of the refusal.
         """
-        if reason not in TOKEN_REFUSED or not (self._relays or Credentials.of().token_file):
+        if reason not in TOKEN_REFUSED:
+            return False
+        mine = Credentials.of()
+        if not (self._relays or mine.token_file or mine.token_command):
             return False
         now = self._clock()
         if self._since is None:

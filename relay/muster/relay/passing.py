@@ -116,7 +116,7 @@ class Passing(grpc.GenericRpcHandler):
 
     async def _hand_on(self, call: _Call, request: bytes, search: Search) -> None:
         target = search.begin()
-        metadata = self._upstream.metadata(search, target)
+        metadata = await self._upstream.metadata(search, target)
         async with self._upstream.channel(target) as channel:
             talks, timeout = call.method in DIALOGUES, call.context.time_remaining()
             make: Any = channel.stream_stream(call.method) if talks else channel.unary_stream(call.method)

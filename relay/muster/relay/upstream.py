@@ -172,7 +172,7 @@ class Upstream:
         """Open a stream and read it to its end. Returns a pause, if it was not welcomed."""
         target = search.begin()
         async with self.channel(target) as channel:
-            call: Any = channel.stream_stream(CONNECT)(metadata=self.metadata(search, target))
+            call: Any = channel.stream_stream(CONNECT)(metadata=await self.metadata(search, target))
             try:
                 await call.write(self._hello(line))
                 data = await call.read()
@@ -261,13 +261,17 @@ class Upstream:
         if channel is not None:
             await channel.close()
 
-    def metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
+    async def metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
         """The headers of a call: of the relay's own, for nobody's token but its own goes up.
 
         Raises:
             EnvironmentValueError: the token cannot be used.
         """
-        authorization = Credentials.toward(target.address).authorization()
+        credentials = Credentials.toward(target.address)
+        if credentials.token_command:
+            authorization = await asyncio.to_thread(credentials.authorization)
+        else:
+            authorization = credentials.authorization()
         token = [("authorization", authorization)] if authorization else []
         return [*search.metadata, *token]
 

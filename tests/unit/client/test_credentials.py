@@ -37,6 +37,27 @@ def test_a_tokens_file_is_read_at_each_call_and_wins(tmp_path: Path):
     assert SECRET not in repr(Credentials.of({"MUSTER_TOKEN": SECRET}))
 
 
+def test_a_token_that_grpc_would_not_carry_is_refused():
+    with pytest.raises(EnvironmentValueError, match="it has 7,001 characters, and a token has 7,000"):
+        Credentials(token="x" * 7_001).check()
+    Credentials(token="x" * 7_000).check()
+
+
+def test_a_command_gives_the_token_where_there_is_no_file(tmp_path: Path):
+    environ = {"MUSTER_TOKEN": "other", "MUSTER_TOKEN_COMMAND": f"echo {SECRET}-{tmp_path.name}"}
+    given = Credentials.of(environ)
+    assert given.authorization() == f"Bearer {SECRET}-{tmp_path.name}"
+    assert SECRET not in repr(given)
+    (tmp_path / "token").write_text("of-the-file")
+    file = {"MUSTER_TOKEN_FILE": str(tmp_path / "token")}
+    assert Credentials.of(environ | file).authorization() == "Bearer of-the-file"
+    with pytest.raises(EnvironmentValueError, match="MUSTER_TOKEN_COMMAND: no token: false ended with 1"):
+        Credentials(token_command=f"false {SECRET}").check()
+    with pytest.raises(EnvironmentValueError, match="MUSTER_TOKEN_COMMAND: a token is one line") as caught:
+        Credentials(token_command=f"echo {SECRET} x").check()
+    assert SECRET not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "\n", f"{SECRET} x", f"{SECRET}\nx", f"{SECRET}é", f"{SECRET}\x1b"])
 def test_what_cannot_be_a_token_is_refused_without_saying_it(tmp_path: Path, text: str):
     file = tmp_path / "token"
@@ -120,8 +141,11 @@ def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest
     assert not patience.lasts("TOKEN_UNKNOWN")
     patience.renew()
     assert patience.lasts("TOKEN_UNKNOWN")
+    monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token_command="x"))
+    assert patience.lasts("TOKEN_EXPIRED")
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token=SECRET))
     assert not patience.lasts("TOKEN_UNKNOWN")
+    assert not patience.lasts("TOKEN_EXPIRED")
 
 
 def test_where_a_relay_may_be_back_a_refused_token_is_waited_out(monkeypatch: pytest.MonkeyPatch):

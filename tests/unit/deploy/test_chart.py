@@ -404,7 +404,11 @@ def referred(pod: Manifest) -> set[tuple[str, str]]:
         if "persistentVolumeClaim" in volume:
             found.add(("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]))
         for source in volume.get("projected", {}).get("sources", []):
-            found.add(("Secret", source["secret"]["name"]))
+            if "secret" in source:
+                found.add(("Secret", source["secret"]["name"]))
+            elif "configMap" in source and source["configMap"]["name"] != "kube-root-ca.crt":
+                # That one is in every namespace.
+                found.add(("ConfigMap", source["configMap"]["name"]))
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from muster.service.security.identity.rules import AUDIENCE
 from tests.support import rules
 from tests.support.coordinator import free_port
 from tests.support.etcd import program as etcd_program
@@ -87,6 +88,17 @@ def test_torchrun_reads_their_flags(name: str):
     used = {word.partition(")")[0] for argument in container["args"] for word in argument.split("$(")[1:]}
     assert used <= variables
     assert int(arguments.nnodes.split(":")[-1]) == nodes_of(read(name))
+
+
+def test_the_job_with_a_service_account_mounts_its_token_for_muster_alone():
+    pod = pod_of(read("service-account.yaml"))["spec"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("trainer", False)
+    (token, authority) = pod["volumes"][0]["projected"]["sources"]
+    assert token["serviceAccountToken"]["audience"] == AUDIENCE
+    variables = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    mounted = pod["containers"][0]["volumeMounts"][0]["mountPath"]
+    assert variables["MUSTER_TOKEN_FILE"] == f"{mounted}/{token['serviceAccountToken']['path']}"
+    assert variables["MUSTER_TLS_CA"] == f"{mounted}/{authority['configMap']['items'][0]['path']}"
 
 
 def nodes_of(manifest: Manifest) -> int:

@@ -188,6 +188,72 @@ annotations:
 {{- default (include "muster.tokensInline" .) .Values.tokens.existingSecret }}
 {{- end }}
 
+{{- define "muster.tokens.inline" -}}
+{{- if or .Values.tokens.entries .Values.tokens.serviceAccounts.entries }}yes{{ end }}
+{{- end }}
+
+{{- /* The tokens file of what is in the values. JSON's scalars and lists of them are TOML's. */}}
+{{- define "muster.tokens.toml" -}}
+{{- range .Values.tokens.entries }}
+[[token]]
+{{- range $key, $value := . }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- with .Values.tokens.serviceAccounts }}
+{{- if .entries }}
+[[issuer]]
+name = "cluster"
+url = {{ toJson .issuer }}
+keys_url = "https://kubernetes.default.svc/openid/v1/jwks"
+ca_file = "/etc/muster/kubernetes/ca.crt"
+token_file = "/etc/muster/kubernetes/token"
+{{- end }}
+{{- range .entries }}
+[[service_account]]
+{{- range $key, $value := . }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* What the keys of the cluster are got with, which everyone may who has a service account. */}}
+{{- define "muster.kubernetes.wanted" -}}
+{{- if and .Values.tokens.enabled .Values.tokens.serviceAccounts.enabled }}yes{{ end }}
+{{- end }}
+
+{{- define "muster.kubernetes.mount" -}}
+- name: kubernetes
+  mountPath: /etc/muster/kubernetes
+  readOnly: true
+{{- end }}
+
+{{- define "muster.kubernetes.volume" -}}
+- name: kubernetes
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken:
+          path: token
+          expirationSeconds: 3600
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - {key: ca.crt, path: ca.crt}
+{{- end }}
+
+{{- /* Where it is: a policy sees the port of the API server itself or of its Service, as the network plugin has it. */}}
+{{- define "muster.kubernetes.egress" -}}
+- ports:
+    - port: 443
+    - port: 6443
+  {{- with .Values.networkPolicy.apiServerTo }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
 {{- /* What all Certificates of cert-manager have in common. */}}
 {{- define "muster.certificate" -}}
 issuerRef:
@@ -369,10 +435,13 @@ securityContext:
 {{- end }}
 {{- end }}
 {{- if .Values.tokens.enabled }}
-{{- if eq (empty .Values.tokens.existingSecret) (empty .Values.tokens.entries) }}
-{{- fail "tokens.enabled: give the tokens in one way: tokens.existingSecret or tokens.entries." }}
+{{- if eq (empty .Values.tokens.existingSecret) (empty (include "muster.tokens.inline" .)) }}
+{{- fail "tokens.enabled: give the tokens in one way: tokens.existingSecret, or tokens.entries and tokens.serviceAccounts.entries." }}
 {{- end }}
-{{- else if or .Values.tokens.existingSecret .Values.tokens.entries }}
+{{- if and .Values.tokens.serviceAccounts.entries (not .Values.tokens.serviceAccounts.enabled) }}
+{{- fail "tokens.serviceAccounts.enabled is false, but entries are given: set it to true, or remove them." }}
+{{- end }}
+{{- else if or .Values.tokens.existingSecret (include "muster.tokens.inline" .) .Values.tokens.serviceAccounts.enabled }}
 {{- fail "tokens.enabled is false, but tokens are given: set tokens.enabled=true, or remove them." }}
 {{- end }}
 {{- $name := include "muster.fullname" . }}

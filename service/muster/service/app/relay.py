@@ -24,7 +24,7 @@ from muster.service.rpc.server import SERVICES
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.config import Security
-from muster.service.security.tokens import Grant, Role
+from muster.service.security.grants import Grant, Role
 from muster.service.telemetry.relay import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
@@ -143,7 +143,7 @@ class TokenDoor:
     async def admitted(self, method: str, metadata: Metadata) -> AsyncIterator[Visitor]:
         """See ``Door``."""
         with as_relays():
-            grant = self._access.admit(method, metadata)
+            grant = await self._access.admit(method, metadata)
             async with self._access.while_granted(grant):
                 yield Caller(grant)
 

@@ -18,6 +18,15 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(envvar="MUSTER_TOKEN_FILE", metavar="FILE", help="The file of the token to show."),
 ]
+TokenCommand = Annotated[
+    str,
+    typer.Option(
+        envvar="MUSTER_TOKEN_COMMAND",
+        metavar="COMMAND",
+        help="A command that writes the token to show to stdout.",
+        show_default=False,
+    ),
+]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
@@ -44,6 +53,7 @@ TlsServerName = Annotated[
 ]
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "token_file": (TokenFile, None),
+    "token_command": (TokenCommand, ""),
     "tls_ca": (TlsCa, None),
     "tls_cert": (TlsCert, None),
     "tls_key": (TlsKey, None),
@@ -54,6 +64,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 NAMES = Names(
     token=ENVIRONMENT.token,
     token_file="--token-file",
+    token_command="--token-command",
     ca="--tls-ca",
     cert="--tls-cert",
     key="--tls-key",

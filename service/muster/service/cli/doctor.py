@@ -1,6 +1,7 @@
 """``muster doctor``: why a job cannot use a coordinator, or that it can."""
 
 import os
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from muster.service.cli.checks import Certificates, Check, Result, examine
 from muster.service.cli.client import connect
 from muster.service.cli.credentials import connecting, given
 from muster.service.cli.etcd_checks import members
+from muster.service.cli.identity_checks import identity
 from muster.service.cli.options import Output
 from muster.service.cli.table import colorful, document, emit
 from muster.service.core import report
@@ -40,7 +42,7 @@ def doctor(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Check a coordinator from here: reach, TLS, authorisation, version, replicas, storage and clock.
+    """Check a coordinator from here: token, reach, TLS, authorisation, version, replicas, storage, clock.
 
     A line for each check. With --state etcd://… every member of etcd is looked at, too. If MUSTER_RUN_ID is
     set, the token must be for that run. Ends with 3 if the coordinator cannot be reached, and with 1 if
@@ -53,7 +55,9 @@ def doctor(
         mine = given()
         if mine.ca is not None:
             tls = Certificates(mine.ca, mine.cert, mine.key, mine.server_name)
-        for check in examine(addresses, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", "")):
+        shown = identity(mine.authorization())
+        of_coordinator = examine(addresses, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", ""))
+        for check in chain([shown] if shown is not None else [], of_coordinator):
             checks.append(check)
             if output is not Output.JSON:
                 emit(line(check, color=colorful()))

@@ -42,6 +42,8 @@ class Reason(enum.StrEnum):
     STALE_OPERATION = enum.auto()
     TOKEN_MISSING = enum.auto()
     TOKEN_UNKNOWN = enum.auto()
+    TOKEN_EXPIRED = enum.auto()
+    KEYS_UNAVAILABLE = enum.auto()
     ROLE_TOO_LOW = enum.auto()
     RUN_NOT_ALLOWED = enum.auto()
 

@@ -6,7 +6,7 @@ from typing import Any
 from muster.service.driver import Driver
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.guard import ADMISSION
-from muster.service.security.tokens import Grant
+from muster.service.security.grants import Grant
 from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc

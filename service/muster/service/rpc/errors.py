@@ -50,6 +50,8 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.STALE_OPERATION: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOKEN_MISSING: grpc.StatusCode.UNAUTHENTICATED,
     Reason.TOKEN_UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.TOKEN_EXPIRED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.KEYS_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.ROLE_TOO_LOW: grpc.StatusCode.PERMISSION_DENIED,
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }

@@ -17,7 +17,7 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.security import access
 from muster.service.security.access import Access
-from muster.service.security.tokens import Grant, Role
+from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
 READ_TIMEOUT = 60.0
@@ -136,7 +136,7 @@ class _Guarded:
         if self.guard is None or self._is_open:
             yield None
             return
-        grant = self.guard.admit(self.method, self.metadata)
+        grant = await self.guard.admit(self.method, self.metadata)
         async with self.guard.while_granted(grant):
             yield grant
 

@@ -1,6 +1,7 @@
 """Who may call what, for which runs: the table of roles, and the check of every call."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,7 +9,11 @@ from typing import Any, Literal
 
 from muster.service.core import report
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.security.tokens import Grant, Role, Tokens, bearer
+from muster.service.security.grants import Grant, Role
+from muster.service.security.identity.refusals import UNKNOWN, TokenRefused, unknown
+from muster.service.security.identity.verifier import Verifier
+from muster.service.security.journal import JOURNAL
+from muster.service.security.tokens import Tokens, bearer, digest_of
 
 AUTHORIZATION = "authorization"
 """The metadata key, and the HTTP header, that carries the token."""
@@ -71,44 +76,79 @@ OPEN_METHODS = frozenset({f"/grpc.health.v1.Health/{name}" for name in ("Check",
 """Methods that need no token: probes have none."""
 
 
+TAKEN_AWAY = 0.0
+"""When a call ends whose token is: in the past, so that it ends at once."""
+
+
 class Access:
-    """Checks callers against the tokens in force, and ends the calls of those whose token is taken away.
+    """Checks callers against the tokens in force, and ends calls whose token is taken away or has expired.
 
     Args:
         tokens: gives those in force.
+        verifier: checks the tokens of their issuers; None: there are none.
+        clock: seconds since 1970.
     """
 
-    def __init__(self, tokens: Callable[[], Tokens]) -> None:
+    def __init__(
+        self,
+        tokens: Callable[[], Tokens],
+        verifier: Verifier | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._tokens = tokens
+        self._verifier = verifier
+        self._clock = clock
         self._open: dict[Grant, set[asyncio.Timeout]] = {}
 
-    def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Grant:
+    async def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Grant:
         """Who calls, from the metadata of a call.
 
         Raises:
-            Refusal: TOKEN_MISSING, TOKEN_UNKNOWN or ROLE_TOO_LOW.
+            Refusal: as :meth:`identify`, or ROLE_TOO_LOW.
         """
         values = (value for key, value in metadata if key == AUTHORIZATION)
-        grant = self.identify(next((value for value in values if isinstance(value, str)), ""))
+        grant = await self.identify(next((value for value in values if isinstance(value, str)), ""))
         check_role(grant, RULES.get(method, OPERATES).role, method)
         return grant
 
-    def identify(self, authorization: str) -> Grant:
-        """Whose token an ``Authorization`` header holds.
+    async def identify(self, authorization: str) -> Grant:
+        """Whose token an ``Authorization`` header holds. Only who shows one of an unknown key waits.
 
         Raises:
-            Refusal: TOKEN_MISSING or TOKEN_UNKNOWN.
+            Refusal: TOKEN_MISSING, TOKEN_UNKNOWN, TOKEN_EXPIRED or KEYS_UNAVAILABLE.
         """
+        try:
+            return await self._identified(authorization)
+        except TokenRefused as refusal:
+            JOURNAL.refused(refusal.reason, refusal.check, refusal.why, issuer=refusal.issuer)
+            raise
+
+    async def _identified(self, authorization: str) -> Grant:
         token = bearer(authorization)
         if token is None:
-            raise Refusal(
+            raise TokenRefused(
                 Reason.TOKEN_MISSING,
                 "this coordinator asks for a token, and none came. Set MUSTER_TOKEN_FILE or MUSTER_TOKEN, "
                 "or give --token-file.",
+                check="missing",
             )
-        grant = self._tokens().find(token)
+        tokens = self._tokens()
+        grant = tokens.find(token)
+        if grant is not None:
+            return grant
+        if self._verifier is None or not tokens.issuers:
+            raise unknown("unknown", "it is none of the tokens of the file")
+        claims = await self._verifier.verify(token)
+        # The file may have changed while a key was fetched.
+        grant = self._tokens().of(claims, digest_of(token))
         if grant is None:
-            raise _unknown()
+            raise TokenRefused(
+                Reason.TOKEN_UNKNOWN,
+                f"{claims.bearer} is nobody whom this coordinator lets in. Ask its operator for "
+                "a [[service_account]] or [[login]] in the tokens file.",
+                check="rules",
+                issuer=claims.issuer,
+            )
         return grant
 
     @asynccontextmanager
@@ -116,11 +156,11 @@ class Access:
         """Run a call for as long as its token is in force.
 
         Raises:
-            Refusal: TOKEN_UNKNOWN, when the token was taken away meanwhile.
+            Refusal: TOKEN_UNKNOWN, when the token was taken away meanwhile, or TOKEN_EXPIRED.
         """
         open_calls = self._open.setdefault(grant, set())
         try:
-            async with asyncio.timeout(None) as scope:
+            async with asyncio.timeout_at(self._end_of(grant)) as scope:
                 open_calls.add(scope)
                 try:
                     yield
@@ -130,15 +170,24 @@ class Access:
                         self._open.pop(grant, None)
         except TimeoutError:
             if scope.expired():
-                raise _unknown() from None
+                refusal = _ended(grant) if scope.when() != TAKEN_AWAY else _taken_away(grant)
+                JOURNAL.ended(refusal.reason, refusal.check, refusal.why, issuer=refusal.issuer)
+                raise refusal from None
             raise
 
+    def _end_of(self, grant: Grant) -> float | None:
+        """When a call ends at the latest, on the loop's clock."""
+        if grant.claims is None:
+            return None
+        return asyncio.get_running_loop().time() + max(0.0, grant.claims.ends_at - self._clock())
+
     def revoke(self, tokens: Tokens) -> None:
-        """End the calls of every grant that is not among these tokens as it was."""
-        for grant in self._open.keys() - set(tokens.grants):
+        """End the calls of every grant that these tokens do not give as it was."""
+        for grant in [one for one in self._open if not tokens.uphold(one)]:
             for scope in self._open[grant]:
-                # In the past, so that it ends at once.
-                scope.reschedule(0)
+                # One that is ending already cannot be told again.
+                if not scope.expired():
+                    scope.reschedule(TAKEN_AWAY)
 
 
 def check_role(grant: Grant, role: Role, what: str) -> None:
@@ -153,13 +202,15 @@ def check_role(grant: Grant, role: Role, what: str) -> None:
         Refusal: ROLE_TOO_LOW.
     """
     if grant.role < role:
-        raise Refusal(
+        refusal = Refusal(
             Reason.ROLE_TOO_LOW,
             f'token "{grant.name}" has the role {grant.role.name.lower()}, and {what} needs '
             f"{role.name.lower()}. Use a token of that role.",
             role=grant.role.name.lower(),
             needed=role.name.lower(),
         )
+        JOURNAL.refused(refusal.reason, "role", refusal.message)
+        raise refusal
 
 
 def check_run(grant: Grant, run_id: str) -> None:
@@ -170,11 +221,13 @@ def check_run(grant: Grant, run_id: str) -> None:
     """
     if not grant.allows(run_id):
         which = f"run {report.shown(run_id)}" if run_id else "all runs"
-        raise Refusal(
+        refusal = Refusal(
             Reason.RUN_NOT_ALLOWED,
             f'token "{grant.name}" is for the runs {", ".join(grant.runs)}, and not for {which}. Use a token '
             "for that run, or another run id.",
         )
+        JOURNAL.refused(refusal.reason, "run", refusal.message)
+        raise refusal
 
 
 def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN401
@@ -205,9 +258,23 @@ def narrowed(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: AN
     return response
 
 
-def _unknown() -> Refusal:
-    return Refusal(
+def _taken_away(grant: Grant) -> TokenRefused:
+    return TokenRefused(
         Reason.TOKEN_UNKNOWN,
-        "the token is not one of this coordinator's, or no longer. Ask its operator for another, and put it "
-        "where MUSTER_TOKEN_FILE (or --token-file) points.",
+        UNKNOWN,
+        check="taken away",
+        why=f"what the tokens file gave to {grant.name}, it gives no more",
+        issuer=grant.claims.issuer if grant.claims is not None else "",
+    )
+
+
+def _ended(grant: Grant) -> TokenRefused:
+    assert grant.claims is not None
+    return TokenRefused(
+        Reason.TOKEN_EXPIRED,
+        f"the token of {grant.name} expired at {grant.claims.expiry}, and what was opened with "
+        "it ends. Connect again with the one that has replaced it: the SDK does, and reads MUSTER_TOKEN_FILE "
+        "anew.",
+        check="exp",
+        issuer=grant.claims.issuer,
     )

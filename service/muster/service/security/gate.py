@@ -1,13 +1,17 @@
 """All that guards one coordinator, made from what it was told."""
 
+import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from muster.service.security import tokens
 from muster.service.security.access import Access
 from muster.service.security.config import Security
-from muster.service.security.files import Reloaded, keep_fresh
+from muster.service.security.files import INTERVAL, Reloaded, keep_fresh
+from muster.service.security.identity.verifier import Verifier
 from muster.service.security.tls import Tls
+from muster.service.security.tokens import Tokens
 from muster.service.security.traffic import Traffic
 
 
@@ -23,6 +27,7 @@ class Gate:
 
     def __init__(self, security: Security) -> None:
         self._files: list[Reloaded[Any]] = []
+        self._verifier = Verifier(time.time, time.monotonic)
         self.traffic = Traffic(security.traffic, time.monotonic)
         self.tls: Tls | None = None
         self.access: Access | None = None
@@ -30,11 +35,25 @@ class Gate:
             self.tls = Tls(security.tls)
             self._files.append(self.tls.certificates)
         if (path := security.tokens_file) is not None:
-            in_force = Reloaded("tokens", [path], lambda: tokens.load(path))
-            self.access = Access(lambda: in_force.value)
+            in_force = Reloaded("tokens", [path], lambda: self._tokens(path))
+            self.access = Access(lambda: in_force.value, self._verifier)
             in_force.changed = self.access.revoke
             self._files.append(in_force)
 
+    def _tokens(self, path: Path) -> Tokens:
+        """The tokens of a file, with the keys of its issuers at hand."""
+        found = tokens.load(path)
+        self._verifier.hold(found.issuers)
+        return found
+
     async def keep_fresh(self) -> None:
-        """Follow the files, for ever."""
-        await keep_fresh(self._files)
+        """Follow the files and the keys of issuers, for ever."""
+        try:
+            await asyncio.gather(keep_fresh(self._files), self._tend())
+        finally:
+            self._verifier.close()
+
+    async def _tend(self) -> None:
+        while True:
+            self._verifier.tend()
+            await asyncio.sleep(INTERVAL)

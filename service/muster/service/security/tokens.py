@@ -3,67 +3,69 @@
 Only digests are kept. No token is in a log, an error or a repr.
 """
 
-import enum
 import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from muster.service.security.files import FileError, read
-from muster.service.security.patterns import matches
+from muster.service.security.grants import Grant
+from muster.service.security.identity import rules
+from muster.service.security.identity.claims import Claims
+from muster.service.security.identity.rules import Issuer, Rule
+from muster.service.security.tables import Table
 
 LEAST_TOKEN = 16
 """Characters of a token: fewer could be guessed."""
 BEARER = "bearer"
-
-
-class Role(enum.IntEnum):
-    """What a token is for; each role may do all that the ones before it may."""
-
-    VIEWER = 1
-    WORKER = 2
-    OPERATOR = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """What the bearer of one token may do."""
-
-    name: str
-    role: Role
-    runs: tuple[str, ...] = ("*",)
-    """Glob patterns of run ids."""
-    digest: bytes = field(repr=False)
-    """SHA-256 of the token."""
-
-    def allows(self, run_id: str) -> bool:
-        """Whether the bearer may touch this run."""
-        return matches(run_id, self.runs)
-
-    @property
-    def allows_all(self) -> bool:
-        """Whether the bearer may touch every run."""
-        return "*" in self.runs
+KINDS = ("token", "issuer", "service_account", "login")
+"""The tables of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All tokens of a coordinator."""
+    """All tokens of a coordinator, and whose it takes of those that others sign."""
 
     grants: tuple[Grant, ...]
+    issuers: tuple[Issuer, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     def find(self, token: str) -> Grant | None:
         """The grant of a token; how long it takes does not tell how near the token is to one."""
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        digest = digest_of(token)
         found = None
         for grant in self.grants:
             if hmac.compare_digest(grant.digest, digest):
                 found = grant
         return found
+
+    def of(self, claims: Claims, digest: bytes) -> Grant | None:
+        """The grant of the bearer of an issuer's token: what the first rule says that is about them.
+
+        Args:
+            claims: what the token says.
+            digest: of the token.
+        """
+        if not any(issuer.issued(claims) for issuer in self.issuers):
+            return None
+        for rule in self.rules:
+            if rule.covers(claims):
+                return Grant(name=claims.bearer, role=rule.role, runs=rule.runs, digest=digest, claims=claims)
+        return None
+
+    def uphold(self, grant: Grant) -> bool:
+        """Whether a grant that was given before would be given again."""
+        if grant.claims is None:
+            return grant in self.grants
+        return self.of(grant.claims, grant.digest) == grant
+
+
+def digest_of(token: str) -> bytes:
+    """SHA-256 of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def bearer(authorization: str) -> str | None:
@@ -87,23 +89,45 @@ def load(path: Path) -> Tokens:
         raise FileError(f"{path} is not TOML {place[0] if place else ''}.".replace(" .", ".")) from None
     except UnicodeDecodeError:
         raise FileError(f"{path} is not in UTF-8.") from None
-    unknown = document.keys() - {"token"}
-    tables = document.get("token", [])
-    if unknown or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
-        raise FileError(f"{path} must hold [[token]] tables and nothing else. See docs/security.md.")
-    grants = [_grant(table, f"{path}, token {number}") for number, table in enumerate(tables, 1)]
-    if not grants:
+    if not all(key in KINDS and _is_tables(value) for key, value in document.items()):
+        kinds = ", ".join(f"[[{kind}]]" for kind in KINDS)
+        raise FileError(f"{path} must hold [[token]] tables and the like ({kinds}). See docs/security.md.")
+    tables = {
+        kind: [Table(one, f"{path}, {kind} {number}") for number, one in enumerate(document.get(kind, []), 1)]
+        for kind in KINDS
+    }
+    grants = [_grant(table) for table in tables["token"]]
+    issuers = tuple(rules.issuer(table) for table in tables["issuer"])
+    _check_distinct(path, grants, issuers)
+    found: list[Rule] = [rules.service_accounts(table, issuers) for table in tables["service_account"]]
+    found += [rules.login(table, issuers) for table in tables["login"]]
+    if not grants and not found:
         raise FileError(f"{path} holds no [[token]] table, so nobody could call. See docs/security.md.")
+    return Tokens(tuple(grants), issuers, tuple(found))
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _check_distinct(path: Path, grants: Sequence[Grant], issuers: Sequence[Issuer]) -> None:
     for one, other in _pairs(grants):
         if one.name == other.name or one.digest == other.digest:
             both = "name" if one.name == other.name else "token"
             raise FileError(
                 f'{path}: "{one.name}" and "{other.name}" have the same {both}. Give each its own.'
             )
-    return Tokens(tuple(grants))
+    for number, issuer in enumerate(issuers):
+        for before in issuers[:number]:
+            if issuer.name == before.name or issuer.url == before.url:
+                both = "name" if issuer.name == before.name else "url"
+                raise FileError(
+                    f'{path}: the issuers "{before.name}" and "{issuer.name}" have the same {both}. '
+                    "Give each its own."
+                )
 
 
-def _pairs(grants: list[Grant]) -> list[tuple[Grant, Grant]]:
+def _pairs(grants: Sequence[Grant]) -> list[tuple[Grant, Grant]]:
     by_key: dict[object, Grant] = {}
     found = []
     for grant in grants:
@@ -114,37 +138,24 @@ def _pairs(grants: list[Grant]) -> list[tuple[Grant, Grant]]:
     return found
 
 
-def _grant(table: Mapping[str, Any], where: str) -> Grant:
-    unknown = table.keys() - {"name", "role", "runs", "token", "sha256"}
-    if unknown:
-        # A name that is not known may be a token that was put in the wrong place.
-        raise FileError(
-            f"{where} has {len(unknown)} unknown fields: name, role, runs, token, sha256 are known."
-        )
-    name, role = table.get("name"), table.get("role")
-    runs = table.get("runs", ["*"])
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise FileError(f"{where} needs a name: printable text, which is shown in refusals.")
-    if not isinstance(role, str) or role.upper() not in Role.__members__:
-        roles = ", ".join(one.name.lower() for one in Role)
-        raise FileError(f'{where} ("{name}") needs a role: one of {roles}.')
-    if not isinstance(runs, list) or not runs or not all(isinstance(one, str) and one for one in runs):
-        raise FileError(f'{where} ("{name}"): runs must be a list of patterns, such as ["team-a-*"].')
-    return Grant(name=name, role=Role[role.upper()], runs=tuple(runs), digest=_digest(table, where, name))
+def _grant(table: Table) -> Grant:
+    table.check_fields("name", "role", "runs", "token", "sha256")
+    name = table.name()
+    return Grant(name=name, role=table.role(), runs=table.runs(), digest=_digest(table))
 
 
-def _digest(table: Mapping[str, Any], where: str, name: str) -> bytes:
-    token, digest = table.get("token"), table.get("sha256")
+def _digest(table: Table) -> bytes:
+    token, digest = table.said.get("token"), table.said.get("sha256")
     if (token is None) == (digest is None):
-        raise FileError(f'{where} ("{name}") needs either token or sha256.')
+        raise FileError(f"{table.where} needs either token or sha256.")
     if token is not None:
         usable = isinstance(token, str) and len(token) >= LEAST_TOKEN
         if not usable or not token.isascii() or not token.isprintable() or " " in token:
             raise FileError(
-                f'{where} ("{name}"): a token is text of at least {LEAST_TOKEN} ASCII characters without '
+                f"{table.where}: a token is text of at least {LEAST_TOKEN} ASCII characters without "
                 "spaces. Make one: openssl rand -hex 32"
             )
         return hashlib.sha256(token.encode()).digest()
     if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
-        raise FileError(f'{where} ("{name}"): sha256 must be 64 hexadecimal digits.')
+        raise FileError(f"{table.where}: sha256 must be 64 hexadecimal digits.")
     return bytes.fromhex(digest)

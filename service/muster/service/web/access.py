@@ -8,13 +8,20 @@ from aiohttp.typedefs import Handler, Middleware
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.security.access import Access, check_role, check_run
-from muster.service.security.tokens import Role
+from muster.service.security.grants import Role
 from muster.service.web import links
 from muster.service.web.status import ASSETS, OVERVIEWS
 from muster.service.web.viewer import GRANT
 
 PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that need neither certificate nor token: probes have none."""
+STATUSES = {
+    Reason.TOKEN_MISSING: 401,
+    Reason.TOKEN_UNKNOWN: 401,
+    Reason.TOKEN_EXPIRED: 401,
+    Reason.KEYS_UNAVAILABLE: 503,
+}
+"""Of the refusals that another token, or another attempt, would mend."""
 
 
 def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: bool) -> Middleware:
@@ -49,13 +56,12 @@ def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: 
             )
         if access is not None:
             try:
-                grant = access.identify(_authorization(request))
+                grant = await access.identify(_authorization(request))
                 check_role(grant, Role.OPERATOR if whole_stacks else Role.VIEWER, request.path)
                 if request.path not in ASSETS and request.path not in OVERVIEWS:
                     check_run(grant, request.match_info.get("run", ""))
             except Refusal as refusal:
-                unknown = refusal.reason in (Reason.TOKEN_MISSING, Reason.TOKEN_UNKNOWN)
-                return _refused(401 if unknown else 403, refusal.message)
+                return _refused(STATUSES.get(refusal.reason, 403), refusal.message)
             request[GRANT] = grant
         return await handler(request)
 

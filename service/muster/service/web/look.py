@@ -7,7 +7,7 @@ from itertools import accumulate
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
-from muster.service.security.tokens import Grant
+from muster.service.security.grants import Grant
 from muster.v1 import coordinator_pb2
 
 MOST_WAITING = 100

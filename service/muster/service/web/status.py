@@ -14,7 +14,7 @@ from muster.service.core.model import Instant
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.replicas import Replicas, no_replicas
-from muster.service.security.tokens import Grant
+from muster.service.security.grants import Grant
 from muster.service.web import links, look, pages, twins
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.stacks import Ask, StacksLook, fold, read_wish

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from muster.service.security.tokens import Grant
+from muster.service.security.grants import Grant
 
 GRANT: web.RequestKey[Grant | None] = web.RequestKey("grant", Grant)
 """What the caller may do; None: everyone may see everything."""

@@ -13,7 +13,8 @@ from muster.service.app.relay import REQUESTS, RelaySettings, TokenDoor, check_e
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
 from muster.service.security.config import Security
-from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens
 from muster.v1 import store_pb2
 
 CONNECT = "/muster.v1.SessionService/Connect"

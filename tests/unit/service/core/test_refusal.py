@@ -41,6 +41,8 @@ def test_the_reasons_are_stable():
         "STALE_OPERATION",
         "TOKEN_MISSING",
         "TOKEN_UNKNOWN",
+        "TOKEN_EXPIRED",
+        "KEYS_UNAVAILABLE",
         "ROLE_TOO_LOW",
         "RUN_NOT_ALLOWED",
     ]

@@ -61,7 +61,7 @@ def test_the_reason_is_what_the_standard_asks_of_one(reason: Reason):
 def test_only_what_may_pass_is_a_code_that_clients_retry():
     """gRPC's own retry policies, and many clients, try again on UNAVAILABLE whatever it says."""
     retried = [r for r, code in errors.CODES.items() if code is grpc.StatusCode.UNAVAILABLE]
-    assert retried == [Reason.COORDINATOR_DRAINING, Reason.NOT_LEADER]
+    assert retried == [Reason.COORDINATOR_DRAINING, Reason.NOT_LEADER, Reason.KEYS_UNAVAILABLE]
 
 
 def test_a_draining_coordinator_says_when_to_come_back():

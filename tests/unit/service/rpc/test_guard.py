@@ -20,7 +20,8 @@ from muster.service.rpc.guard import (
 )
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
-from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens
 from muster.service.security.traffic import Traffic
 from muster.v1 import run_pb2, store_pb2
 from tests.support.virtual_time import START, in_virtual_time

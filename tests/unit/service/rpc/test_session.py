@@ -16,7 +16,7 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.session import Session, SessionServicer
-from muster.service.security.tokens import Grant, Role
+from muster.service.security.grants import Grant, Role
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
 from muster.v1 import common_pb2, session_pb2

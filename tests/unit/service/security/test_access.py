@@ -9,7 +9,8 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
 from muster.service.security.access import OPERATES, RULES, VIEWS, WORKS, Access, Rule
-from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens
 from muster.v1 import barrier_pb2, run_pb2
 from tests.support.patience import PATIENCE
 
@@ -73,6 +74,10 @@ def test_every_response_about_several_runs_is_narrowed():
                 assert "run_id" in method.input_type.fields_by_name
 
 
+def admit(access: Access, method: str, metadata: tuple[tuple[str, str], ...]) -> Grant:
+    return asyncio.run(access.admit(method, metadata))
+
+
 def refusal_of(call, *arguments) -> Reason:
     with pytest.raises(Refusal) as caught:
         call(*arguments)
@@ -83,10 +88,10 @@ def refusal_of(call, *arguments) -> Reason:
 def test_a_caller_is_known_by_its_token():
     method = "/muster.v1.RunService/Get"
     mine = grant()
-    assert guard(mine).admit(method, bearing()) is mine
-    assert refusal_of(guard(mine).admit, method, ()) is Reason.TOKEN_MISSING
-    assert refusal_of(guard(mine).admit, method, (("authorization", SECRET),)) is Reason.TOKEN_MISSING
-    assert refusal_of(guard(mine).admit, method, bearing("other")) is Reason.TOKEN_UNKNOWN
+    assert admit(guard(mine), method, bearing()) is mine
+    assert refusal_of(admit, guard(mine), method, ()) is Reason.TOKEN_MISSING
+    assert refusal_of(admit, guard(mine), method, (("authorization", SECRET),)) is Reason.TOKEN_MISSING
+    assert refusal_of(admit, guard(mine), method, bearing("other")) is Reason.TOKEN_UNKNOWN
 
 
 @pytest.mark.parametrize("role", Role)
@@ -94,15 +99,15 @@ def test_a_caller_is_known_by_its_token():
 def test_a_role_must_be_high_enough(role: Role, rule: Rule, method: str):
     name = f"/muster.v1.RunService/{method}" if method else "/muster.v1.BarrierService/Abort"
     if role >= rule.role:
-        assert guard(grant(role)).admit(name, bearing()).role is role
+        assert admit(guard(grant(role)), name, bearing()).role is role
     else:
-        assert refusal_of(guard(grant(role)).admit, name, bearing()) is Reason.ROLE_TOO_LOW
+        assert refusal_of(admit, guard(grant(role)), name, bearing()) is Reason.ROLE_TOO_LOW
 
 
 def test_a_method_that_nobody_thought_of_is_an_operators():
     method = "/muster.v1.RunService/New"
-    assert refusal_of(guard(grant(Role.WORKER)).admit, method, bearing()) is Reason.ROLE_TOO_LOW
-    guard(grant(Role.OPERATOR)).admit(method, bearing())
+    assert refusal_of(admit, guard(grant(Role.WORKER)), method, bearing()) is Reason.ROLE_TOO_LOW
+    admit(guard(grant(Role.OPERATOR)), method, bearing())
 
 
 def test_a_request_must_be_about_an_allowed_run():
@@ -166,6 +171,18 @@ async def test_open_calls_end_when_their_token_is_taken_away_and_no_others():
     ended.set()
     await calls[2]
     assert checks._open == {}
+
+
+async def test_a_call_that_takes_its_time_to_end_may_be_told_again():
+    mine = grant()
+    checks = guard(mine)
+    with pytest.raises(Refusal):
+        async with checks.while_granted(mine):
+            checks.revoke(Tokens(()))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                checks.revoke(Tokens(()))
 
 
 async def test_a_grant_that_changed_counts_as_taken_away():

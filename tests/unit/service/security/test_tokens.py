@@ -8,7 +8,8 @@ import pytest
 
 from muster.service.security import tokens
 from muster.service.security.files import FileError
-from muster.service.security.tokens import Grant, Role, Tokens, bearer
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens, bearer
 
 SECRET = "s3cr3t-0123456789-abcdef"
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()

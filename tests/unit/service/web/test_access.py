@@ -10,7 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from muster.service.security.access import Access
-from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens
 from muster.service.web import links
 from muster.service.web.access import guarded
 from muster.service.web.viewer import GRANT

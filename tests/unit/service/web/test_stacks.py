@@ -16,7 +16,8 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.insight import words
 from muster.service.insight.inspector import Sighting
 from muster.service.security.access import Access
-from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens
 from muster.service.web import links, pages, stacks
 from muster.service.web.access import guarded
 from muster.service.web.site import build_site

@@ -16,7 +16,8 @@ from yarl import URL
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.security.access import Access
-from muster.service.security.tokens import Grant, Role, Tokens
+from muster.service.security.grants import Grant, Role
+from muster.service.security.tokens import Tokens
 from muster.service.web import links, look
 from muster.service.web.access import guarded
 from muster.service.web.site import build_site

@@ -2,7 +2,7 @@
 
 from aiohttp.test_utils import make_mocked_request
 
-from muster.service.security.tokens import Grant, Role
+from muster.service.security.grants import Grant, Role
 from muster.service.web.viewer import GRANT, narrowed_to
 
 

@@ -1,0 +1,179 @@
+"""What the tokens file says of issuers, and whom it lets in of those that they vouch for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from muster.service.address import Address
+from muster.service.security.files import FileError
+from muster.service.security.grants import Role
+from muster.service.security.identity.claims import Claims
+from muster.service.security.tables import Table
+
+AUDIENCE = "muster"
+LEEWAY = 10.0
+"""Seconds that the issuer's clock and ours may be apart."""
+MOST_LEEWAY = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedFrom:
+    """Keys that are fetched over HTTP."""
+
+    url: str
+    ca_file: Path | None = None
+    """The authorities of the server's certificate; None: the system's."""
+    token_file: Path | None = None
+    """The token to show there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issuer:
+    """Who signs tokens, and how they are checked."""
+
+    name: str
+    url: str
+    """The ``iss`` of its tokens, to the letter."""
+    audience: str = AUDIENCE
+    keys: Path | FetchedFrom
+    """Where its public keys are, as a JWKS."""
+    leeway: float = LEEWAY
+    """Seconds."""
+
+    def issued(self, claims: Claims) -> bool:
+        """Whether a token that was good before is this issuer's, and for this audience."""
+        audience = claims.said["aud"]
+        return (
+            claims.issuer == self.name
+            and claims.said["iss"] == self.url
+            and (audience == self.audience or (isinstance(audience, list) and self.audience in audience))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAccounts:
+    """Service accounts of Kubernetes, and what they may do."""
+
+    issuer: str
+    namespace: str
+    """A glob pattern, as is ``account``."""
+    account: str
+    role: Role
+    runs: tuple[str, ...]
+
+    def covers(self, claims: Claims) -> bool:
+        """Whether this is about the bearer of a token."""
+        account = claims.account
+        return (
+            claims.issuer == self.issuer
+            and account is not None
+            and fnmatchcase(account.namespace, self.namespace)
+            and fnmatchcase(account.name, self.account)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """People, or whatever else an OpenID issuer vouches for, and what they may do."""
+
+    issuer: str
+    claims: Mapping[str, str]
+    """All of these the token must hold."""
+    role: Role
+    runs: tuple[str, ...]
+
+    def covers(self, claims: Claims) -> bool:
+        """Whether this is about the bearer of a token."""
+        return claims.issuer == self.issuer and all(claims.holds(*one) for one in self.claims.items())
+
+
+Rule = ServiceAccounts | Login
+
+
+def issuer(table: Table) -> Issuer:
+    """The issuer of an ``[[issuer]]`` table.
+
+    Raises:
+        FileError: it cannot be meant.
+    """
+    table.check_fields("name", "url", "audience", "keys_file", "keys_url", "ca_file", "token_file", "leeway")
+    name = table.name()
+    url = table.text("url", "the iss of its tokens, to the letter")
+    leeway = table.number("leeway", LEEWAY, most=MOST_LEEWAY)
+    keys_file, keys_url = table.path("keys_file"), table.optional_text("keys_url")
+    if (keys_file is None) == (keys_url is None):
+        raise FileError(f"{table.where} needs either keys_file or keys_url: where its public keys are.")
+    keys: Path | FetchedFrom
+    if keys_file is not None:
+        for field in ("ca_file", "token_file"):
+            if table.path(field) is not None:
+                raise FileError(f"{table.where}: {field} is for keys_url, and it has keys_file.")
+        keys = keys_file
+    else:
+        keys = FetchedFrom(
+            url=_keys_url(keys_url or "", table.where),
+            ca_file=table.path("ca_file"),
+            token_file=table.path("token_file"),
+        )
+    audience = table.optional_text("audience") or AUDIENCE
+    return Issuer(name=name, url=url, audience=audience, keys=keys, leeway=leeway)
+
+
+def _keys_url(url: str, where: str) -> str:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise FileError(f"{where}: keys_url must be such as https://kubernetes.default.svc/openid/v1/jwks.")
+    if parts.scheme == "http" and not Address(parts.hostname or "", 0).is_loopback:
+        raise FileError(
+            f"{where}: keys_url must be https: who is on the way could put keys of their own in its place."
+        )
+    return url
+
+
+def service_accounts(table: Table, issuers: tuple[Issuer, ...]) -> ServiceAccounts:
+    """The rule of a ``[[service_account]]`` table.
+
+    Raises:
+        FileError: it cannot be meant.
+    """
+    table.check_fields("issuer", "namespace", "account", "role", "runs")
+    return ServiceAccounts(
+        issuer=_issuer_of(table, issuers),
+        namespace=table.text("namespace", 'a namespace, or a pattern such as "team-*"'),
+        account=table.text("account", 'the name of a service account, or a pattern such as "*"'),
+        role=table.role(),
+        runs=table.runs(),
+    )
+
+
+def login(table: Table, issuers: tuple[Issuer, ...]) -> Login:
+    """The rule of a ``[[login]]`` table.
+
+    Raises:
+        FileError: it cannot be meant.
+    """
+    table.check_fields("issuer", "claims", "role", "runs")
+    return Login(
+        issuer=_issuer_of(table, issuers),
+        claims=table.texts("claims", '{ groups = "ml-operators" }'),
+        role=table.role(),
+        runs=table.runs(),
+    )
+
+
+def _issuer_of(table: Table, issuers: tuple[Issuer, ...]) -> str:
+    names = [one.name for one in issuers]
+    given = table.optional_text("issuer")
+    if not names:
+        raise FileError(f"{table.where} needs an [[issuer]] table: who signs its tokens.")
+    if given is None and len(names) == 1:
+        return names[0]
+    if given not in names:
+        raise FileError(f"{table.where} needs an issuer: one of {', '.join(names)}.")
+    return given

@@ -1,10 +1,10 @@
 """A process of a job that trains with JAX and saves with Orbax: ``FOLDER MODE [WHO WHAT WHEN]``.
 
 MODE is ``committed`` or ``plain``, with Muster's barrier or with JAX's own, the control; or ``checkpointer``:
-with Muster's, and an ``AsyncCheckpointer`` of no manager. The weights, of which each process has its part, are
-the number of the step that made them. Each step is saved. Every life of the job but the first resumes. At the
-third save process WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or ``after``
-it has written. Whose save has failed goes on from the last checkpoint.
+with Muster's, and an ``AsyncCheckpointer`` of no manager. The weights, of which each process has its part,
+are the number of the step that made them. Each step is saved. Every life of the job but the first resumes.
+At the third save process WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or
+``after`` it has written. Whose save has failed goes on from the last checkpoint.
 """
 
 import os
@@ -37,12 +37,13 @@ def strike(what: str) -> None:
 
 
 def doom(what: str, when: str) -> None:
-    """Let it go wrong once, where the thread of the third save waits for what it writes."""
+    """Let it go wrong once, where the thread of the third save waits for what is written."""
     theirs: Any = ChainedFuture.result
     saves = iter(range(1, FAULTY + 1))
 
     def ours(*arguments: Any, **named: Any) -> Any:
-        due = next(saves) == FAULTY
+        by = sys._getframe(1).f_code.co_name
+        due = by == "_background_wait_for_commit_futures" and next(saves) == FAULTY
         if due:
             ChainedFuture.result = theirs
             if when == "writing":

@@ -6,15 +6,16 @@ Needs no torch. Tried with orbax-checkpoint 0.12.8. Where its saves differ, the 
 import inspect
 import logging
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from orbax.checkpoint import AsyncCheckpointer
+from orbax.checkpoint import AsyncCheckpointer, CheckpointManager
 from orbax.checkpoint._src.checkpointers import async_checkpointer as place
 
 from muster.worker.decision import Decision, Outcome
@@ -38,10 +39,13 @@ COLLECTIVES = "jax.experimental.multihost_utils"
 TOLD = "_muster_told"
 """The attribute of an error that all processes know of."""
 
+T = TypeVar("T")
+
 _SIGNATURES: dict[Callable[..., object], list[str]] = {
     place._AsyncManager.__init__: ["barrier_sync_fn"],
-    place._background_wait_for_commit_futures: ["sync_fn"],
+    place._background_wait_for_commit_futures: ["directory", "commit_futures", "sync_fn", "timeout_secs"],
     AsyncCheckpointer.save: ["directory"],
+    CheckpointManager.save: ["step"],
 }
 for _theirs, _parameters in _SIGNATURES.items():
     if not inspect.signature(_theirs).parameters.keys() >= set(_parameters):
@@ -193,29 +197,49 @@ def _finishes(theirs: Callable[..., None]) -> Callable[..., None]:
     """What runs in the thread of a save: what is raised there would be silence to the others."""
 
     @wraps(theirs)
-    def finish(*arguments: object, sync_fn: object, **options: object) -> None:
+    def finish(
+        directory: object,
+        commit_futures: Sequence[Any],
+        *arguments: object,
+        sync_fn: object,
+        timeout_secs: float,
+        **options: object,
+    ) -> None:
         try:
-            theirs(*arguments, sync_fn=sync_fn, **options)
+            theirs(
+                directory, commit_futures, *arguments, sync_fn=sync_fn, timeout_secs=timeout_secs, **options
+            )
         except BaseException as error:
             if isinstance(sync_fn, _SyncFn):
                 sync_fn.barrier.failed(error)
+                _see_the_end(commit_futures, timeout_secs)
             raise
 
     return finish
 
 
-def _saves(theirs: Callable[..., None]) -> Callable[..., None]:
-    """What begins a save, in the thread of whoever calls it."""
+def _see_the_end(writes: Sequence[Any], timeout: float) -> None:
+    """Of writes whose save has failed: another save of the step would find their files among its own."""
+    deadline = time.monotonic() + timeout
+    for write in writes:
+        with suppress(Exception):
+            write.result(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _saves(theirs: Callable[..., T]) -> Callable[..., T]:
+    """What begins a save, in the thread of whoever calls it: of a manager, or of a checkpointer."""
 
     @wraps(theirs)
-    def save(checkpointer: Any, *arguments: object, **options: object) -> None:  # noqa: ANN401
+    def save(saver: Any, *arguments: object, **options: object) -> T:  # noqa: ANN401
         try:
-            theirs(checkpointer, *arguments, **options)
+            return theirs(saver, *arguments, **options)
         except BaseException as error:
-            sync_fn = checkpointer._async_manager._sync_fn
+            checkpointer = getattr(saver, "_checkpointer", saver)
+            sync_fn = getattr(getattr(checkpointer, "_async_manager", None), "_sync_fn", None)
             if isinstance(sync_fn, _SyncFn):
-                with suppress(Exception):
-                    checkpointer.wait_until_finished()  # Another save has its barriers before this one's.
+                for one in (checkpointer, saver):
+                    with suppress(Exception):
+                        one.wait_until_finished()  # The barriers of a save before come before this one's.
                 if (reason := sync_fn.barrier.failed(error)) is not None:
                     raise reason from error
             raise
@@ -226,3 +250,4 @@ def _saves(theirs: Callable[..., None]) -> Callable[..., None]:
 place._AsyncManager.__init__ = _knows(place._AsyncManager.__init__)
 place._background_wait_for_commit_futures = _finishes(place._background_wait_for_commit_futures)
 AsyncCheckpointer.save = _saves(AsyncCheckpointer.save)
+CheckpointManager.save = _saves(CheckpointManager.save)

@@ -10,6 +10,7 @@ At the third save process WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from muster.worker.integrations.orbax import barrier_sync_fn
 
 FAULTY = 3
 STEPS = 5
-PATIENCE = 8
+SHORT = 3
 """Seconds that a save of the control waits."""
 
 
@@ -109,7 +110,7 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", world, rank)
     options = ocp.AsyncOptions(timeout_secs=60, barrier_sync_fn=barrier_sync_fn())
     if mode == "plain":
-        options = ocp.AsyncOptions(timeout_secs=PATIENCE)
+        options = ocp.AsyncOptions(timeout_secs=SHORT)
     saves = (Alone if mode == "checkpointer" else Managed)(folder, options)
     sharding = NamedSharding(jax.make_mesh((world,), ("processes",)), PartitionSpec("processes"))
 
@@ -135,9 +136,7 @@ def main() -> None:
             saves.save(step, made(step))
         except Exception as error:
             print("failed", type(error).__name__, *str(error).split(), flush=True)
-            if what == "kill" or isinstance(error, MemberLostError):
-                os._exit(1)  # JAX would wait for who is lost.
-            if not isinstance(error, MusterError | OSError):
+            if isinstance(error, MemberLostError) or not isinstance(error, MusterError | OSError):
                 raise
             step = resume()
         else:
@@ -146,4 +145,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # JAX would wait for who is lost.

@@ -11,7 +11,7 @@ is first used, so that a process without torch has all that needs none.
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ if not TYPE_CHECKING:  # Else a name that is not there would be taken for one th
         try:
             value = globals()[name] = _load(name)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "torch":
+            if _finds_torch() or (error.name or "").partition(".")[0] != "torch":
                 raise
             raise ImportError(
                 f"{__name__}.{name} needs torch, which is not installed here: "
@@ -126,14 +126,17 @@ def _is_told() -> bool:
     """Whether torch tells when it is loaded: it then loads the entry points of its group."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return False
+    return bool(distribution("muster-coordinator").entry_points.select(group="torch.backends"))
+
+
+def _finds_torch() -> bool:
     try:
-        ours = distribution("muster-coordinator").entry_points
-    except PackageNotFoundError:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):  # Something stands in its way, or for it.
         return False
-    return bool(ours.select(group="torch.backends"))
 
 
-if find_spec("torch") is not None and ("torch" in sys.modules or not _is_told()):
+if _finds_torch() and ("torch" in sys.modules or not _is_told()):
     import torch.distributed  # noqa: F401 - before the errors, whose root it has
 
     from _muster_torch_autoload import register

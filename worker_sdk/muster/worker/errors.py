@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.worker.decision import Decision, Failure, MissingRank, Outcome
 
-if TYPE_CHECKING or "torch" in sys.modules:
+if TYPE_CHECKING or sys.modules.get("torch") is not None:
     from torch.distributed import DistStoreError as _Root
 else:
 
@@ -18,7 +18,7 @@ else:
 
 
 class MusterError(_Root):
-    """The root of all errors of this SDK: a ``torch.distributed.DistStoreError``, where torch is loaded."""
+    """The root of all errors of this SDK."""
 
 
 class ConnectError(MusterError):

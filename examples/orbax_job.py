@@ -1,10 +1,10 @@
 """A small job that JAX trains, whose checkpoints Orbax finishes in all processes or in none.
 
-Let the disk be full for one process: all hear of it, by its name and reason, and train on. Kill one: start all
+Let the disk be full for one process: all hear which it is, and why, and train on. Kill one: start all
 anew, and they go on from the same step. Start it by
 
     muster serve --state memory: &
-    export MUSTER_ENDPOINT=127.0.0.1:7550 MUSTER_RUN_ID=job1 MUSTER_ROUND=0  # MUSTER_ROUND: of each start another.
+    export MUSTER_ENDPOINT=127.0.0.1:7550 MUSTER_RUN_ID=job1 MUSTER_ROUND=0  # Count the starts.
     python examples/orbax_job.py FOLDER --processes 2 --process 0 &
     python examples/orbax_job.py FOLDER --processes 2 --process 1
 """
@@ -23,10 +23,12 @@ from muster.worker.integrations.orbax import barrier_sync_fn
 SAVE_EVERY = 20
 
 
-@jax.jit
-def trained(weights: jax.Array) -> jax.Array:
+def descend(weights: jax.Array) -> jax.Array:
     """The weights after one step."""
     return weights - 0.1 * jax.grad(lambda w: jnp.square(w - 1.0).sum())(weights)
+
+
+trained = jax.jit(descend)
 
 
 def main() -> None:
@@ -46,13 +48,13 @@ def main() -> None:
     weights = jax.jit(lambda: jnp.zeros(8 * jax.device_count()), out_shardings=sharding)()
 
     if (begun := manager.latest_step() or 0) > 0:
-        weights = manager.restore(begun, args=ocp.args.StandardRestore(weights))
+        weights = manager.restore(begun, args=ocp.args.StandardRestore({"weights": weights}))["weights"]
         print(f"process {arguments.process} goes on from step {begun}", flush=True)
     for step in range(begun + 1, arguments.steps + 1):
         weights = trained(weights)
         if step % SAVE_EVERY == 0:
             try:
-                manager.save(step, args=ocp.args.StandardSave(weights))
+                manager.save(step, args=ocp.args.StandardSave({"weights": weights}))
             except MusterError as error:  # Of the save before.
                 print(f"process {arguments.process}: {error}", flush=True)
     manager.wait_until_finished()

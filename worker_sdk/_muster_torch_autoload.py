@@ -30,7 +30,8 @@ def register() -> None:
     with suppress(RuntimeError):  # It is known already.
         register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
     if "muster.worker" in sys.modules:
-        import_module("muster.worker.beside_torch")
+        with suppress(ImportError):  # Who uses the SDK hears of it there, and torch goes on.
+            import_module("muster.worker.beside_torch")
 
 
 def _meet(url: str, **options: Any) -> "Iterator[tuple[Store, int, int]]":  # noqa: ANN401

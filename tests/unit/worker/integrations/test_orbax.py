@@ -8,9 +8,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint._src.checkpointers import async_checkpointer as place
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
+from muster.worker.errors import (
+    BarrierAbortedError,
+    MemberLostError,
+    MusterError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from muster.worker.integrations import orbax as module
 from muster.worker.integrations.orbax import GIVEN_UP, SaveBarrier, barrier_sync_fn
 from tests.support.fake_barrier import FakeBarrier, decided
@@ -105,6 +112,12 @@ def test_a_collective_that_fails_hears_who_is_lost():
     assert barrier.heard() == GIVEN_UP.encode()
 
 
+def test_a_failure_that_cannot_be_told_takes_no_others_place(caplog: pytest.LogCaptureFixture):
+    wait, _ = made(RefusedError("another speaks for rank 0.", "SESSION_REPLACED"))
+    assert wait.failed(OSError(28, "No space left on device")) is None
+    assert "the others do not hear why: another speaks for rank 0." in caplog.text
+
+
 def test_one_process_alone_waits_for_nobody():
     wait = barrier_sync_fn()
     wait(key=KEY, timeout_ms=1000)
@@ -191,6 +204,6 @@ def test_another_barrier_is_none_of_ours(tmp_path: Path):
 
 def test_another_checkpointer_is_an_import_error(monkeypatch: pytest.MonkeyPatch):
     assert module.__file__
-    monkeypatch.setattr(module.place, "_background_wait_for_commit_futures", lambda: None)
+    monkeypatch.setattr(place, "_background_wait_for_commit_futures", lambda: None)
     with pytest.raises(ImportError, match=r"tried with orbax-checkpoint .* here .* differs"):
         runpy.run_path(module.__file__)

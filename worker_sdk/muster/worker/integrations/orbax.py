@@ -16,12 +16,18 @@ from typing import Any, TypeVar
 
 import jax
 from orbax.checkpoint import AsyncCheckpointer, CheckpointManager
-from orbax.checkpoint._src.checkpointers import async_checkpointer as place
 
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.group_barrier import GroupBarrier
 from muster.worker.reason import failure_text
+
+try:
+    from orbax.checkpoint._src.checkpointers import async_checkpointer as place
+except ImportError as _error:
+    raise ImportError(
+        f"muster.worker.integrations.orbax was tried with orbax-checkpoint 0.12.8; here {_error}."
+    ) from _error
 
 __all__ = ["SaveBarrier", "barrier_sync_fn"]
 
@@ -41,17 +47,19 @@ TOLD = "_muster_told"
 
 T = TypeVar("T")
 
-_SIGNATURES: dict[Callable[..., object], list[str]] = {
-    place._AsyncManager.__init__: ["barrier_sync_fn"],
-    place._background_wait_for_commit_futures: ["directory", "commit_futures", "sync_fn", "timeout_secs"],
-    AsyncCheckpointer.save: ["directory"],
-    CheckpointManager.save: ["step"],
-}
-for _theirs, _parameters in _SIGNATURES.items():
-    if not inspect.signature(_theirs).parameters.keys() >= set(_parameters):
-        raise ImportError(
-            f"muster.worker.integrations.orbax was tried with {TRIED}; here {_theirs.__qualname__} differs."
-        )
+_SIGNATURES: list[tuple[object, str, set[str]]] = [
+    (
+        place,
+        "_background_wait_for_commit_futures",
+        {"directory", "commit_futures", "sync_fn", "timeout_secs"},
+    ),
+    (getattr(place, "_AsyncManager", None), "__init__", {"barrier_sync_fn"}),
+    (AsyncCheckpointer, "save", {"directory"}),
+    (CheckpointManager, "save", {"step"}),
+]
+for _owner, _name, _parameters in _SIGNATURES:
+    if not inspect.signature(getattr(_owner, _name, lambda: None)).parameters.keys() >= _parameters:
+        raise ImportError(f"muster.worker.integrations.orbax was tried with {TRIED}; here {_name} differs.")
 
 _numbers = count(1)
 """Of the functions that were given no barrier."""
@@ -127,11 +135,16 @@ class SaveBarrier:
         if self._barrier is None or vars(error).get(TOLD):
             return None
         vars(error)[TOLD] = True
-        if not _is_of_a_collective(error):
-            self._vote(self._barrier, failure_text(error), "", LAST_WORD)
+        own = not _is_of_a_collective(error)
+        failure, word = (failure_text(error), "") if own else (None, GIVEN_UP)
+        try:
+            decision = self._vote(self._barrier, failure, word, LAST_WORD)
+        except MusterError as unheard:
+            logger.error("a save has failed, and the others do not hear why: %s", unheard)  # noqa: TRY400
             return None
-        reason = self._error(self._barrier, self._vote(self._barrier, None, GIVEN_UP, LAST_WORD))
-        if reason is not None:
+        if own:
+            return None
+        if (reason := self._error(self._barrier, decision)) is not None:
             logger.error("a save was given up: %s", reason)
             vars(reason)[TOLD] = True
         return reason
@@ -233,7 +246,7 @@ def _saves(theirs: Callable[..., T]) -> Callable[..., T]:
     def save(saver: Any, *arguments: object, **options: object) -> T:  # noqa: ANN401
         try:
             return theirs(saver, *arguments, **options)
-        except BaseException as error:
+        except Exception as error:  # Who is interrupted leaves, and that is heard of.
             checkpointer = getattr(saver, "_checkpointer", saver)
             sync_fn = getattr(getattr(checkpointer, "_async_manager", None), "_sync_fn", None)
             if isinstance(sync_fn, _SyncFn):

@@ -96,7 +96,7 @@ def test_whenever_a_process_is_killed_all_resume_from_a_whole_checkpoint(tmp_pat
         for number in range(lives):
             life = job.live(number, "committed")
             speaks(life)
-            time.sleep(chance.uniform(0.0, 0.5))  # Into one of its saves.
+            time.sleep(chance.uniform(0.0, 2.0))  # Into one of its saves.
             life.ranks[chance.randrange(RANKS)].kill()
             life.end()
             said = [said_by(life, rank) for rank in range(RANKS)]

@@ -1,6 +1,7 @@
 """Orbax's barrier, without a coordinator: what is said for this process, and what it is told."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint._src.checkpointers import async_checkpointer as place
 
-from muster.worker.decision import Decision, Outcome
+from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.errors import (
     BarrierAbortedError,
     MemberLostError,
@@ -32,6 +33,11 @@ def made(*answers: Decision | Exception) -> tuple[SaveBarrier, FakeBarrier]:
         barrier.answers.put(answer)
     as_barrier: Any = barrier
     return SaveBarrier(as_barrier), barrier
+
+
+def aborted() -> Decision:
+    """By what this process says."""
+    return replace(decided(Outcome.ABORTED), failures=(Failure(0, "here", 6, "why"),))
 
 
 def collective_error() -> Exception:
@@ -98,12 +104,17 @@ def test_orbax_may_have_no_time_left():
 
 
 def test_a_failure_is_said_once_with_its_reason():
-    wait, barrier = made(decided(Outcome.ABORTED))
+    wait, barrier = made(aborted())
     error = OSError(28, "No space left on device")
     assert wait.failed(error) is None
     assert wait.failed(error) is None
     assert str(barrier.heard()).startswith("OSError: [Errno 28] No space left on device")
     assert barrier.said.empty()
+
+
+def test_who_fails_after_another_hears_of_that_one():
+    wait, _ = made(decided(Outcome.ABORTED))
+    assert isinstance(wait.failed(OSError(28, "No space left on device")), BarrierAbortedError)
 
 
 def test_a_collective_that_fails_hears_who_is_lost():
@@ -152,7 +163,7 @@ def test_what_is_raised_in_the_thread_of_a_save_is_said_there_and_not_at_the_nex
     def fill_the_disk() -> None:
         raise OSError(28, "No space left on device")
 
-    wait, barrier = made(decided(Outcome.ABORTED))
+    wait, barrier = made(aborted())
     saver = checkpointer(wait, post_finalization_callback=fill_the_disk)
     saver.save(tmp_path / "7", args=state())
     with pytest.raises(OSError, match="No space left"):
@@ -163,7 +174,7 @@ def test_what_is_raised_in_the_thread_of_a_save_is_said_there_and_not_at_the_nex
 
 
 def test_what_is_raised_before_the_thread_begins_is_said(tmp_path: Path):
-    wait, barrier = made(decided(Outcome.ABORTED))
+    wait, barrier = made(aborted())
     saver = checkpointer(wait)
     (tmp_path / "7").mkdir()
     with pytest.raises(ValueError, match="already exists"):
@@ -174,7 +185,7 @@ def test_what_is_raised_before_the_thread_begins_is_said(tmp_path: Path):
 
 def test_what_a_manager_raises_is_said(tmp_path: Path):
     passed = decided(rank_0=b"")
-    wait, barrier = made(*[passed] * 6, decided(Outcome.ABORTED))
+    wait, barrier = made(*[passed] * 6, aborted())
     options = ocp.CheckpointManagerOptions(async_options=ocp.AsyncOptions(barrier_sync_fn=wait))
     saver: Any = ocp.CheckpointManager(tmp_path, options=options)
     saver.save(1, args=state())

@@ -130,7 +130,7 @@ class SaveBarrier:
             error: why; what all know already is not said again.
 
         Returns:
-            Why a collective of JAX has failed, if it did and the coordinator knows.
+            Why it has failed for all, if not for this error: another process is lost, or failed first.
         """
         if self._barrier is None or vars(error).get(TOLD):
             return None
@@ -142,10 +142,10 @@ class SaveBarrier:
         except MusterError as unheard:
             logger.error("a save has failed, and the others do not hear why: %s", unheard)  # noqa: TRY400
             return None
-        if own:
+        if own and self._barrier.rank in {failure.rank for failure in decision.failures}:
             return None
         if (reason := self._error(self._barrier, decision)) is not None:
-            logger.error("a save was given up: %s", reason)
+            logger.error("a save has failed: %s", reason)
             vars(reason)[TOLD] = True
         return reason
 
@@ -224,8 +224,10 @@ def _finishes(theirs: Callable[..., None]) -> Callable[..., None]:
             )
         except BaseException as error:
             if isinstance(sync_fn, _SyncFn):
-                sync_fn.barrier.failed(error)
+                reason = sync_fn.barrier.failed(error)
                 _see_the_end(commit_futures, timeout_secs)
+                if reason is not None:
+                    raise reason from error
             raise
 
     return finish

@@ -1,13 +1,17 @@
 """What torch loads when it is imported: ``muster://`` becomes known as an init method, and nothing more.
 
+Unless the SDK is loaded already: then its users get what they would have if torch had been loaded before.
+
 torch loads the entry points of its group ``torch.backends`` at the end of its own import, unless
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, and fails if one of them does. So this imports nothing but torch's own
 registry, which is there by then; and it stands beside the package, whose name a script ``muster.py`` may
-take away. The SDK is imported when the init method is used.
+take away. Else the SDK is imported when the init method is used.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +29,9 @@ def register() -> None:
         return
     with suppress(RuntimeError):  # It is known already.
         register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
+    if "muster.worker" in sys.modules:
+        with suppress(ImportError):  # Who uses the SDK hears of it there, and torch goes on.
+            import_module("muster.worker.beside_torch")
 
 
 def _meet(url: str, **options: Any) -> "Iterator[tuple[Store, int, int]]":  # noqa: ANN401

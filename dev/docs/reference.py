@@ -28,7 +28,7 @@ PAGES = {
         "Barriers",
         "Which one to take is in the [tutorial](../tutorial.md).",
         (
-            *("GrpcBarrier", "GrpcBarrierConfig", "synchronize", "close"),
+            *("GrpcBarrier", "GroupBarrier", "GrpcBarrierConfig", "synchronize", "close"),
             *("BarrierConfig", "create_barrier_from_config", "barriers.BARRIER_REGISTRY"),
             *("barriers.register_barrier", "barriers.Barrier", "barriers.DistBarrier"),
             *("barriers.TCPStoreBarrier", "step"),
@@ -62,6 +62,7 @@ PAGES = {
             "integrations.transformers.CommitCallback",
             "integrations.accelerate.commit_together",
             "integrations.lightning.committed",
+            *("integrations.orbax.barrier_sync_fn", "integrations.orbax.SaveBarrier"),
         ),
     ),
     "store": Page("Store", "A store that no rank hosts.", ("CoordinatorStore",)),

@@ -123,6 +123,79 @@ print("registered nothing")
     assert run(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "registered nothing"
 
 
+# ---------------------------------------------------------------------- without torch
+
+TORCH_FREE = """
+import muster.worker
+from muster.worker import Decision, GroupBarrier, MusterError, close, step, synchronize
+import muster.worker.session
+import muster.worker.integrations.orbax
+"""
+
+
+def test_what_needs_no_torch_does_not_load_it():
+    assert loaded(TORCH_FREE, "torch") == []
+
+
+BLOCK = """
+import sys
+class Blocker:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.mark.parametrize("block", [BLOCK, "import sys; sys.modules['torch'] = None"])
+def test_what_needs_no_torch_works_without_it(block: str):
+    assert run(f"{block}\n{TORCH_FREE}\nprint('imported')") == "imported"
+
+
+def test_what_needs_torch_says_so_without_it():
+    script = f"""
+{BLOCK}
+for name in ("GrpcBarrier", "Checkpointer", "CoordinatorStore", "SavePoint"):
+    try:
+        exec(f"from muster.worker import {{name}}")
+    except ImportError as error:
+        print(error)
+"""
+    for line in run(script).splitlines():
+        assert "needs torch" in line
+        assert "pip install muster-coordinator[worker]" in line
+
+
+# ---------------------------------------------------------------------- before torch, and after
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+@pytest.mark.parametrize("first", ["torch", "muster.worker"])
+def test_handlers_of_store_errors_catch_ours_whichever_is_imported_first(first: str, autoload: str):
+    script = f"""
+import {first}
+from muster.worker import MusterError, RefusedError, StoreTimeoutError
+early = RefusedError("no.")
+from torch.distributed import DistError, DistStoreError
+for error in (early, StoreTimeoutError("nobody set it.", [])):
+    try:
+        raise error
+    except DistStoreError:
+        print(issubclass(MusterError, DistError), isinstance(error, RuntimeError))
+from torch.distributed.checkpoint._experimental.barriers import BARRIER_REGISTRY
+import muster.worker
+print(BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier)
+"""
+    assert run(script, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload).split() == ["True"] * 5
+
+
+def test_a_module_of_the_package_is_there_without_an_import_of_its_own():
+    script = "import muster.worker; print(muster.worker.saves.Checkpointer is muster.worker.Checkpointer)"
+    assert run(script) == "True"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        muster.worker.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
 # ---------------------------------------------------------------------- torch's registry
 
 
@@ -154,3 +227,7 @@ def test_the_two_kinds_of_registry_offer_the_same_names():
 def test_all_that_is_promised_is_there():
     assert all(hasattr(muster.worker, name) for name in muster.worker.__all__)
     assert sorted(muster.worker.__all__) == muster.worker.__all__
+    assert set(muster.worker.__all__) <= set(dir(muster.worker))
+    everything: dict[str, object] = {}
+    exec("from muster.worker import *", everything)
+    assert set(everything) >= set(muster.worker.__all__)

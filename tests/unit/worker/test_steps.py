@@ -1,7 +1,9 @@
 """How far the training has come: what a stream tells of it, and when."""
 
 import os
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,3 +91,17 @@ def test_what_is_no_number_of_a_step_is_not_told(number: Any):
     assert news.take(0.0) is None
     step(0)
     assert news.take(10.0) == 0
+
+
+def test_an_array_of_jax_is_not_fetched_from_its_device(monkeypatch: pytest.MonkeyPatch):
+    class Array:
+        def __index__(self) -> int:
+            return 7
+
+    news = News()
+    news.welcomed(5.0)
+    step(Array())
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "jax", SimpleNamespace(Array=Array))
+        assert news.take(0.0) is None
+    assert news.take(10.0) == 7

@@ -3,40 +3,46 @@
 Importing this package registers barrier type ``grpc`` in torch's own registry of barriers, where this
 torch has one, and in :mod:`muster.worker.barriers` in any case; and ``muster://`` as an init method of
 ``torch.distributed.init_process_group``, where torch has not loaded :mod:`_muster_torch_autoload` by itself.
+
+It does not load torch where torch says when it is loaded: the same is done then. A name is imported when it
+is first used, so that a process without torch has all that needs none.
 """
 
 import os
 import sys
+from importlib import import_module
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 if "grpc" not in sys.modules:
     # With gRPC's own fork handlers on, forked children of a process with an open stream hang.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from _muster_torch_autoload import register
-from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config, synchronize
-from muster.worker.checkpointing import GrpcBarrierConfig
-from muster.worker.closed import Closed
-from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
-from muster.worker.errors import (
-    AsyncSaveError,
-    BarrierAbortedError,
-    BarrierError,
-    BarrierMismatchError,
-    BarrierTimeoutError,
-    ConnectError,
-    MemberLostError,
-    MusterError,
-    OutcomeUnknownError,
-    RefusedError,
-    StoreTimeoutError,
-)
-from muster.worker.savepoint.point import SavePoint
-from muster.worker.saves import AsyncCallsQueue, AsyncRequest, Checkpointer, TorchAsyncCheckpoint
-from muster.worker.sessions import close
-from muster.worker.steps import step
-from muster.worker.store import CoordinatorStore
-
-register()
+if TYPE_CHECKING:
+    from muster.worker.barriers import BarrierConfig, GrpcBarrier, create_barrier_from_config
+    from muster.worker.checkpointing import GrpcBarrierConfig
+    from muster.worker.closed import Closed
+    from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
+    from muster.worker.errors import (
+        AsyncSaveError,
+        BarrierAbortedError,
+        BarrierError,
+        BarrierMismatchError,
+        BarrierTimeoutError,
+        ConnectError,
+        MemberLostError,
+        MusterError,
+        OutcomeUnknownError,
+        RefusedError,
+        StoreTimeoutError,
+    )
+    from muster.worker.group_barrier import GroupBarrier, synchronize
+    from muster.worker.savepoint.point import SavePoint
+    from muster.worker.saves import AsyncCallsQueue, AsyncRequest, Checkpointer, TorchAsyncCheckpoint
+    from muster.worker.sessions import close
+    from muster.worker.steps import step
+    from muster.worker.store import CoordinatorStore
 
 __all__ = [
     "AsyncCallsQueue",
@@ -53,6 +59,7 @@ __all__ = [
     "CoordinatorStore",
     "Decision",
     "Failure",
+    "GroupBarrier",
     "GrpcBarrier",
     "GrpcBarrierConfig",
     "MemberLostError",
@@ -70,3 +77,68 @@ __all__ = [
     "step",
     "synchronize",
 ]
+
+_MODULES = {
+    "barriers": ("BarrierConfig", "GrpcBarrier", "create_barrier_from_config"),
+    "checkpointing": ("GrpcBarrierConfig",),
+    "closed": ("Closed",),
+    "decision": ("Decision", "Failure", "MissingRank", "MissingState", "Outcome"),
+    "group_barrier": ("GroupBarrier", "synchronize"),
+    "savepoint.point": ("SavePoint",),
+    "saves": ("AsyncCallsQueue", "AsyncRequest", "Checkpointer", "TorchAsyncCheckpoint"),
+    "sessions": ("close",),
+    "steps": ("step",),
+    "store": ("CoordinatorStore",),
+}
+"""Where names are that are not errors."""
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def _load(name: str) -> object:
+    """A name of the package, or one of its modules."""
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+if not TYPE_CHECKING:  # Else a name that is not there would be taken for one that is.
+
+    def __getattr__(name: str) -> object:
+        try:
+            value = globals()[name] = _load(name)
+        except ModuleNotFoundError as error:
+            if _finds_torch() or (error.name or "").partition(".")[0] != "torch":
+                raise
+            raise ImportError(
+                f"{__name__}.{name} needs torch, which is not installed here: "
+                "pip install muster-coordinator[worker]"
+            ) from error
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _is_told() -> bool:
+    """Whether torch tells when it is loaded: it then loads the entry points of its group."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return False
+    return bool(distribution("muster-coordinator").entry_points.select(group="torch.backends"))
+
+
+def _finds_torch() -> bool:
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):  # Something stands in its way, or for it.
+        return False
+
+
+if _finds_torch() and ("torch" in sys.modules or not _is_told()):
+    import torch.distributed  # noqa: F401 - before the errors, whose root it has
+
+    from _muster_torch_autoload import register
+
+    register()

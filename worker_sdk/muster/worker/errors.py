@@ -1,14 +1,23 @@
-"""What goes wrong at a barrier or in a store, as exceptions that handlers of store errors already catch."""
+"""What goes wrong at a barrier or in a store, as exceptions that handlers of store errors already catch.
 
+They are below torch's error of stores wherever torch is loaded; a process without torch has them, too.
+"""
+
+import sys
 from collections.abc import Sequence
-from typing import Any
-
-from torch.distributed import DistStoreError
+from typing import TYPE_CHECKING, Any
 
 from muster.worker.decision import Decision, Failure, MissingRank, Outcome
 
+if TYPE_CHECKING or sys.modules.get("torch") is not None:
+    from torch.distributed import DistStoreError as _Root
+else:
 
-class MusterError(DistStoreError):
+    class _Root(RuntimeError):
+        """Until torch is loaded, and :mod:`muster.worker.beside_torch` with it."""
+
+
+class MusterError(_Root):
     """The root of all errors of this SDK."""
 
 

@@ -3,10 +3,9 @@
 import math
 import operator
 import os
+import sys
 from contextlib import suppress
 from typing import SupportsIndex
-
-import torch
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at whether there is something to tell, until the coordinator says how often."""
@@ -56,12 +55,19 @@ class News:
 
 def _usable() -> int | None:
     """The step, if it is one: what a program notes must not disturb its session, whatever it is."""
-    # A tensor's would have to be fetched from its device.
-    if _number is not None and not isinstance(_number, torch.Tensor):
+    if _number is not None and not _on_device(_number):
         with suppress(Exception):
             number = operator.index(_number)
             return number if 0 <= number < 2**63 else None
     return None
+
+
+def _on_device(number: object) -> bool:
+    """Whether it is a tensor or an array, which would have to be fetched from its device."""
+    kinds = (
+        getattr(sys.modules.get(name), kind, ()) for name, kind in (("torch", "Tensor"), ("jax", "Array"))
+    )
+    return any(isinstance(number, kind) for kind in kinds)
 
 
 def _begin_anew() -> None:

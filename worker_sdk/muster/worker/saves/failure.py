@@ -1,22 +1,14 @@
 """How a save fails, in words that every rank gets."""
 
 import signal
-import traceback
 from collections.abc import Mapping
 
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
 from muster.worker.fork_guard import handlers_hint
-
-MOST_TEXT = 12_000
-"""Bytes of a child's report; the coordinator keeps 16 KiB of a vote's reason."""
-
-
-def failure_text(error: BaseException) -> str:
-    """An exception for the vote: what it is, then where it was raised."""
-    lines = traceback.format_exception(error)
-    headline = "".join(traceback.format_exception_only(error)).strip()
-    return cut(f"{headline}\n{''.join(lines)}")
+from muster.worker.reason import MOST_TEXT as MOST_TEXT
+from muster.worker.reason import cut as cut
+from muster.worker.reason import failure_text as failure_text
 
 
 def ending_text(status: int) -> str | None:
@@ -89,11 +81,3 @@ def early_hint(name: str, rank: int) -> str:
         f"every rank must make the same saves. If rank {rank} alone is to save, give the queue a barrier "
         f'of its own: barrier=GrpcBarrier(barrier_prefix="save-{rank}", participants=[{rank}])'
     )
-
-
-def cut(text: str) -> str:
-    """The end of a text that is too long for a vote: a traceback's end says most."""
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= MOST_TEXT:
-        return text
-    return f"… {data[-MOST_TEXT:].decode('utf-8', 'ignore')}"

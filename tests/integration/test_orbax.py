@@ -1,0 +1,122 @@
+"""Jobs of JAX that save with Orbax while processes fail: with Muster's barrier, or with JAX's own."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.coordinator import Coordinator
+from tests.support.lives import RANKS, Life
+from tests.support.orbax_job import FAULTY, STEPS
+from tests.support.patience import until
+
+WHOLE = [
+    "saved 1",
+    "saved 2",
+    "resumed 2",
+    *(f"saved {step}" for step in range(FAULTY, STEPS + 1)),
+    f"ended {STEPS}",
+]
+
+
+class Job:
+    """A job: its lives."""
+
+    def __init__(self, coordinator: Coordinator, folder: Path) -> None:
+        self._coordinator, self._folder = coordinator, folder
+
+    def live(self, number: int, *arguments: str) -> Life:
+        return Life(
+            self._coordinator, "orbax_job", self._folder, number, str(self._folder / "out"), *arguments
+        )
+
+
+def said_by(life: Life, rank: int) -> list[str]:
+    """What a process said, without what Gloo says."""
+    return [line for line in life.said(rank) if not line.startswith("[Gloo]")]
+
+
+def speaks(life: Life) -> None:
+    """Wait for its first word."""
+    until(lambda: said_by(life, 0), lambda: life.logged(0))
+
+
+def test_a_process_that_is_killed_is_named_and_what_was_saved_before_is_resumed(
+    tmp_path: Path, thorough: bool
+):
+    modes = ("committed", "checkpointer") if thorough else ("committed",)
+    for mode in modes:
+        for when in ("before", "writing", "after") if thorough else ("before", "writing"):
+            (folder := tmp_path / f"{mode}-{when}").mkdir()
+            with Coordinator(folder, session_ttl=2.0) as coordinator:
+                job = Job(coordinator, folder)
+                life = job.live(0, mode, "1", "kill", when)
+                life.end()
+                said = said_by(life, 0)
+                assert said[:2] == ["saved 1", "saved 2"], life.logged(0)
+                assert said[2].startswith("failed MemberLostError"), (said, life.logged(0))
+                assert "lost rank 1 (" in said[2]
+                assert f"pid {life.ranks[1].pid}" in said[2]
+                if thorough or when == "writing":
+                    life = job.live(1, mode)
+                    life.end()
+                    for rank in range(RANKS):
+                        said = said_by(life, rank)
+                        assert said[0] == f"resumed {FAULTY - 1}", (said, life.logged(rank))
+                        assert said[-1] == f"ended {2 * STEPS}", (said, life.logged(rank))
+
+
+@pytest.mark.parametrize(("mode", "first"), [("committed", 0), ("checkpointer", 1)])
+def test_a_process_that_raises_fails_the_save_of_all_and_all_train_on_from_the_last_one(
+    tmp_path: Path, mode: str, first: int, thorough: bool
+):
+    cases = [(first, "writing"), (1 - first, "writing"), (0, "after"), (1, "after")]
+    for who, when in cases if thorough else cases[:1]:
+        (folder := tmp_path / f"{who}-{when}").mkdir()
+        with Coordinator(folder) as coordinator:
+            life = Job(coordinator, folder).live(0, mode, str(who), "raise", when)
+            speaks(life)
+            coordinator.kill()  # In the midst of its saves.
+            coordinator.start()
+            life.end()
+            for rank in range(RANKS):
+                said = said_by(life, rank)
+                failed = said.pop(2)
+                assert failed.startswith("failed "), (said, life.logged(rank))
+                assert "No space left on device" in failed
+                assert said == WHOLE, life.logged(rank)
+
+
+def test_whenever_a_process_is_killed_all_resume_from_a_whole_checkpoint(tmp_path: Path, thorough: bool):
+    chance = random.Random(15)
+    lives, saves, at = 40 if thorough else 2, 0, 0
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        job = Job(coordinator, tmp_path)
+        for number in range(lives):
+            life = job.live(number, "committed")
+            speaks(life)
+            time.sleep(chance.uniform(0.0, 2.0))  # Into one of its saves.
+            life.ranks[chance.randrange(RANKS)].kill()
+            life.end()
+            said = [said_by(life, rank) for rank in range(RANKS)]
+            starts = {line for lines in said for line in lines if line.startswith("resumed")}
+            assert starts <= {f"resumed {at}", f"resumed {at + 1}"}, (starts, at)
+            assert len(starts) <= 1, said
+            at = max((int(start.split()[1]) for start in starts), default=at)
+            committed = {int(line.split()[1]) for lines in said for line in lines if line.startswith("saved")}
+            saves += len(committed)
+            at = max(committed, default=at)
+    print(f"{saves} saves in {lives} lives, each of which lost a process")
+    assert saves
+
+
+def test_without_it_nobody_says_why_and_all_wait_until_the_timeout(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        life = Job(coordinator, tmp_path).live(0, "plain", "1", "raise", "writing")
+        life.end()
+        for rank in range(RANKS):
+            failed = said_by(life, rank)[2]
+            assert "DEADLINE_EXCEEDED" in failed, life.logged(rank)
+            assert "No space left on device" not in failed
+        assert "No space left on device" not in life.logged(0)

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
+from muster.client.credentials import TOKEN_REFUSED
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search
 from muster.relay import refusals, status
@@ -69,8 +70,9 @@ class Passing(grpc.GenericRpcHandler):
         self._upstream = upstream
         self._door = door
         self._counts = counts
-        self._pauses: set[asyncio.Timeout] = set()
-        """Of the dialogues in which the coordinator has answered, and nothing has come since."""
+        self._pauses: dict[Any, asyncio.Timeout] = {}
+        """By the call upward, of the dialogues in which the coordinator has answered, and nothing has come
+        since."""
         self._draining = False
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -124,6 +126,7 @@ class Passing(grpc.GenericRpcHandler):
             answered = False
             try:
                 if talks:
+                    upward.add_done_callback(self._end_pause)
                     await _say(upward, request)
                 while (data := await upward.read()) is not grpc.aio.EOF:
                     if not answered:
@@ -141,15 +144,15 @@ class Passing(grpc.GenericRpcHandler):
 
     async def _go_on(self, call: _Call, upward: Any) -> bool:
         """Hand the next request of a dialogue on; whether there was one."""
-        if self._draining:
+        if self._draining or upward.done():
             return False
         try:
             async with asyncio.timeout(None) as pause:
-                self._pauses.add(pause)
+                self._pauses[upward] = pause
                 try:
                     request = await call.read()
                 finally:
-                    self._pauses.discard(pause)
+                    del self._pauses[upward]
         except TimeoutError:
             return False
         if request is None:
@@ -160,7 +163,13 @@ class Passing(grpc.GenericRpcHandler):
     def drain(self) -> None:
         """End each dialogue once nothing is under way in it; its caller opens another elsewhere."""
         self._draining = True
-        for pause in self._pauses:
+        for upward in list(self._pauses):
+            self._end_pause(upward)
+
+    def _end_pause(self, upward: Any) -> None:
+        """The coordinator has ended a dialogue, or it is to be ended: who waits for its caller need not."""
+        pause = self._pauses.get(upward)
+        if pause is not None and not pause.expired():
             pause.reschedule(0)
 
     def _answered(self, search: Search) -> None:
@@ -198,7 +207,8 @@ async def _say(upward: Any, request: bytes) -> None:
 async def _break_off(error: grpc.aio.AioRpcError, search: Search, context: Any) -> None:
     """End a call that was answered in part, so that only its caller can make it again."""
     reason = reason_of(error)
-    own_word = bool(reason) and reason not in ELSEWHERE
+    # The token that was taken away is this relay's, which reads its file anew.
+    own_word = bool(reason) and reason not in ELSEWHERE | TOKEN_REFUSED
     if own_word or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         await _abort_as(error, context)
         return

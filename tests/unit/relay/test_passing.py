@@ -253,6 +253,9 @@ async def test_one_that_the_coordinator_has_ended_ends_so_and_another_can_be_ope
         (rich_status("LIMIT_EXCEEDED", "too much."), "LIMIT_EXCEEDED"),
         (rich_status("NOT_LEADER", "no more."), "UPSTREAM_LOST"),
         (rich_status("COORDINATOR_DRAINING", "no more."), "UPSTREAM_LOST"),
+        # The relay's own token, that is.
+        (rich_status("TOKEN_UNKNOWN", "no more."), "UPSTREAM_LOST"),
+        (rich_status("TOKEN_EXPIRED", "no more."), "UPSTREAM_LOST"),
     ],
 )
 async def test_one_that_ends_with_a_status_says_whose_it_is(world: World, ended: grpc.Status, reason: str):
@@ -262,6 +265,14 @@ async def test_one_that_ends_with_a_status_says_whose_it_is(world: World, ended:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await ask(dialogue, b"2")
     assert reason_of(caught.value) == reason
+
+
+async def test_one_that_the_coordinator_ends_is_over_for_its_caller_too(world: World):
+    """Else its caller would hold it, and by it the connection, though nothing can come of it."""
+    world.coordinator.turns = [echoes(1)]
+    dialogue = world.dialogue()
+    assert await ask(dialogue, b"1") == b"1"
+    assert await dialogue.read() is grpc.aio.EOF
 
 
 async def test_a_relay_that_stops_ends_those_in_which_nothing_is_asked_at_once(world: World):

@@ -4,7 +4,8 @@ import gc
 import inspect
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from muster.client.replicas import Target
 from muster.v1 import store_pb2 as pb
 from muster.worker import store_line
 from muster.worker.channel import SharedChannel
-from muster.worker.store_line import CALLS, NAMES, TIMEOUTS, StoreLine
+from muster.worker.store_line import CALLS, CALLS_FOR, MOST_BYTES, NAMES, SOON, SPARE, StoreLine
 from tests.support.patience import PATIENCE
 
 CHECK = pb.CheckRequest(run_id="job", keys=["k"])
@@ -33,6 +34,12 @@ class Ended(grpc.RpcError):
     def code(self) -> grpc.StatusCode:
         return self._code
 
+    def details(self) -> str:
+        return "it has ended"
+
+    def trailing_metadata(self) -> Any:
+        return (("key", "value"),)
+
 
 class Stream:
     """One that answers as it is told, and then ends."""
@@ -41,6 +48,10 @@ class Stream:
         self.said = said
         self.answers = answers
         self.cancelled = False
+        self.active = True
+
+    def is_active(self) -> bool:
+        return self.active
 
     def __next__(self) -> pb.OperateResponse:
         assert next(self.said).WhichOneof("operation") in ("check", "wait")
@@ -102,7 +113,7 @@ def test_every_request_has_its_name_on_a_stream_and_its_call():
 def test_operations_share_a_stream(line: StoreLine, stub: Stub):
     stub.prepared = [[ON_STREAM] * 3]
     assert all(ask(line) for _ in range(3))
-    assert [timeout for _, timeout in stub.opened] == [5.0 * TIMEOUTS]
+    assert [timeout for _, timeout in stub.opened] == [5.0 + 5.0]
 
 
 def test_a_stream_for_ever_has_no_deadline(line: StoreLine, stub: Stub):
@@ -110,7 +121,7 @@ def test_a_stream_for_ever_has_no_deadline(line: StoreLine, stub: Stub):
     assert ask(line, None)
     assert ask(line, None)
     assert ask(line, 5.0), "which needs one"
-    assert [timeout for _, timeout in stub.opened] == [None, 5.0 * TIMEOUTS]
+    assert [timeout for _, timeout in stub.opened] == [None, 5.0 + 5.0]
 
 
 def test_one_that_leaves_too_little_time_is_not_used(
@@ -140,7 +151,7 @@ def test_one_that_has_ended_since_it_was_used_is_opened_anew(line: StoreLine, st
 def test_a_wait_that_is_lost_is_its_callers_to_send_again_with_what_time_is_left(line: StoreLine, stub: Stub):
     stub.prepared = [[ON_STREAM, Ended(grpc.StatusCode.UNAVAILABLE)]]
     assert ask(line)
-    with pytest.raises(Ended):
+    with pytest.raises(grpc.RpcError):
         line.ask(pb.WaitRequest(run_id="job", keys=["k"], timeout_ms=5000), 5.0, ())
 
 
@@ -160,7 +171,7 @@ def test_a_new_one_that_ends_without_a_word_is_left_for_a_call(line: StoreLine, 
 )
 def test_how_a_new_one_ends_is_the_operations_end(line: StoreLine, stub: Stub, code: grpc.StatusCode):
     stub.prepared = [[Ended(code)], [ON_STREAM]]
-    with pytest.raises(Ended):
+    with pytest.raises(grpc.RpcError):
         ask(line)
     assert stub.calls == []
     assert ask(line)
@@ -169,7 +180,7 @@ def test_how_a_new_one_ends_is_the_operations_end(line: StoreLine, stub: Stub, c
 def test_a_refusal_is_not_asked_for_twice(line: StoreLine, stub: Stub):
     stub.prepared = [[ON_STREAM, Ended(grpc.StatusCode.INVALID_ARGUMENT)], [ON_STREAM]]
     assert ask(line)
-    with pytest.raises(Ended):
+    with pytest.raises(grpc.RpcError):
         ask(line)
     assert ask(line)
     assert len(stub.opened) == 2
@@ -179,13 +190,90 @@ def test_a_coordinator_that_knows_no_streams_is_not_asked_for_one_again(line: St
     stub.prepared = [[Ended(grpc.StatusCode.UNIMPLEMENTED)]]
     assert not ask(line)
     assert not ask(line)
+    assert stub.calls == pytest.approx([5.0, 5.0], abs=1)
+    assert len(stub.opened) == 1
+
+
+def test_one_that_holds_enough_of_them_is_called_and_asked_again_later(
+    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    stub.prepared = [[Ended(grpc.StatusCode.RESOURCE_EXHAUSTED)], [ON_STREAM]]
+    assert not ask(line)
+    assert not ask(line)
+    now += CALLS_FOR
+    assert ask(line)
     assert stub.calls == [5.0, 5.0]
 
 
-def test_one_that_holds_enough_of_them_is_called_and_asked_again_later(line: StoreLine, stub: Stub):
-    stub.prepared = [[Ended(grpc.StatusCode.RESOURCE_EXHAUSTED)], [ON_STREAM]]
-    assert not ask(line)
+def test_one_that_was_seen_to_end_is_not_asked(line: StoreLine, stub: Stub):
+    """Else its end would be a wait's, and speak against the relay that it went through."""
+    stub.prepared = [[ON_STREAM, Ended(grpc.StatusCode.UNAVAILABLE)], [ON_STREAM]]
     assert ask(line)
+    stub.opened[0][0].active = False
+    assert ask(line)
+    assert [stream.cancelled for stream, _ in stub.opened] == [True, False]
+
+
+def test_nobody_waits_for_much_longer_than_he_would_have_for_a_call(
+    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def late(code: grpc.StatusCode, seconds: float) -> Callable[[], Ended]:
+        def end() -> Ended:
+            nonlocal now
+            now += seconds
+            return Ended(code)
+
+        return end
+
+    stub.prepared = [[ON_STREAM, late(grpc.StatusCode.UNAVAILABLE, 2 * SOON)]]
+    assert ask(line)
+    with pytest.raises(grpc.RpcError):
+        ask(line)
+    assert len(stub.opened) == 1, "its caller knows what time is left"
+    stub.prepared = [[late(grpc.StatusCode.RESOURCE_EXHAUSTED, 2.0)], [ON_STREAM]]
+    assert not ask(line)
+    assert stub.calls == [3.0]
+    now += CALLS_FOR
+    assert ask(line, 300.0)
+    assert stub.opened[-1][1] == 300.0 + SPARE
+
+
+def test_what_is_large_is_a_call(line: StoreLine, stub: Stub):
+    stub.prepared = [[ON_STREAM]]
+    large = pb.CheckRequest(run_id="job", keys=["k" * MOST_BYTES])
+    answer = line.ask(large, 5.0, ())
+    assert isinstance(answer, pb.CheckResponse)
+    assert (answer.present, stub.opened) == (False, [])
+
+
+def test_an_answer_to_something_else_is_none(line: StoreLine, stub: Stub):
+    stub.prepared = [[pb.OperateResponse(wait=pb.WaitResponse())], [ON_STREAM]]
+    assert not ask(line)
+    assert stub.opened[0][0].cancelled
+    assert ask(line)
+
+
+def test_an_end_keeps_nothing_alive(line: StoreLine, stub: Stub):
+    """The call that has ended holds its channel, which a child that is forked may have to do without."""
+    gc.collect()
+    gc.disable()
+    try:
+        stub.prepared = [[Ended(grpc.StatusCode.INVALID_ARGUMENT)]]
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(line)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "it has ended"
+        assert caught.value.trailing_metadata()
+        del caught
+        gone = weakref.ref(stub.opened.pop()[0])
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_while_one_waits_others_are_calls(line: StoreLine, stub: Stub):

@@ -1,4 +1,4 @@
-"""This process's channels to the coordinator, and one for all its unary calls."""
+"""This process's channels to the coordinator, and one for all that is no session."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class SharedChannel:
-    """The channel of this process for unary calls to a coordinator; it ends when nobody holds it any more."""
+    """The channel of this process for calls and stores' streams; it ends when nobody holds it any more."""
 
     channel: grpc.Channel
     certificates: tuple[bytes, ...]
@@ -48,7 +48,7 @@ def open_channel(target: Target) -> grpc.Channel:
 
 
 def shared_channel(target: Target, *, renew: bool = False) -> SharedChannel:
-    """The process's channel for unary calls to a coordinator; it is opened when nobody holds one.
+    """The process's channel for calls and stores' streams; it is opened when nobody holds one.
 
     Args:
         target: whom to call, and how to connect.

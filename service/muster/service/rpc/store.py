@@ -157,7 +157,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             return await call.answer()
 
     def drain(self) -> None:
-        """End every stream, and every call that waits for keys; its caller asks again."""
+        """End every stream once nothing is under way on it, and every call that waits for keys."""
         self._draining = True
         for pause in self._pauses:
             pause.reschedule(0)

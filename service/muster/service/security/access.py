@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from muster.service.core import report
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.security.grants import Grant, Role
@@ -238,6 +240,14 @@ def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN4
     """
     if rule.holds:
         held = request.WhichOneof(rule.holds)
+        if not grant.allows_all and (held is None or len(UnknownFieldSet(request))):
+            # A relay may be older than the coordinator to which it hands this on.
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"an {rule.holds} came that this version does not know, so that the run that it is about is "
+                "not known either. Use an SDK of this version.",
+                field=rule.holds,
+            )
         request = getattr(request, held) if held else None
     run_id = getattr(request, "run_id", None)
     # Where a response can be narrowed, no run id stands for all that the caller may see.

@@ -11,7 +11,7 @@ from muster.service.security import access
 from muster.service.security.access import OPERATES, RULES, VIEWS, WORKS, Access, Rule
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
-from muster.v1 import barrier_pb2, run_pb2
+from muster.v1 import barrier_pb2, run_pb2, store_pb2
 from tests.support.patience import PATIENCE
 
 SECRET = "s3cr3t-0123456789-abcdef"
@@ -199,3 +199,34 @@ async def test_a_timeout_of_the_call_itself_is_its_own():
     with pytest.raises(TimeoutError):
         async with checks.while_granted(grant()):
             raise TimeoutError
+
+
+def operate(**operation: object) -> store_pb2.OperateRequest:
+    return store_pb2.OperateRequest(**operation)  # type: ignore[arg-type]
+
+
+def of_a_later_version(run_id: str) -> bytes:
+    """An operation that only a later version knows: field 15 of the oneof."""
+    inner = store_pb2.NumKeysRequest(run_id=run_id).SerializeToString()
+    return bytes([15 << 3 | 2, len(inner)]) + inner
+
+
+def test_an_operation_names_its_run_itself():
+    rule, mine = RULES["/muster.v1.StoreService/Operate"], grant(Role.WORKER, "mine-*")
+    access.check_request(mine, rule, operate(num_keys=store_pb2.NumKeysRequest(run_id="mine-1")))
+    with pytest.raises(Refusal) as caught:
+        access.check_request(mine, rule, operate(num_keys=store_pb2.NumKeysRequest(run_id="other")))
+    assert caught.value.reason is Reason.RUN_NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    "before", [b"", operate(num_keys=store_pb2.NumKeysRequest(run_id="mine-1")).SerializeToString()]
+)
+def test_what_a_later_version_would_do_is_not_handed_on_unread(before: bytes):
+    """There the last of several operations counts; a relay of this version would have looked at another."""
+    rule = RULES["/muster.v1.StoreService/Operate"]
+    request = store_pb2.OperateRequest.FromString(before + of_a_later_version("other"))
+    access.check_request(grant(), rule, request)
+    with pytest.raises(Refusal, match="the run that it is about is not known either") as caught:
+        access.check_request(grant(Role.WORKER, "mine-*"), rule, request)
+    assert caught.value.reason is Reason.INVALID_ARGUMENT

@@ -98,6 +98,33 @@ def test_the_last_checkpoint_stays_until_the_next_is_committed(tmp_path: Path):
     assert names(tmp_path / "checkpoints") == {"checkpoint_1"}
 
 
+def test_one_of_a_run_that_was_rolled_back_stays_though_its_number_is_low(tmp_path: Path):
+    made, _ = prepared(tmp_path, total_limit=2)
+    for made.project_configuration.iteration in (5, 6, 0):
+        path = made.save_state()
+        os.utime(Path(path) / "committed.json", (made.project_configuration.iteration,) * 2)
+    assert path == str(tmp_path / "checkpoints" / "checkpoint_0")
+    assert "checkpoint_0" in names(tmp_path / "checkpoints")
+    assert len(names(tmp_path / "checkpoints")) == 2
+
+
+def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path):
+    made, model = prepared(tmp_path, automatic=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "args.json").write_text("{}")
+    with pytest.raises(IsADirectoryError, match=r"out holds args\.json, which is no part of a checkpoint"):
+        made.save_state(str(tmp_path / "out"))
+    assert names(tmp_path / "out") == {"args.json"}
+    theirs = Accelerator(cpu=True)
+    theirs.prepare(torch.nn.Linear(1, 1))
+    theirs.save_state(str(tmp_path / "theirs"))
+    fill(model, 3.0)
+    made.save_state(str(tmp_path / "theirs"))
+    fill(model, 0.0)
+    made.load_state(str(tmp_path / "theirs"))
+    assert model.weight.item() == 3.0
+
+
 def test_what_is_not_committed_is_not_loaded(tmp_path: Path):
     made, _ = prepared(tmp_path)
     with pytest.raises(UncommittedError, match="no committed checkpoint"):

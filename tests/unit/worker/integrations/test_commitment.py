@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.errors import (
     BarrierAbortedError,
@@ -14,6 +13,7 @@ from muster.worker.errors import (
     OutcomeUnknownError,
     RefusedError,
 )
+from muster.worker.group_barrier import GroupBarrier
 from muster.worker.integrations import commitment as module
 from muster.worker.integrations.commitment import DONE, GIVEN_UP, NOT_YET, Commitment
 from tests.support.fake_barrier import FakeBarrier, decided
@@ -312,7 +312,7 @@ def test_an_earlier_save_that_others_only_now_give_up_is_not_this_one():
 
 def test_it_asks_of_a_barrier_what_ours_has():
     for name in ("prefix", "world_size", "run_id", "generation", "rank", "sequence", "vote"):
-        assert hasattr(GrpcBarrier, name) or name in GrpcBarrier.__doc__, name  # type: ignore[operator]
+        assert hasattr(GroupBarrier, name) or name in GroupBarrier.__doc__, name  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("stage", ["begin", "written", "committed"])
@@ -330,3 +330,68 @@ def test_nothing_is_committed_where_another_rank_does_something_else(stage: str)
     save.join(PATIENCE)
     with pytest.raises(MusterError, match=r"out of step in group \"checkpoint/dcp\" of run job: .* b'\.'"):
         save.confirmed() if stage == "committed" else result.result(PATIENCE)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_timeout_that_is_no_time_is_refused_before_anyone_waits(timeout: float):
+    barrier: Any = FakeBarrier()
+    with pytest.raises(ValueError, match=r"timeout = .*: it must be a number of seconds above 0"):
+        Commitment(barrier, timeout)
+
+
+def test_whatever_goes_wrong_in_its_thread_is_told():
+    barrier: Any = FakeBarrier()
+    save = Commitment(barrier, 60.0)
+    barrier.answers.put(ZeroDivisionError("a fault"))
+    with pytest.raises(MusterError, match="save 0 cannot be decided: ZeroDivisionError"):
+        save.written()
+
+
+def test_who_is_interrupted_while_he_waits_for_the_last_save_lets_the_next_one_wait_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    first, barrier = begun()
+    join = first.join
+
+    def interrupted(timeout: float | None = None) -> None:
+        monkeypatch.setattr(first, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        another(barrier)
+    assert barrier.heard() == GIVEN_UP
+    third = in_thread(lambda: another(barrier))
+    assert not third.done()
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    assert third.result(PATIENCE).number == 2
+    barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
+
+
+def test_nobody_waits_for_a_save_that_waits_for_a_coordinator_that_is_gone():
+    first, barrier = begun()
+    for _ in range(2):
+        barrier.answers.put(OutcomeUnknownError("away", "checkpoint/dcp", 1, Outcome.UNKNOWN))
+    with pytest.raises(OutcomeUnknownError):
+        first.written()
+    with pytest.raises(OutcomeUnknownError, match="away"):
+        another(barrier)
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    first.join(PATIENCE)
+
+
+def test_what_is_being_committed_is_not_late_and_what_has_failed_is_not_committed():
+    save, barrier = written_by_all(rank=0)
+    save.claim()
+    save.committed()
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    save.join(PATIENCE)
+    save, barrier = written_by_all(rank=0)
+    save.failed("it took too long")
+    with pytest.raises(
+        MusterError, match="has failed for all ranks before it was committed: it took too long"
+    ):
+        save.claim()
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)

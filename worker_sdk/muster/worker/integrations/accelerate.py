@@ -4,15 +4,17 @@ Tried with accelerate 1.15.0. Where its accelerator differs, the import says so.
 """
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.aside import read, remove, restore, sweep
+from muster.worker.integrations.aside import read, restore, sweep
 from muster.worker.integrations.commitment import OnLost
-from muster.worker.integrations.folders import FolderSaves, committed, newest
+from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
+from muster.worker.saves.directory import MARKER
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["commit_together"]
@@ -24,6 +26,12 @@ NAMED = "checkpoint_"
 """How automatic names begin; their numbers follow."""
 UNFINISHED = "accelerate"
 """How checkpoints are named where they are not committed yet."""
+
+OWN = re.compile(
+    r"(pytorch_)?model.*|(optimizer|scheduler|sampler|random_states|dl_state_dict|custom_checkpoint).*"
+    r"|scaler\.pt|config\.json|latest|zero_to_fp32\.py"
+)
+"""What there may be in a checkpoint of Accelerate's."""
 
 A = TypeVar("A", bound=Accelerator)
 
@@ -111,6 +119,7 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
         Raises:
             BarrierError: not all have written, or rank 0 could not commit it; the message names who, and why.
             FileExistsError: a checkpoint has this number already.
+            IsADirectoryError: the folder that was named holds something else.
             MusterError: a rank gave the save up.
             OutcomeUnknownError: the coordinator cannot be reached.
             ValueError: no folder was named, and naming is not automatic.
@@ -125,6 +134,8 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
                 raise FileExistsError(
                     f"{path} is there already. Set project_configuration.iteration to the next number."
                 )
+            if folder is None and self.is_main_process:
+                _check_replaceable(path)
             project.automatic_checkpoint_naming = False
             try:
                 super(CommittedSaves, self).save_state(
@@ -136,13 +147,14 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
         iteration = project.iteration
         barrier = self._saves.meet(self.process_index, self.num_processes)
         try:
-            self._saves.save(barrier, path, write)
+            # Beside a name that somebody has chosen there may be other jobs.
+            alias = None if folder is not None else f"{UNFINISHED}.{path.name}"
+            self._saves.save(barrier, path, write, alias=alias)
         except BaseException:
             project.iteration = iteration  # Theirs counts what was written, and not what was committed.
             raise
         if folder is not None and project.total_limit is not None and barrier.rank == 0:
-            for old in committed(folder, NAMED)[: -project.total_limit]:
-                remove(old)
+            rotate(committed(folder, NAMED), project.total_limit, {path})
         return str(path)
 
     def load_state(
@@ -179,3 +191,14 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
         """Where checkpoints are that the accelerator names."""
         automatic = self.project_configuration.automatic_checkpoint_naming
         return Path(self.project_dir) / "checkpoints" if automatic else None
+
+
+def _check_replaceable(path: Path) -> None:
+    """See that a checkpoint would take nothing else's place: it takes that of the whole folder."""
+    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    foreign = sorted(name for name in entries if name != MARKER and OWN.fullmatch(name) is None)
+    if foreign:
+        raise IsADirectoryError(
+            f"{path} holds {foreign[0]}, which is no part of a checkpoint: what is committed takes the place "
+            "of the whole folder. Name a folder for checkpoints alone."
+        )

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import uuid
+import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,12 +43,22 @@ class Aside:
         alias: what stands for the name while it is written, where a framework takes whatever has the name in
             its own for a checkpoint; default: the name.
         within: write it into a folder that stands there, under this name; default: there itself.
+        run_id: of the job, where others may write beside it, or have done so.
     """
 
-    def __init__(self, path: Path, generation: int, number: int, alias: str = "", within: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        generation: int,
+        number: int,
+        alias: str = "",
+        within: str = "",
+        run_id: str | None = None,
+    ) -> None:
         self.path = path
         self._alias = alias or path.name
-        self._place = path.with_name(f".{self._alias}.{generation}-{number}")
+        own = "" if run_id is None else f"-{zlib.crc32(run_id.encode()):08x}"
+        self._place = path.with_name(f".{self._alias}.{generation}-{number}{own}")
         self.unfinished = self._place / within
         """Where it is written."""
 
@@ -80,24 +91,31 @@ class Aside:
             write_marker(self.unfinished, asdict(marker))
         else:
             sync_file(self.unfinished)
+        foreign = None
         if _is_committed(self.path):
             remove(_replaced(self.path))
             self.path.rename(_replaced(self.path))
-        elif folder or _is_folder(self.path):  # Else one rename replaces it.
-            remove(self.path)
+        elif (folder or _is_folder(self.path)) and os.path.lexists(self.path):  # Else one rename replaces it.
+            foreign = _doomed(self.path)
+            self.path.rename(foreign)
         try:
             self.unfinished.rename(self.path)
         except OSError:
+            if foreign is not None:
+                foreign.rename(self.path)
             _restore(self.path)
             raise
+        if foreign is not None:
+            _destroy(foreign)
         try:
             sync(self.path.parent)
         except OSError as error:
             # It has its name, so that nobody may say that it was not committed.
             logger.warning("%s has its name, and may lose it if this machine fails now: %s", self.path, error)
             return
-        remove(_replaced(self.path))
-        remove(self._place)
+        for left in (_replaced(self.path), self._place):
+            with suppress(OSError):
+                remove(left)
 
 
 def check_name(path: Path, content: str = "") -> None:
@@ -186,7 +204,7 @@ def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> No
         alias: of the saves, as in :class:`Aside`; default: any.
         but: what is being written now.
     """
-    unfinished = re.compile(rf"\.{'.+' if alias is None else re.escape(alias)}\.\d+-\d+")
+    unfinished = re.compile(rf"\.{'.+' if alias is None else re.escape(alias)}\.\d+-\d+(-[0-9a-f]{{8}})?")
     for left in folder.iterdir() if folder.is_dir() else ():
         if left.name.startswith(REMOVED):
             _destroy(left)
@@ -202,7 +220,7 @@ def remove(path: Path) -> None:
     """
     # Renamed first: half of a checkpoint must not look like one, and who still writes it must not commit it.
     if os.path.lexists(path):
-        doomed = path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
+        doomed = _doomed(path)
         path.rename(doomed)
         _destroy(doomed)
 
@@ -227,6 +245,10 @@ def _is_committed(path: Path) -> bool:
     with suppress(OSError, ValueError, TypeError):
         return bool(_marker(path))
     return False
+
+
+def _doomed(path: Path) -> Path:
+    return path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
 
 
 def _replaced(path: Path) -> Path:

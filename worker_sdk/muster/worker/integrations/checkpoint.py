@@ -205,6 +205,7 @@ class CommittedWriter(FileSystemWriter):
         with _told(self._save.commitment):
             check_files(aside.unfinished, results)
             super().finish(metadata, results)
+            self._save.commitment.claim()
             aside.commit(
                 Marker(
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence

@@ -30,6 +30,8 @@ PACE = 10.0
 """Seconds until the first word of a rank that is not done; between two of them, twice as long each time."""
 LONGEST_PACE = 120.0
 """Seconds between two such words, at most."""
+LOOK = 1.0
+"""Seconds between two looks whether a save that others wait for can still be decided."""
 LAST_WORD = 15.0
 """Seconds that the end of a process may wait for what became of its save: a little more than the
 coordinator's default session TTL, after which a dead rank is lost."""
@@ -66,7 +68,8 @@ class Commitment:
         caller: the thread that makes it.
 
     Raises:
-        ValueError: ``on_lost`` is neither.
+        OutcomeUnknownError: the coordinator cannot be reached, and the last save waits for it.
+        ValueError: ``on_lost`` is neither, or the timeout is no time.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Commitment:
     ) -> None:
         if on_lost not in ("raise", "abort"):
             raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout = {timeout!r}: it must be a number of seconds above 0.")
         self._owner = os.getpid()
         self.caller = threading.current_thread()
         self.rank = barrier.rank
@@ -86,6 +91,8 @@ class Commitment:
         self._written = False
         self._committed = False
         """Of rank 0: whether it has done what is to be done when all have written."""
+        self._claimed = False
+        """Of rank 0: whether it is committed, unless that fails."""
         self._failure: str | None = None
         """Why this rank has failed at what it was to do."""
         self._given_up = False
@@ -126,6 +133,20 @@ class Commitment:
                 raise self._error
             assert self._decision is not None
             return self._decision
+
+    def claim(self) -> None:
+        """Of rank 0, when all have written: it is committed now, and may not fail any more for being late.
+
+        Raises:
+            MusterError: all have been told that it has failed.
+        """
+        with self._changed:
+            if self._failure is not None or self._over.is_set():
+                raise MusterError(
+                    f'save {self.number} of group "{self._barrier.prefix}" has failed for all ranks before '
+                    f"it was committed: {self._failure or self._confirmation or self._error}"
+                )
+            self._claimed = True
 
     def committed(self) -> None:
         """Of rank 0, when all have written: say that the save is a checkpoint now; does not wait."""
@@ -193,6 +214,21 @@ class Commitment:
         if os.getpid() == self._owner:
             self._over.wait(timeout)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the save has come to an end on all ranks."""
+        return self._over.is_set()
+
+    def check_reached(self) -> None:
+        """See that the coordinator can still be asked how it ends.
+
+        Raises:
+            OutcomeUnknownError: for long it could not be.
+        """
+        with self._changed:
+            if isinstance(self._error, OutcomeUnknownError) and not self.is_over:
+                raise self._error
+
     # ------------------------------------------------------------------ the thread
 
     def _attend(self) -> None:
@@ -214,6 +250,9 @@ class Commitment:
                 )
         except MusterError as error:
             self._tell(error)
+        except Exception as error:  # Whatever it is, the main thread waits for this one.
+            logger.exception("save %d", self.number)
+            self._tell(MusterError(f"save {self.number} cannot be decided: {error!r}"))
         finally:
             self._over.set()
 
@@ -233,7 +272,8 @@ class Commitment:
                 self._changed.wait_for(
                     lambda: done() or self._failure is not None or self._given_up, timeout=pace
                 )
-                if not done() and not self._given_up and time.monotonic() >= overdue:
+                waits = not done() and not self._given_up and not self._claimed
+                if waits and time.monotonic() >= overdue:
                     self._failure = self._failure or f"{OVERDUE} {self._timeout:g} s"
                 word = DONE if done() else GIVEN_UP if self._given_up else NOT_YET
                 failure = None if done() else self._failure
@@ -332,16 +372,23 @@ def take_turn(barrier: GrpcBarrier, following: Commitment | None = None) -> None
     Args:
         barrier: the group's.
         following: the save for which the next ones have to wait.
+
+    Raises:
+        OutcomeUnknownError: the coordinator cannot be reached, and that save waits for it.
     """
     group = Group.of(barrier)
-    with _last_lock:
-        last = _last.get(group)
-        if following is not None:
-            _last[group] = following
-    if last is not None:
+    while True:
+        with _last_lock:
+            last = _last.get(group)
+            if last is None or last.is_over:
+                # Not before: who is interrupted here must not have the next one begin beside the last.
+                if following is not None:
+                    _last[group] = following
+                return
         if last.caller is threading.current_thread() or not last.caller.is_alive():
             last.give_up()  # The framework has raised out of it, without a word.
-        last.join()
+        last.join(LOOK)
+        last.check_reached()
 
 
 def out_of_step(barrier: GrpcBarrier, why: str) -> MusterError:

@@ -367,6 +367,7 @@ class _Saves:
                     decision.sequence,
                 )
                 with _told(save.commitment):
+                    save.commitment.claim()
                     save.aside.commit(marker)
                     self._unfinished = None
                     if save.save_latest:
@@ -421,7 +422,11 @@ def _watched(writer: CheckpointEngine) -> Iterator[list[Path]]:
 def _put_on_disk(files: list[Path]) -> None:
     for file in files:
         # One of DeepSpeed's writers makes parts of it, "NAME-RANK.WRITERS".
-        parts = [file] if file.exists() else file.parent.glob(f"{file.name}-*")
+        parts = [file] if file.exists() else list(file.parent.glob(f"{file.name}-*"))
+        if not parts:
+            raise FileNotFoundError(
+                f"{file}, which this rank has written, is not there: another job has removed it."
+            )
         for part in parts:
             sync_file(part)
     for folder in {file.parent for file in files}:

@@ -1,7 +1,7 @@
 """Checkpoints that are folders into which every rank writes, whatever it is that writes them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -9,16 +9,20 @@ from typing import get_args
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import error_for
-from muster.worker.integrations.aside import Aside, Marker, read, sweep, sync_below
+from muster.worker.integrations.aside import Aside, Marker, read, remove, sweep, sync_below
 from muster.worker.integrations.commitment import (
+    WORDS,
     Commitment,
     OnLost,
     out_of_step,
     take_turn,
     told,
 )
-from muster.worker.saves.directory import UncommittedError
+from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.failure import failure_text
+
+ANOTHERS = b"."
+"""What ranks say that look for no checkpoint, since rank 0 does."""
 
 
 class FolderSaves:
@@ -70,6 +74,7 @@ class FolderSaves:
         path: Path,
         write: Callable[[Path], None],
         finish: Callable[[Path], None] = lambda _: None,
+        alias: str | None = None,
     ) -> None:
         """All ranks save.
 
@@ -78,6 +83,8 @@ class FolderSaves:
             path: the checkpoint's name.
             write: writes this rank's part into a folder of the same name elsewhere.
             finish: on rank 0, when all have written there: does what is left.
+            alias: how what is not committed is named; default: as the others of these saves, so that they
+                are swept with it.
 
         Raises:
             BarrierError: not all have written, or rank 0 could not commit it; the message names who, and why.
@@ -85,17 +92,22 @@ class FolderSaves:
             OutcomeUnknownError: the coordinator cannot be reached.
         """
         commitment = Commitment(barrier, self._timeout, self._on_lost)
-        aside = Aside(path, barrier.generation, commitment.number, self._name, path.name)
+        alias = alias or self._name
+        aside = Aside(path, barrier.generation, commitment.number, alias, path.name, barrier.run_id)
+        place = aside.unfinished.parent
         with told(commitment):
             write(aside.unfinished)
+            place.mkdir(parents=True, exist_ok=True)
+            _part(place, barrier.rank).touch()
         decision = commitment.written()
         if barrier.rank == 0:
             with told(commitment):
-                _check_whole(aside.unfinished)
+                _check_whole(aside.unfinished, barrier.world_size)
                 finish(aside.unfinished)
                 sync_below(aside.unfinished)
                 # All others have written, and wait for this one.
-                sweep(path.parent, self._name, but=aside.unfinished)
+                sweep(path.parent, alias, but=aside.unfinished)
+                commitment.claim()
                 marker = (barrier.run_id, barrier.generation, barrier.world_size)
                 aside.commit(Marker(*marker, decision.prefix, decision.sequence))
             commitment.committed()
@@ -111,30 +123,37 @@ class FolderSaves:
         Raises:
             BarrierError: not all ranks have come, or one cannot load it; the message names who.
             MusterError: the ranks do not do the same.
+            RuntimeError: they do not find the same.
             OSError, ValueError: this one cannot.
         """
         take_turn(barrier)
-        path = self._by_all(barrier, lambda: read(find())[0] if barrier.rank == 0 else Path())
+        found = self._by_all(barrier, lambda: os.fsencode(read(find())[0]) if barrier.rank == 0 else ANOTHERS)
+        path = Path(os.fsdecode(found[0]))
         # Who goes on alone would hang in the next collective.
-        self._by_all(barrier, lambda: read(path)[0])
+        markers = self._by_all(barrier, lambda: repr(read(path)[1]).encode())
+        if len(set(markers.values())) > 1:
+            raise RuntimeError(
+                f"{path} is not the same checkpoint to all ranks: it was replaced just now, or one sees what "
+                "was there before. Load it again, on all ranks."
+            )
         return path
 
-    def _by_all(self, barrier: GrpcBarrier, find: Callable[[], Path]) -> Path:
-        """What rank 0 finds, if no rank fails at it."""
-        found, failure = Path(), None
+    def _by_all(self, barrier: GrpcBarrier, find: Callable[[], bytes]) -> Mapping[int, bytes]:
+        """What all ranks find, if none fails at it."""
+        found, failure = b"", None
         try:
             found = find()
         except (OSError, ValueError) as error:
             failure = error
         word = None if failure is None else failure_text(failure)
-        decision = barrier.vote(word, self._timeout, os.fsencode(found))
+        decision = barrier.vote(word, self._timeout, found)
         if failure is not None:
             raise failure
         if decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
-        if len(decision.payloads) < barrier.world_size:
+        if len(decision.payloads) < barrier.world_size or WORDS.intersection(decision.payloads.values()):
             raise out_of_step(barrier, "some make a save where others load")
-        return Path(os.fsdecode(decision.payloads[0]))
+        return decision.payloads
 
 
 def committed(folder: Path, named: str) -> list[Path]:
@@ -145,6 +164,23 @@ def committed(folder: Path, named: str) -> list[Path]:
         named: how these begin; a number follows.
     """
     return [path for path in _numbered(folder, named) if _is_committed(path)]
+
+
+def rotate(checkpoints: list[Path], limit: int, kept: Set[Path]) -> None:
+    """Remove the oldest, by when they were committed: their numbers may be of a run that was rolled back.
+
+    Args:
+        checkpoints: those that are committed.
+        limit: how many are to be left.
+        kept: those that stay in any case.
+    """
+    others = sorted((one for one in checkpoints if one not in kept), key=_committed_at)
+    for old in others[: max(0, len(checkpoints) - limit)]:
+        remove(old)
+
+
+def _committed_at(path: Path) -> float:
+    return (path / MARKER).stat().st_mtime
 
 
 def newest(folder: Path, named: str) -> Path:
@@ -174,9 +210,21 @@ def _is_committed(path: Path) -> bool:
     return False
 
 
-def _check_whole(unfinished: Path) -> None:
+def _part(place: Path, rank: int) -> Path:
+    """What a rank leaves where it has written: a word could be another save's."""
+    return place / f".part-{rank}"
+
+
+def _check_whole(unfinished: Path, world_size: int) -> None:
     """Raises: OSError: a rank has written something else, or elsewhere."""
-    written = sorted(path.name for path in unfinished.parent.iterdir())
+    parts = [_part(unfinished.parent, rank) for rank in range(world_size)]
+    missing = [rank for rank, part in enumerate(parts) if not part.exists()]
+    if missing:
+        raise OSError(
+            f"what ranks {missing} have written is not in {unfinished.parent}: they do not share the folder, "
+            "or another job has removed it."
+        )
+    written = sorted(path.name for path in unfinished.parent.iterdir() if path not in parts)
     if written != [unfinished.name]:
         raise OSError(
             f"the ranks have written {', '.join(written) or 'nothing'}, and not {unfinished.name}: they are "

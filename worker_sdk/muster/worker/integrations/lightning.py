@@ -263,6 +263,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                 marker = Marker(
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
                 )
+                commitment.claim()
                 self._saves.commit(aside, marker)
             commitment.committed()
         commitment.confirmed()

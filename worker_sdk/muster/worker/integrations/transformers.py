@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import HubStrategy, rotate_checkpoints
+from transformers.trainer_utils import HubStrategy
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.aside import restore, sweep
 from muster.worker.integrations.commitment import OnLost
-from muster.worker.integrations.folders import FolderSaves, newest
+from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
 from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
@@ -126,13 +126,9 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
         except BaseException:
             state.best_model_checkpoint = best
             raise
-        if barrier.rank == 0:
-            rotate_checkpoints(
-                output_dir=str(folder),
-                save_total_limit=args.save_total_limit,
-                best_model_checkpoint=state.best_model_checkpoint,
-                use_mtime=True,
-            )
+        if barrier.rank == 0 and args.save_total_limit:
+            kept = {path, Path(state.best_model_checkpoint or path)}
+            rotate(committed(folder, f"{NAMED}-"), args.save_total_limit, kept)
 
     def resume(self, args: TrainingArguments, asked: str | bool) -> str:
         """Where all ranks resume from.

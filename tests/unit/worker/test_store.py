@@ -129,7 +129,8 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(store_module, "time", time)
+    for module in (store_module, store_line):
+        monkeypatch.setattr(module, "time", time)
     return time
 
 

@@ -236,7 +236,7 @@ def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN4
     """See that a request is about a run that its caller may touch.
 
     Raises:
-        Refusal: RUN_NOT_ALLOWED.
+        Refusal: RUN_NOT_ALLOWED, or INVALID_ARGUMENT where the run is not known.
     """
     if rule.holds:
         held = request.WhichOneof(rule.holds)

@@ -340,9 +340,29 @@ async def test_each_operation_on_a_stream_is_about_a_run_that_its_caller_may_tou
         await handler.stream_stream(None, context)
     assert caught.value.reason is Reason.RUN_NOT_ALLOWED
     assert context.heard == [sent[0].SerializeToString()]
-    context = Context(b"")
-    await handler.stream_stream(None, context)
-    assert context.heard == [b""], "nothing to do is the store's to refuse"
+
+
+async def test_an_operation_that_is_not_known_is_about_nobody_knows_what_run():
+    async def behavior(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            yield request
+
+    made: Any = grpc.stream_stream_rpc_method_handler(
+        behavior, store_pb2.OperateRequest.FromString, store_pb2.OperateRequest.SerializeToString
+    )
+    later = b"\xf2\x06\x02\x08\x01"  # A field of number 110, of which only a later version may know.
+    for unknown in (b"", later):
+        handler = await World(Role.WORKER, runs=("a-*",)).handler("/muster.v1.StoreService/Operate", made)
+        context = Context(unknown)
+        with pytest.raises(Refusal, match="that this version does not know") as caught:
+            await handler.stream_stream(None, context)
+        assert caught.value.reason is Reason.INVALID_ARGUMENT
+        assert context.heard == []
+    for unknown in (b"", later):
+        handler = await World(Role.WORKER, runs=("*",)).handler("/muster.v1.StoreService/Operate", made)
+        context = Context(unknown)
+        await handler.stream_stream(None, context)
+        assert context.heard == [unknown], "nothing to do is the store's to refuse"
 
 
 async def test_reflection_needs_a_token_and_is_bounded():

@@ -1,8 +1,12 @@
 """Ranks behind a proxy that drops, delays and black-holes."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.support.agents import Job
 from tests.support.coordinator import Coordinator
+from tests.support.patience import until
 from tests.support.proxy import Proxy
 from tests.support.ranks import assert_good_history, everyone, ranks
 
@@ -63,3 +67,26 @@ def test_a_short_cut_is_resumed_within_the_ttl(coordinator: Coordinator):
         proxy.cut()
         assert near.ask("barrier").outcome == "RELEASED"
         assert far.answer().outcome == "RELEASED"
+
+
+def test_a_partitioned_node_is_removed_and_comes_back_as_a_newcomer(coordinator: Coordinator, tmp_path: Path):
+    # Not through a relay: who is cut off from it may go on without it, as it should, before it is missed.
+    with Proxy(coordinator.port) as proxy, Job(tmp_path, coordinator.endpoint) as job:
+
+        def departed() -> list[str]:
+            return [line["reason"] for line in coordinator.log("node.gone")]
+
+        near = job.agent("1:2")
+        far = job.agent("1:2", endpoint=proxy.endpoint)
+        first = job.round(2)
+        proxy.black_hole()
+        until(lambda: any(f"(pid {far.process.pid})" in line for line in departed()))
+        proxy.heal()
+        proxy.cut()
+        second = job.round(2, after=first[0].round)
+        assert {worker.agent for worker in second} == {near.process.pid, far.process.pid}
+        # It was told so, or its workers failed before that, since their peers had gone: it joined anew.
+        gone = [line for line in departed() if f"(pid {far.process.pid})" in line]
+        assert "connection lost" in gone[0]
+        job.finish()
+        assert [near.wait(), far.wait()] == [0, 0], job.said()

@@ -11,7 +11,6 @@ from muster.worker.store import CoordinatorStore
 from tests.support.agents import Job
 from tests.support.coordinator import Coordinator
 from tests.support.patience import until
-from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.also_through_relay
 
@@ -111,21 +110,3 @@ def test_the_node_with_rank_0_leaves_first_and_the_rest_finds_the_new_one(coordi
     assert {worker.agent for worker in second} == {first[1].agent, first[2].agent}
     job.finish()
     assert [by_pid[worker.agent].wait() for worker in second] == [0, 0], job.said()
-
-
-def test_a_partitioned_node_is_removed_and_comes_back_as_a_newcomer(coordinator: Coordinator, job: Job):
-    with Proxy(coordinator.port) as proxy:
-        near = job.agent("1:2")
-        far = job.agent("1:2", endpoint=proxy.endpoint)
-        first = job.round(2)
-        proxy.black_hole()
-        until(lambda: any(f"(pid {far.process.pid})" in line for line in departed(coordinator)))
-        proxy.heal()
-        proxy.cut()
-        second = job.round(2, after=first[0].round)
-        assert {worker.agent for worker in second} == {near.process.pid, far.process.pid}
-        # It was told so, or its workers failed before that, since their peers had gone: it joined anew.
-        gone = [line for line in departed(coordinator) if f"(pid {far.process.pid})" in line]
-        assert "connection lost" in gone[0]
-        job.finish()
-        assert [near.wait(), far.wait()] == [0, 0], job.said()

@@ -339,7 +339,7 @@ class Demo:
         last = self._checkpoints.latest()
         if last is None or last.step != step:
             sys.exit(f"the last checkpoint should be that of step {step}, and is {last}")
-        say(f"   the last checkpoint that was committed is {last.path.name}, for every rank")
+        say(f"   the last checkpoint that was committed is {Path(last.path).name}, for every rank")
 
     def _wait_for_votes(self, count: int) -> None:
         """Wait until so many ranks have written, and the others have not."""

@@ -59,7 +59,7 @@ def keep_busy() -> None:
 def saved(made: Checkpointer, step: int) -> set[float]:
     """The values in a checkpoint."""
     into = state(-1)
-    made.load(into, made._directory.path(step))
+    made.load(into, Path(str(made._folder)) / f"step-{step:010}")
     return {value for tensor in into.values() for value in tensor.unique().tolist()}
 
 

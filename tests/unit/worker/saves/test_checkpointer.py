@@ -4,22 +4,25 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
-from muster.worker.saves import checkpointer as module
 from muster.worker.saves.directory import UncommittedError
+from muster.worker.saves.folder import FolderDraft
 from muster.worker.saves.plans import Plans
 from tests.support.judge import FakeBarrier, no_child_left
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+FILES = [".metadata", "__0_0.distcp", "committed.json"]
 
 
 @pytest.fixture
@@ -46,6 +49,18 @@ def loaded(made: Checkpointer, path: Path | None = None) -> tuple[int, float]:
     weight = into["model"]["weight"]
     assert torch.equal(weight, torch.full((1000,), into["step"]))
     return found.step, into["step"]
+
+
+def when_written(patched: pytest.MonkeyPatch, what: Callable[[Path], object]) -> None:
+    """What happens in a child that has written, in the folder of the save."""
+    leave = FolderDraft.leave
+
+    def leave_and_more(self: FolderDraft, note: str, data: bytes) -> None:
+        leave(self, note, data)
+        if note.startswith("written"):
+            what(self._unfinished)
+
+    patched.setattr(FolderDraft, "leave", leave_and_more)
 
 
 @pytest.mark.parametrize("how", ["shared with the child", "copied", "in shared memory"])
@@ -77,7 +92,7 @@ def test_a_killed_child_commits_nothing_and_the_next_save_does(
     made.save(1, state(1))
     assert made.finalize(blocking=True) == [1]
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_keep_results", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        when_written(patched, lambda _: os.kill(os.getpid(), signal.SIGKILL))
         made.save(2, state(2))
     with pytest.raises(AsyncSaveError, match="SIGKILL"):
         made.finalize(blocking=True)
@@ -95,14 +110,8 @@ def test_what_is_not_committed_is_not_loaded(
     """Not even complete data."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    keep = module._keep_results
-
-    def keep_results(*arguments: Any) -> None:
-        keep(*arguments)
-        gate.read_text()
-
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_keep_results", keep_results)
+        when_written(patched, lambda _: gate.read_text())
         made.save(1, state(1))
     with gate.open("w"):  # Opens when the child has written and reads.
         (unfinished,) = tmp_path.glob(".step-*")
@@ -227,7 +236,9 @@ def test_a_state_that_is_too_large_for_a_copy_is_refused_before_the_fork(
     made.close()
 
 
-def test_a_plan_that_has_not_changed_is_not_made_again(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_that_has_not_changed_is_not_made_again(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     made.save(1, state(1))
 
     def again(*_: Any) -> None:
@@ -240,11 +251,11 @@ def test_a_plan_that_has_not_changed_is_not_made_again(made: Checkpointer, monke
     larger = state(3) | {"more": torch.ones(5)}
     made.save(3, larger)
     assert made.finalize(blocking=True) == [3]
-    assert not list(made._directory.path(3).glob(".plan*"))
+    assert sorted(path.name for path in (tmp_path / "step-0000000003").iterdir()) == FILES
     into = state(0) | {"more": torch.zeros(5)}
     made.load(into)
     assert torch.equal(into["more"], torch.ones(5))
-    assert loaded(made, made._directory.path(2)) == (2, 2)
+    assert loaded(made, tmp_path / "step-0000000002") == (2, 2)
 
 
 def test_nothing_is_saved_after_closing(tmp_path: Path):
@@ -258,13 +269,7 @@ def test_nothing_is_saved_after_closing(tmp_path: Path):
 def test_a_save_with_a_file_missing_is_not_committed(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    keep = module._keep_results
-
-    def keep_results(folder: Path, *arguments: Any) -> None:
-        keep(folder, *arguments)
-        os.truncate(folder / "__0_0.distcp", 10)
-
-    monkeypatch.setattr(module, "_keep_results", keep_results)
+    when_written(monkeypatch, lambda folder: os.truncate(folder / "__0_0.distcp", 10))
     made.save(1, state(1))
     with pytest.raises(AsyncSaveError, match="has 10 bytes"):
         made.finalize(blocking=True)
@@ -277,7 +282,7 @@ def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.Monkey
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileSystemWriter, "prepare_local_plan", fail)
+        patched.setattr(DefaultSavePlanner, "create_local_plan", fail)
         with pytest.raises(type(error)):
             made.save(1, state(1))
     assert made._queue.next_idx == 1

@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, OutcomeUnknownError, RefusedError
+from muster.worker.saves.committed import Life
+from muster.worker.saves.folder import FolderDraft, FolderPlace
 from muster.worker.saves.planning import Meeting, Planning
 from tests.support.meeting import in_thread
 from tests.support.patience import until
@@ -45,7 +47,7 @@ class Job:
     """
 
     def __init__(self, folder: Path, world_size: int) -> None:
-        self.folder = folder
+        self.place = FolderPlace(folder)
         self.table = RoundTable(world_size)
         self.seats = [self.table.seat(rank) for rank in range(world_size)]
         self.plannings = [self.planning(seat) for seat in self.seats]
@@ -55,10 +57,13 @@ class Job:
         as_barrier: Any = seat
         return Planning(as_barrier, 60.0)
 
+    def draft(self, save: int) -> FolderDraft:
+        return self.place.draft(save, Life(0, save))
+
     def begin(self, rank: int, save: int, names: str) -> Meeting:
-        folder = self.folder / f"save-{save}"
-        folder.mkdir(exist_ok=True)
-        return self.plannings[rank].begin(f"save {save}", folder, plan_of(names))
+        draft = self.draft(save)
+        draft.begin()
+        return self.plannings[rank].begin(f"save {save}", draft, plan_of(names))
 
     def share(self, rank: int, save: int, names: str) -> "Future[str]":
         meeting = self.begin(rank, save, names)
@@ -143,18 +148,18 @@ def test_what_nobody_would_write_fails_the_save_and_the_next_is_planned_anew(job
 
 
 def test_a_rank_that_cannot_begin_fails_it_for_those_who_wait(job: Job):
-    job.plannings[1].refuse("save 0", job.folder, "its memory is full")
+    job.plannings[1].refuse("save 0", job.draft(0), "its memory is full")
     with pytest.raises(BarrierAbortedError, match="rank 1 failed: its memory is full"):
         job.begin(0, 0, "ab").share()
     job.all_save(1, ["ab", "ab"])
-    job.plannings[1].refuse("save 2", job.folder, "its memory is full")
+    job.plannings[1].refuse("save 2", job.draft(2), "its memory is full")
     assert named(job.begin(0, 2, "ab").share()), "who does not wait hears of it when it has written"
     job.all_save(3, ["ab", "ab"])
 
 
 def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
     meeting = job.begin(0, 0, "a")
-    gone = job.plannings[1].begin("save 0", job.folder / "nowhere", plan_of("a"))
+    gone = job.plannings[1].begin("save 0", job.draft(9), plan_of("a"))
     for one in (meeting, gone):
         with pytest.raises(BarrierAbortedError, match="rank 1 failed: FileNotFoundError"):
             one.share()
@@ -162,8 +167,9 @@ def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
 
 def test_a_folder_that_is_not_shared_is_an_error_of_all(job: Job, tmp_path: Path):
     meeting = job.begin(0, 0, "a")
-    (tmp_path / "elsewhere").mkdir()
-    other = job.plannings[1].begin("save 0", tmp_path / "elsewhere", plan_of("a"))
+    elsewhere = FolderPlace(tmp_path / "elsewhere").draft(0, Life(0, 0))
+    elsewhere.begin()
+    other = job.plannings[1].begin("save 0", elsewhere, plan_of("a"))
     for one in (meeting, other):
         with pytest.raises(
             BarrierAbortedError, match=r"proposed-1, which .* all ranks must share the folder"

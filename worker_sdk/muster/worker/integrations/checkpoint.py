@@ -25,7 +25,7 @@ from muster.worker.integrations.commitment import Commitment, OnLost
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
-from muster.worker.saves.written import check_files
+from muster.worker.saves.written import check_files, lengths
 
 __all__ = ["CommittedReader", "CommittedWriter", "latest"]
 
@@ -203,7 +203,7 @@ class CommittedWriter(FileSystemWriter):
         assert self._decision is not None
         barrier, aside, decision = self._save.barrier, self._save.aside, self._decision
         with _told(self._save.commitment):
-            check_files(aside.unfinished, results)
+            check_files(aside.unfinished, lengths(results))
             super().finish(metadata, results)
             self._save.commitment.claim()
             aside.commit(

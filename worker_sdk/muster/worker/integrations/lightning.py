@@ -32,7 +32,7 @@ from muster.worker.integrations.aside import Aside, Marker, check_name, read, re
 from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
 from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
-from muster.worker.saves.written import check_files
+from muster.worker.saves.written import check_files, lengths
 
 __all__ = ["committed", "latest"]
 
@@ -385,7 +385,8 @@ def _check_shards(folder: Path) -> None:
     """Raises: OSError: a shard of a folder is not there, or shorter than it was written."""
     if (folder / SHARDED).is_file():
         stored = FileSystemReader(folder).read_metadata().storage_data
-        check_files(folder, [[WriteResult(index, info.length, info) for index, info in stored.items()]])
+        written = [WriteResult(index, info.length, info) for index, info in stored.items()]
+        check_files(folder, lengths([written]))
 
 
 def _restored(trainer: Trainer) -> list[str]:

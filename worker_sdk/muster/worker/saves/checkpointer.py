@@ -7,9 +7,8 @@ commits.
 
 import operator
 import pickle
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -27,21 +24,24 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, BarrierError
 from muster.worker.saves.calls import SaveTimings
-from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
+from muster.worker.saves.committed import Committed, Life, UncommittedError
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
-from muster.worker.saves.planning import FOLDER, Meeting, Planning
+from muster.worker.saves.place import Draft
+from muster.worker.saves.places import place_at
+from muster.worker.saves.planning import Meeting, Planning
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
-from muster.worker.saves.written import check_files
+from muster.worker.saves.written import lengths
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of a job in one folder that all ranks share.
+    """Saves and loads the checkpoints of a job, in one folder that all ranks share or in a bucket.
 
     Args:
-        folder: where the checkpoints go.
+        folder: where the checkpoints go: a folder, or an address that fsspec knows, such as
+            ``s3://bucket/job1``.
         keep_last: how many committed ones to keep; default: all.
         copy: copy the whole state to buffers of its own before the fork. Default: only if one of its tensors
             is on a GPU, in shared memory or pinned; else it is shared with the child, and copied page by page
@@ -49,11 +49,16 @@ class Checkpointer:
         barrier: decides the saves; default: one of group ``save``, taken from the environment.
         timeout: seconds for one save.
         on_saved: called with the timings of each save that was committed.
+        storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
+            ``{"profile": "training"}``; default: what that finds by itself.
 
     Raises:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
-        OSError: the folder cannot be written.
+        OSError: the folder or bucket is not there, or cannot be written.
+        ValueError: the address is none.
+        ImportError: a package for its scheme is not installed.
+        UncommittedError: the bucket holds checkpoints that were committed in a folder.
     """
 
     def __init__(
@@ -65,20 +70,22 @@ class Checkpointer:
         barrier: GrpcBarrier | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         on_saved: Callable[[SaveTimings], None] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: it must be above 0, or None to keep all.")
-        self._directory = CheckpointDirectory(Path(folder))
+        self._folder = folder
         self._keep_last = keep_last
         self._copy = copy
         self._barrier = barrier or default_barrier()
+        self._place = place_at(folder, storage_options, self._barrier.run_id)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
         self._planning = Planning(self._barrier, timeout)
         self._steps: dict[int, int] = {}
         """By the number of the queue's call: steps that are not finalized."""
         if self._leads:
-            self._directory.sweep(keep_last)
+            self._place.take_over(keep_last)
 
     @property
     def _leads(self) -> bool:
@@ -113,12 +120,8 @@ class Checkpointer:
         refusal = self._refusal(step)
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         life = Life(self._barrier.generation, self._queue.next_idx)
-        unfinished = self._directory.unfinished(step, life)
+        draft = self._place.draft(step, life)
         self._steps[life.number] = step
-        # Without copying ahead, for which torch would ask for a stream of the GPU, in the child.
-        writer = FileSystemWriter(
-            unfinished, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0
-        )
         planner = DefaultSavePlanner()
         name = f"step {step}"
         held: Held | None = None
@@ -127,8 +130,9 @@ class Checkpointer:
             if refusal is not None:
                 raise refusal
             held = self._stage(state_dict)
-            local = self._local_plan(writer, planner, held.state if held is not None else state_dict)
-            meeting = self._planning.begin(name, unfinished, local)
+            draft.begin()
+            planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
+            meeting = self._planning.begin(name, draft, planner.create_local_plan())
             final = planner.finish_plan(meeting.share())
         except BarrierError as error:
             self._give_up(name, held, f"it was not planned: {error}")
@@ -136,7 +140,7 @@ class Checkpointer:
         except BaseException as error:
             why = failure_text(error)
             if meeting is None:
-                self._planning.refuse(name, unfinished, why)
+                self._planning.refuse(name, draft, why)
             self._give_up(name, held, why)
             raise
         release = held.release if held is not None else None
@@ -144,16 +148,16 @@ class Checkpointer:
         def write() -> None:
             # Nobody reads these checksums (torch neither), and they take as long as all the rest.
             torch.serialization.set_crc32_options(False)
-            results = writer.write_data(final, planner).wait()
-            _keep_results(unfinished, self._barrier.rank, results)
+            results = draft.writer().write_data(final, planner).wait()
+            draft.leave(_written(self._barrier.rank), pickle.dumps(results))
 
         def commit(decision: Decision) -> None:
             if self._leads:
-                self._commit(step, unfinished, writer, meeting.metadata(), decision)
+                self._commit(step, draft, meeting.metadata(), decision)
 
         def clean() -> None:
             if self._leads:
-                self._directory.sweep(self._keep_last, life)
+                self._place.sweep(self._keep_last, life)
 
         self._queue.schedule_async_request(
             AsyncRequest(write, (), []),
@@ -187,8 +191,8 @@ class Checkpointer:
         """Why a step cannot be saved now. Another rank may see it otherwise, and so the save counts."""
         if step in self._steps.values():
             return ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
-        path = self._directory.path(step)
-        if path.exists():
+        path = self._place.committed(step)
+        if path is not None:
             return ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
         return None
 
@@ -198,35 +202,20 @@ class Checkpointer:
             held.release()
         self._queue.schedule_failure(why, name=name)
 
-    def _local_plan(
-        self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
-    ) -> SavePlan:
-        planner.set_up_planner(state_dict, writer.storage_meta(), self._leads)
-        writer.set_up_storage_writer(self._leads)
-        return writer.prepare_local_plan(planner.create_local_plan())
-
-    def _commit(
-        self,
-        step: int,
-        unfinished: Path,
-        writer: FileSystemWriter,
-        metadata: Metadata,
-        decision: Decision,
-    ) -> None:
-        """Rank 0, when every rank has written: write torch's metadata, and give the save its name."""
-        shutil.rmtree(unfinished / FOLDER, ignore_errors=True)
-        results = _take_results(unfinished, self._barrier.world_size)
-        check_files(unfinished, results)
-        writer.finish(metadata, results)
+    def _commit(self, step: int, draft: Draft, metadata: Metadata, decision: Decision) -> None:
+        """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
+        notes = draft.take([_written(rank) for rank in range(self._barrier.world_size)])
+        results: list[list[WriteResult]] = [pickle.loads(note) for note in notes]
+        draft.writer().finish(metadata, results)
         made = Committed(
             step,
             self._barrier.world_size,
             self._barrier.run_id,
             decision.prefix,
             decision.sequence,
-            self._directory.path(step),
+            draft.checkpoint,
         )
-        self._directory.commit(unfinished, made)
+        draft.commit(made, lengths(results))
 
     def finalize(self, blocking: bool = False) -> list[int]:
         """Learn which saves have been committed; costs no round trip.
@@ -270,7 +259,7 @@ class Checkpointer:
 
     def latest(self) -> Committed | None:
         """The last committed checkpoint."""
-        return self._directory.latest()
+        return self._place.latest()
 
     def load(self, state_dict: dict[str, Any], path: str | Path | None = None) -> Committed:
         """Load a checkpoint into a state, resharded if the world size has changed; all ranks must call it.
@@ -292,12 +281,13 @@ class Checkpointer:
             committed = _from_rank_0(self.latest)
             if committed is None:
                 raise FileNotFoundError(
-                    f"{self._directory.folder} holds no committed checkpoint. Save one first, or name a path."
+                    f"{self._folder} holds no committed checkpoint. Save one first, or name a path."
                 )
         else:
-            committed = self._directory.read(Path(path))
+            committed = self._place.read(path)
         try:
-            load_state(state_dict, checkpoint_id=committed.path, no_dist=not dist.is_initialized())
+            reader = self._place.reader(committed)
+            load_state(state_dict, storage_reader=reader, no_dist=not dist.is_initialized())
         except CheckpointException as error:
             # Torch's is no Exception, and would pass by those who handle errors.
             raise RuntimeError(f"{committed.path} cannot be loaded: {error}") from error
@@ -315,33 +305,15 @@ def _from_rank_0(look: Callable[[], Committed | None]) -> Committed | None:
     if dist.get_rank() == 0:
         try:
             found = [look()]
-        except OSError as error:
+        except (OSError, UncommittedError) as error:
             found = [error]
     dist.broadcast_object_list(found)
-    if isinstance(found[0], OSError):
+    if isinstance(found[0], Exception):
         raise found[0]
     committed: Committed | None = found[0]
     return committed
 
 
-# ---------------------------------------------------------------------- from the children to rank 0
-
-
-def _results_path(folder: Path, rank: int) -> Path:
-    return folder / f".written-{rank}"
-
-
-def _keep_results(folder: Path, rank: int, results: list[WriteResult]) -> None:
-    """In the child: leave for rank 0 where this rank's tensors are in its files."""
-    with _results_path(folder, rank).open("wb") as file:
-        pickle.dump(results, file)
-    sync(folder)
-
-
-def _take_results(folder: Path, world_size: int) -> list[list[WriteResult]]:
-    found = []
-    for rank in range(world_size):
-        path = _results_path(folder, rank)
-        found.append(pickle.loads(path.read_bytes()))
-        path.unlink()
-    return found
+def _written(rank: int) -> str:
+    """The note in which a child leaves where its tensors are in its files."""
+    return f"written-{rank}"

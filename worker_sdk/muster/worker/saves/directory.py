@@ -8,43 +8,20 @@ import json
 import logging
 import os
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from muster.worker.saves.committed import WIDTH, check_types
+from muster.worker.saves.committed import Committed as Committed
+from muster.worker.saves.committed import Life as Life
+from muster.worker.saves.committed import UncommittedError as UncommittedError
 
 logger = logging.getLogger(__name__)
 
 MARKER = "committed.json"
 LEFT = (".step-", ".removed-")
 """How the names begin of what is no checkpoint yet, or no more."""
-WIDTH = 10
-"""Digits of a step, so that names sort as steps do."""
-
-
-class UncommittedError(ValueError):
-    """A directory is not a checkpoint that was committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A checkpoint: the marker's content, and where it is."""
-
-    step: int
-    world_size: int
-    run_id: str
-    prefix: str
-    sequence: int
-    """Of the decision that committed it."""
-    path: Path
-
-
-class Life(NamedTuple):
-    """Which attempt to save a step this is. The lives of a job are in the order of these."""
-
-    generation: int
-    """The job's life between restarts."""
-    number: int
-    """Of the save in it."""
 
 
 class CheckpointDirectory:
@@ -124,10 +101,7 @@ class CheckpointDirectory:
         if path.name.startswith(LEFT):
             raise ValueError("it was not committed, or is being removed")
         made = Committed(**json.loads((path / MARKER).read_text()), path=path)
-        for one in fields(Committed):
-            value = getattr(made, one.name)
-            if one.name != "path" and type(value) is not one.type:
-                raise ValueError(f"its {MARKER} says {one.name} = {value!r}")
+        check_types(made)
         if path.name.startswith("step-") and path.name != self.path(made.step).name:
             raise ValueError(f"its {MARKER} says that it is step {made.step}")
         return made
@@ -152,7 +126,7 @@ class CheckpointDirectory:
                 self._remove(left)
         if keep_last is not None:
             for old in self.all()[:-keep_last]:
-                self._remove(old.path)
+                self._remove(Path(old.path))
 
     def _remove(self, path: Path) -> None:
         # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.
@@ -167,7 +141,7 @@ class CheckpointDirectory:
 
     def _last_name(self) -> str:
         last = self.latest()
-        return last.path.name if last is not None else "none"
+        return Path(last.path).name if last is not None else "none"
 
 
 def _life(unfinished: Path) -> Life:

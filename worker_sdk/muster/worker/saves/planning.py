@@ -12,8 +12,8 @@ import pickle
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
@@ -24,14 +24,13 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.pending import EarlyWarning
 from muster.worker.saves.failure import failure_text
+from muster.worker.saves.place import Draft
 from muster.worker.saves.plans import Plans
 
 logger = logging.getLogger(__name__)
 
 CHANGED = b"changed"
 """What a rank hands in whose plan is another one. The usual word is empty: each rank is sent those of all."""
-FOLDER = ".plans"
-"""In the folder of a save that is not committed: what ranks have, and what they are to write of it."""
 EARLY_WARNING = 10.0
 """Seconds after which a rank that has to wait for the others logs for whom."""
 
@@ -41,17 +40,17 @@ class Meeting:
 
     Args:
         name: of the save, for people.
-        folder: of the save.
+        draft: of the save.
         proposed: what this rank has; None: it cannot begin.
         share: what it writes of that, if it need not be planned.
         failure: why it cannot begin.
     """
 
     def __init__(
-        self, name: str, folder: Path, proposed: SavePlan | None, share: SavePlan | None, failure: str | None
+        self, name: str, draft: Draft, proposed: SavePlan | None, share: SavePlan | None, failure: str | None
     ) -> None:
         self.name = name
-        self.folder = folder
+        self.draft = draft
         self.proposed = proposed
         self.known = share
         self.failure = failure
@@ -122,28 +121,28 @@ class Planning:
         if os.getpid() == self._owner and not sys.is_finalizing():
             self._table.close()
 
-    def begin(self, name: str, folder: Path, proposed: SavePlan) -> Meeting:
+    def begin(self, name: str, draft: Draft, proposed: SavePlan) -> Meeting:
         """Begin a save: this rank has something to write. Every save is begun or refused, once.
 
         Args:
             name: of the save, for people.
-            folder: of the save; it is there.
+            draft: of the save; it has begun.
             proposed: what this rank has.
 
         Raises:
             RuntimeError: the system has no room for another thread.
         """
-        return self._table.add(name, folder, proposed, None)
+        return self._table.add(name, draft, proposed, None)
 
-    def refuse(self, name: str, folder: Path, failure: str) -> None:
+    def refuse(self, name: str, draft: Draft, failure: str) -> None:
         """Take no part in a save: all ranks that wait hear why.
 
         Args:
             name: of the save, for people.
-            folder: of the save.
+            draft: of the save.
             failure: why.
         """
-        self._table.add(name, folder, None, failure)
+        self._table.add(name, draft, None, failure)
 
     def close(self) -> None:
         """Wait until all meetings are over."""
@@ -176,11 +175,11 @@ class _Table:
         self._all = Plans()
         """On rank 0, and used by the thread alone."""
 
-    def add(self, name: str, folder: Path, proposed: SavePlan | None, failure: str | None) -> Meeting:
+    def add(self, name: str, draft: Draft, proposed: SavePlan | None, failure: str | None) -> Meeting:
         with self._changed:
             own = self._own
             share = own.share if own is not None and proposed == own.proposed else None
-            meeting = Meeting(name, folder, proposed, share, failure)
+            meeting = Meeting(name, draft, proposed, share, failure)
             if share is None and proposed is not None:
                 # Until its plan is made, whatever this rank has is something else.
                 self._own = None
@@ -221,7 +220,7 @@ class _Table:
         changes = meeting.known is None and failure is None
         if changes:
             try:
-                _put(_proposed(meeting, self._barrier.rank), meeting.proposed)
+                meeting.draft.leave(_proposed(self._barrier.rank), pickle.dumps(meeting.proposed))
             except Exception as error:
                 failure = failure_text(error)
         decision = self._vote(meeting, failure, CHANGED if changes else b"")
@@ -239,17 +238,17 @@ class _Table:
                 self._own = None
         if rank == 0:
             try:
-                proposed = {one: _take(_proposed(meeting, one)) for one in changed}
-                plans = plans.changed(proposed, self._barrier.world_size)
+                proposed = _take(meeting.draft, map(_proposed, changed))
+                plans = plans.changed(dict(zip(changed, proposed, strict=True)), self._barrier.world_size)
                 for one in changed:
-                    _put(_share(meeting, one), plans.shares[one])
+                    meeting.draft.leave(_share(one), pickle.dumps(plans.shares[one]))
             except Exception as error:
                 failure = failure_text(error)
         self._vote(meeting, failure)
         self._all = plans
         if rank not in changed:
             return None
-        share: SavePlan = _take(_share(meeting, rank))
+        share: SavePlan = _take(meeting.draft, [_share(rank)])[0]
         assert meeting.proposed is not None
         if whole:
             with self._changed:
@@ -279,24 +278,13 @@ class _Table:
                 return decision
 
 
-def _proposed(meeting: Meeting, rank: int) -> Path:
-    return meeting.folder / FOLDER / f"proposed-{rank}"
+def _proposed(rank: int) -> str:
+    return f"proposed-{rank}"
 
 
-def _share(meeting: Meeting, rank: int) -> Path:
-    return meeting.folder / FOLDER / f"share-{rank}"
+def _share(rank: int) -> str:
+    return f"share-{rank}"
 
 
-def _put(path: Path, plan: SavePlan | None) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with path.open("wb") as file:
-        pickle.dump(plan, file)
-
-
-def _take(path: Path) -> Any:  # noqa: ANN401
-    try:
-        return pickle.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path}, which another rank has written, is not there: all ranks must share the folder."
-        ) from error
+def _take(draft: Draft, notes: Iterable[str]) -> list[Any]:
+    return [pickle.loads(note) for note in draft.take(list(notes))]

@@ -1,25 +1,48 @@
 """What the ranks have written, looked at before it is committed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.distributed.checkpoint.storage import WriteResult
 
 
-def check_files(folder: Path, results: list[list[WriteResult]]) -> None:
-    """On rank 0: what the ranks wrote is there, whoever else is at work in the folder.
+def lengths(results: list[list[WriteResult]]) -> dict[str, int]:
+    """Of each file how many bytes were written at least.
 
     Args:
-        folder: where it was written.
         results: by rank, what torch says of its part.
-
-    Raises:
-        OSError: a file is shorter than it was written, or is not there.
     """
     ends: dict[str, int] = {}
     for result in (result for part in results for result in part):
         stored = result.storage_data
         ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
-    for name, end in ends.items():
-        size = (folder / name).stat().st_size
-        if size < end:
-            raise OSError(f"{folder / name} has {size} bytes, and {end} were written. Is the folder shared?")
+    return ends
+
+
+def check_files(folder: Path, written: Mapping[str, int]) -> None:
+    """As :func:`check_sizes`, in a folder."""
+    there = {name: (folder / name).stat().st_size for name in written if (folder / name).exists()}
+    check_sizes(folder, there, written)
+
+
+def check_sizes(where: Path | str, there: Mapping[str, int], written: Mapping[str, int]) -> None:
+    """What the ranks wrote is there, whoever else is at work in the place.
+
+    Args:
+        where: it was written.
+        there: the size in bytes of each file that is found there.
+        written: of each file how many bytes have been written.
+
+    Raises:
+        OSError: a file is shorter than it was written, or is not there.
+    """
+    for name, length in written.items():
+        size = there.get(name)
+        if size is None:
+            raise FileNotFoundError(
+                f"{where}/{name}, which was written, is not there. Do all ranks share it?"
+            )
+        if size < length:
+            raise OSError(
+                f"{where}/{name} has {size} bytes, and {length} were written. Do all ranks share it?"
+            )

@@ -1,0 +1,212 @@
+"""A job's objects, wherever fsspec can keep them."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from fsspec import AbstractFileSystem, available_protocols
+from fsspec.core import url_to_fs
+
+from muster.worker.saves.bucket import multipart
+from muster.worker.saves.bucket.protocol import PROBE
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+FRESH: dict[str, Any] = {"use_listings_cache": False}
+"""For any of fsspec's: a listing shows what is there, and not what was."""
+
+
+class FsspecObjects:
+    """Objects below an address. It may be used by several threads, and by no forked child.
+
+    Args:
+        url: the address, with a scheme.
+        options: what fsspec's implementation of the scheme takes, such as credentials.
+
+    Raises:
+        ValueError: the scheme is unknown, or the address lacks something.
+        ImportError: the scheme's package is not installed.
+        OSError: the store refuses the options.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self.url = url.rstrip("/")
+        self.options = {**options, **FRESH}
+        """What any of fsspec's users needs to reach the same."""
+        self._opened_by = os.getpid()
+        self._opened, self._root = _opened(self.url, self.options)
+        self._exclusive = True
+        self._warned = False
+
+    # ------------------------------------------------------------------ whether it can be used
+
+    def check(self) -> None:
+        """See that objects can be made, listed and removed there, by making one.
+
+        Raises:
+            OSError: they cannot, and why.
+        """
+        probe = f"{PROBE}{uuid4().hex}"
+        self.create(probe, b"")
+        self.names()
+        self.remove([probe])
+
+    def check_exclusive(self) -> bool:
+        """See whether the store keeps two from making one object; without that it is looked for first."""
+        probe = f"{PROBE}{uuid4().hex}"
+        try:
+            self._exclusive = self.create(probe, b"") and not self.create(probe, b"")
+        except (OSError, NotImplementedError) as error:
+            logger.debug("%s takes no exclusive request: %s", self.url, error)
+            self._exclusive = False
+        self.remove([probe])
+        return self._exclusive
+
+    # ------------------------------------------------------------------ requests
+
+    def names(self) -> set[str]:
+        """The objects at the top, and the folders there, whose names end with ``/``."""
+
+        def look() -> set[str]:
+            try:
+                found = self._fs.ls(self._root, detail=True)
+            except FileNotFoundError:
+                # A folder without objects is none. If it is the bucket that is not there, making one fails.
+                return set()
+            return {_top(one) for one in found}
+
+        return self._ask("list objects", look)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The objects in a folder, and how many bytes each has."""
+        path = self._path(folder)
+
+        def look() -> dict[str, int]:
+            found = self._fs.find(path, detail=True)
+            return {name.removeprefix(f"{path}/"): int(one["size"]) for name, one in found.items()}
+
+        return self._ask("list objects", look)
+
+    def get(self, name: str) -> bytes:
+        """What an object holds."""
+        return self._ask(f"give {name}", lambda: bytes(self._fs.cat_file(self._path(name))))
+
+    def get_all(self, names: Iterable[str]) -> list[bytes]:
+        """What several objects hold, asked for at the same time where that can be done.
+
+        Raises:
+            FileNotFoundError: one is not there.
+            OSError: they cannot be had.
+        """
+        paths = [self._path(name) for name in names]
+
+        def get() -> list[bytes]:
+            found = self._fs.cat(paths)
+            return [bytes(found[path]) for path in paths]
+
+        return self._ask("give objects", get)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Make an object, or replace it."""
+        self._ask(f"take {name}", lambda: self._fs.pipe_file(self._path(name), data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make an object, unless there is one of that name."""
+        path = self._path(name)
+
+        def make() -> bool:
+            if not self._exclusive and self._fs.exists(path):
+                return False
+            try:
+                self._fs.pipe_file(path, data, mode="create" if self._exclusive else "overwrite")
+            except FileExistsError:
+                return False
+            return True
+
+        return self._ask(f"take {name}", make)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects."""
+        paths = [self._path(name) for name in names]
+
+        def remove() -> None:
+            try:
+                self._fs.rm(paths)
+            except FileNotFoundError:
+                # One is gone already, and others perhaps left.
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        self._fs.rm_file(path)
+
+        if paths:
+            self._ask("remove objects", remove)
+
+    def uploads(self) -> set[str]:
+        """The folders with uploads that were not completed."""
+        try:
+            found = self._ask("list its uploads", lambda: multipart.unfinished(self._fs, self._root))
+        except OSError as error:
+            if not self._warned:
+                logger.warning("uploads that were never completed are not aborted: %s", error)
+            self._warned = True
+            return set()
+        return {upload.path.removeprefix(f"{self._root}/").partition("/")[0] for upload in found}
+
+    def abort_uploads(self, folder: str) -> None:
+        """End those of a folder."""
+        if not self._warned:
+            self._ask("abort an upload", lambda: multipart.abort(self._fs, self._path(folder)))
+
+    # ------------------------------------------------------------------ fsspec
+
+    @property
+    def _fs(self) -> AbstractFileSystem:
+        if self._opened_by != os.getpid():
+            # It has a thread and connections that a forked child has not.
+            self._opened_by, (self._opened, _) = os.getpid(), url_to_fs(self.url, **self.options)
+        return self._opened
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _ask(self, what: str, request: Callable[[], T]) -> T:
+        try:
+            return request()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.url} cannot {what}: {error}. Is it there?") from error
+        except PermissionError as error:
+            raise PermissionError(
+                f"{self.url} cannot {what}: {error}. Look at the credentials of this process: they must not "
+                "have expired, and let it list, read, write and remove objects there."
+            ) from error
+        except Exception as error:
+            # Each store's client has errors of its own, which need not be OSErrors.
+            raise OSError(f"{self.url} cannot {what}: {type(error).__name__}: {error}") from error
+
+
+def _opened(url: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, str]:
+    scheme, _, name = url.partition("://")
+    if not name:
+        raise ValueError(f"{url} names no bucket. Name one: {scheme.rstrip(':/')}://BUCKET/JOB.")
+    if "::" in url:
+        raise ValueError(
+            f"{url}: what stands between this and a store may show what was. Name the store alone."
+        )
+    try:
+        fs, root = url_to_fs(url, **options)
+    except ImportError as error:
+        raise ImportError(f"{url} needs a package for {scheme}:// that is not installed: {error}") from error
+    except ValueError as error:
+        known = ", ".join(sorted(available_protocols()))
+        raise ValueError(f"{url} cannot be opened: {error}. fsspec knows: {known}.") from error
+    return fs, root.rstrip("/")
+
+
+def _top(found: Mapping[str, Any]) -> str:
+    name = str(found["name"]).rstrip("/").rpartition("/")[2]
+    return f"{name}/" if found["type"] == "directory" else name

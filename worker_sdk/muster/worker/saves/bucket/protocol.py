@@ -1,0 +1,366 @@
+"""How a save becomes a checkpoint in a store that cannot rename, and how what is none is removed.
+
+Each attempt to save a step writes below a name of its own. One small object beside it, its verdict, says what
+has become of it. It is made once: who makes it first has decided, since the store refuses a second. Rank 0
+makes it ``committed`` when every rank has written. Who sweeps makes it ``abandoned`` before he removes
+anything, so that a process that was stopped, and goes on after hours, cannot commit what is being removed.
+When all is gone the verdict goes as well; one that comes even later names objects that are not there, and is
+known by that.
+
+A test looks at it between any two requests.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from zlib import crc32
+
+from muster.worker.saves.bucket.objects import Objects
+from muster.worker.saves.committed import WIDTH, Committed, Life, UncommittedError, check_types
+
+logger = logging.getLogger(__name__)
+
+GONE = "was given up by another life of the job, or by another job in the same place, and is being removed"
+FORMAT = 1
+"""Of the verdicts."""
+COMMITTED = "committed"
+ABANDONED = "abandoned"
+VERDICT = ".json"
+PROBE = ".probe-"
+"""How the names of objects begin that were made to see whether that can be done."""
+
+_ATTEMPT = re.compile(rf"step-(\d{{{WIDTH},}})\.(\d+)-(\d+)-([0-9a-f]{{8}})")
+_FOLDERS = re.compile(rf"step-\d{{{WIDTH},}}/")
+"""What a save to a folder, committed by rename, is called."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """One attempt to save a step. Of two that were committed the later one, in this order, counts."""
+
+    step: int
+    life: Life
+    run: str
+    """A mark of the run: lives are numbered in each from the start."""
+
+    @property
+    def name(self) -> str:
+        """Below which it is written."""
+        return f"step-{self.step:0{WIDTH}}.{self.life.generation}-{self.life.number}-{self.run}"
+
+    @property
+    def verdict(self) -> str:
+        """The object that says what has become of it."""
+        return self.name + VERDICT
+
+    @classmethod
+    def named(cls, name: str) -> "Attempt | None":
+        """Whose name this is; None: of none."""
+        found = _ATTEMPT.fullmatch(name)
+        if found is None:
+            return None
+        step, generation, number, run = found.groups()
+        attempt = cls(int(step), Life(int(generation), int(number)), run)
+        return attempt if attempt.name == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What has become of an attempt."""
+
+    made: Committed | None
+    """The checkpoint; None: it was abandoned."""
+    files: Mapping[str, int]
+    """Of the checkpoint: its objects, and how many bytes each has."""
+
+
+class LaterVersionError(UncommittedError):
+    """A verdict is of another version of Muster: this one does not know whether it is a checkpoint."""
+
+
+class CheckpointBucket:
+    """The checkpoints of one job.
+
+    Args:
+        objects: where they are.
+        url: of that, for people and for torch.
+        run_id: of the job.
+    """
+
+    def __init__(self, objects: Objects, url: str, run_id: str) -> None:
+        self.url = url
+        self._objects = objects
+        self._run = f"{crc32(run_id.encode()):08x}"
+        self._known: set[Attempt] = set()
+        """Committed, as this process has seen: a verdict does not change."""
+
+    # ------------------------------------------------------------------ names
+
+    def attempt(self, step: int, life: Life) -> Attempt:
+        """What an attempt of this job is called, the same on all ranks."""
+        return Attempt(step, life, self._run)
+
+    def path(self, attempt: Attempt) -> str:
+        """Where it is written."""
+        return f"{self.url}/{attempt.name}"
+
+    # ------------------------------------------------------------------ commit
+
+    def commit(self, attempt: Attempt, made: Committed, files: Mapping[str, int]) -> None:
+        """Make an attempt that every rank has written a checkpoint, for good.
+
+        Args:
+            attempt: it.
+            made: what it is.
+            files: its objects, and their sizes in bytes.
+
+        Raises:
+            UncommittedError: another process has abandoned it.
+            OSError: the store does not answer; it may be committed or not, and what it is can be read.
+        """
+        verdict = _written(made, files)
+        if not self._objects.create(attempt.verdict, verdict) and self._found(attempt) != verdict:
+            # If it is the same, an answer was lost: it is our own.
+            raise UncommittedError(f"{self.path(attempt)} {GONE}")
+        try:
+            # A sweep may have ended before that, and taken its own verdict away.
+            self._check_whole(attempt, files)
+        except UncommittedError:
+            self._objects.remove([attempt.verdict])
+            raise
+        self._known.add(attempt)
+
+    def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
+        there = self._objects.sizes(attempt.name)
+        lost = sorted(name for name, size in files.items() if there.get(name) != size)
+        if lost:
+            raise UncommittedError(
+                f"{self.path(attempt)} {GONE}: of {len(files)} objects {len(lost)} are not there as "
+                f"they were written, such as {lost[0]}"
+            )
+
+    # ------------------------------------------------------------------ what there is
+
+    def committed(self, step: int) -> Attempt | None:
+        """The checkpoint of a step, if this process has seen it; it does not ask for that."""
+        return max((attempt for attempt in self._known if attempt.step == step), default=None)
+
+    def latest(self) -> Committed | None:
+        """The committed checkpoint of the highest step.
+
+        Raises:
+            UncommittedError: it is of a later version of Muster.
+            OSError: the store does not answer.
+        """
+        while True:
+            found, vanished = self._look()
+            if found is not None or not vanished:
+                return found
+            # Retention removes a checkpoint when there is a newer one, which this look may have missed.
+
+    def _look(self) -> tuple[Committed | None, bool]:
+        """The last checkpoint, of those that did not vanish at the look; whether one did."""
+        vanished = False
+        for attempt in sorted(_verdicts(self._objects.names()), reverse=True):
+            try:
+                verdict = self._read(attempt)
+                if verdict.made is not None:
+                    self._check_whole(attempt, verdict.files)
+                    return (None if vanished else verdict.made), vanished
+            except FileNotFoundError:
+                vanished = True
+            except LaterVersionError:
+                raise
+            except UncommittedError as error:
+                vanished = vanished or self._found(attempt) is None
+                logger.warning("%s is passed over: %s", self.path(attempt), error)
+        return None, vanished
+
+    def read(self, name: str) -> Committed:
+        """What a checkpoint is.
+
+        Args:
+            name: the last part of its path.
+
+        Raises:
+            UncommittedError: it is none.
+            OSError: the store does not answer.
+        """
+        attempt = Attempt.named(name)
+        try:
+            if attempt is None:
+                raise UncommittedError("no save has such a name")
+            verdict = self._read(attempt)
+            if verdict.made is None:
+                raise UncommittedError("it was abandoned, and is being removed")
+            self._check_whole(attempt, verdict.files)
+        except FileNotFoundError:
+            raise self._none(name, "it was not committed") from None
+        except LaterVersionError:
+            raise
+        except UncommittedError as error:
+            raise self._none(name, str(error)) from error
+        return verdict.made
+
+    def _none(self, name: str, why: str) -> UncommittedError:
+        last = self.latest()
+        there = last.path if last is not None else "none"
+        return UncommittedError(
+            f"{self.url}/{name} is not a committed checkpoint: {why}. A save that was not finished, or that "
+            f"another program wrote, is not loaded; the last committed one here is {there}."
+        )
+
+    def _read(self, attempt: Attempt) -> Verdict:
+        return _understood(self._objects.get(attempt.verdict), attempt, self.path(attempt))
+
+    def _found(self, attempt: Attempt) -> bytes | None:
+        try:
+            return self._objects.get(attempt.verdict)
+        except FileNotFoundError:
+            return None
+
+    # ------------------------------------------------------------------ removal
+
+    def check_kind(self) -> None:
+        """See that nobody has put checkpoints there that this protocol knows nothing of.
+
+        Raises:
+            UncommittedError: someone has.
+        """
+        theirs = sorted(name for name in self._objects.names() if _FOLDERS.fullmatch(name))
+        if theirs:
+            raise UncommittedError(
+                f"{self.url} holds {theirs[0]}, which was committed by rename, in a folder: here it cannot "
+                "be told from what was not committed. Load it from that folder, and name another place for "
+                "new ones."
+            )
+
+    def sweep(self, keep_last: int | None, decided: Life | None = None) -> None:
+        """Remove what failed saves have left, and all but the last checkpoints.
+
+        Args:
+            keep_last: how many checkpoints to keep; None keeps all.
+            decided: the last save of this job that is decided: what is later is still being written. None:
+                nothing is being written, by any job.
+
+        Raises:
+            OSError: the store does not answer. The next sweep goes on.
+        """
+        names = self._objects.names()
+        begun = _folders(names) | _folders(f"{name}/" for name in self._objects.uploads())
+        judged = _verdicts(names)
+        self._known &= judged
+        for attempt in sorted(begun | judged):
+            if attempt in self._known:
+                continue
+            if attempt in judged:
+                self._look_at(attempt)
+            elif self._is_over(attempt, decided):
+                self._abandon(attempt)
+        if keep_last is not None:
+            for attempt in sorted(self._known)[:-keep_last]:
+                self._retire(attempt)
+        self._objects.remove(name for name in sorted(names) if decided is None and name.startswith(PROBE))
+
+    def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
+        return decided is None or (attempt.run == self._run and attempt.life <= decided)
+
+    def _look_at(self, attempt: Attempt) -> None:
+        """At a verdict that another process, or an earlier life of this one, has made."""
+        try:
+            verdict = self._read(attempt)
+        except FileNotFoundError:
+            return
+        except UncommittedError as error:
+            logger.warning("%s is left as it is: %s", self.path(attempt), error)
+            return
+        if verdict.made is None or not self._objects.sizes(attempt.name):
+            # Who was removing it was killed; or its verdict came when it had been removed.
+            self._clear(attempt)
+            return
+        try:
+            self._check_whole(attempt, verdict.files)
+        except UncommittedError as error:
+            logger.warning("%s is left as it is: %s", self.path(attempt), error)
+        else:
+            self._known.add(attempt)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Decide that it will not be committed, unless it is already."""
+        if self._objects.create(attempt.verdict, _ABANDONED) or self._found(attempt) == _ABANDONED:
+            self._clear(attempt)
+
+    def _retire(self, attempt: Attempt) -> None:
+        """A checkpoint: first it is none any more."""
+        self._objects.remove([attempt.verdict])
+        self._known.discard(attempt)
+        self._clear(attempt)
+
+    def _clear(self, attempt: Attempt) -> None:
+        """Remove it; its verdict, which keeps others from committing it, at last."""
+        self._objects.abort_uploads(attempt.name)
+        self._objects.remove(f"{attempt.name}/{name}" for name in self._objects.sizes(attempt.name))
+        if left := self._objects.sizes(attempt.name):
+            # Still written by one who does not know, or kept by the store: until the next sweep.
+            logger.warning("%s: %d objects are not removed yet", self.path(attempt), len(left))
+            return
+        self._objects.remove([attempt.verdict])
+
+
+# ---------------------------------------------------------------------- names
+
+
+def _folders(names: Iterable[str]) -> set[Attempt]:
+    """The attempts that have objects below their names."""
+    return _named(name.removesuffix("/") for name in names if name.endswith("/"))
+
+
+def _verdicts(names: Iterable[str]) -> set[Attempt]:
+    """The attempts that have verdicts."""
+    return _named(name.removesuffix(VERDICT) for name in names if name.endswith(VERDICT))
+
+
+def _named(names: Iterable[str]) -> set[Attempt]:
+    return {attempt for attempt in map(Attempt.named, names) if attempt is not None}
+
+
+# ---------------------------------------------------------------------- verdicts
+
+
+def _written(made: Committed, files: Mapping[str, int]) -> bytes:
+    said = {key: value for key, value in asdict(made).items() if key != "path"}
+    return _encoded({"verdict": COMMITTED, **said, "files": dict(files)})
+
+
+def _encoded(verdict: dict[str, Any]) -> bytes:
+    return json.dumps({"format": FORMAT, **verdict}, sort_keys=True).encode()
+
+
+_ABANDONED = _encoded({"verdict": "abandoned"})
+
+
+def _understood(data: bytes, attempt: Attempt, path: str) -> Verdict:
+    if data == _ABANDONED:
+        return Verdict(None, {})
+    try:
+        said = json.loads(data)
+        if said.pop("format") != FORMAT:
+            raise LaterVersionError(
+                f"{path}{VERDICT} was written by another version of Muster; this one knows format {FORMAT}. "
+                "Use that version, or a later one."
+            )
+        verdict, files = said.pop("verdict"), said.pop("files")
+        made = Committed(**said, path=path)
+        check_types(made)
+        if verdict != COMMITTED or made.step != attempt.step:
+            raise ValueError(f"it says that it is {verdict}, step {made.step}")
+        if not all(type(name) is str and type(size) is int for name, size in files.items()):
+            raise ValueError("its files are not named with their sizes")
+    except LaterVersionError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UncommittedError(f"{path}{VERDICT} cannot be read: {error!r}") from error
+    return Verdict(made, files)

@@ -1,0 +1,44 @@
+"""Which kind of place a user has named."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.worker.saves.folder import FolderPlace
+from muster.worker.saves.place import Place
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,2})(.*)")
+_FOLDERS = ("file", "local")
+"""Schemes of what can rename."""
+
+
+def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str) -> Place:
+    """The place of a job's checkpoints.
+
+    Args:
+        folder: a folder, or an address with a scheme.
+        options: for what opens the address.
+        run_id: of the job.
+
+    Raises:
+        ValueError: the address is none, or a folder is given options.
+        ImportError: the package that opens it is not installed.
+        OSError: nothing can be written there.
+    """
+    scheme = _SCHEME.fullmatch(str(folder))
+    if scheme is not None and scheme[2] != "//":
+        raise ValueError(
+            f"{folder} is neither a folder nor an address. Write {scheme[1]}://{scheme[3]}, as text; or ./ "
+            "before the name of a folder that has a colon."
+        )
+    if scheme is None or scheme[1] in _FOLDERS:
+        if options:
+            raise ValueError(
+                f"{folder} is a folder, for which there are no storage_options. Name a scheme, as in s3://."
+            )
+        return FolderPlace(Path(folder if scheme is None else scheme[3]))
+    # What opens buckets is loaded only for them.
+    from muster.worker.saves.bucket.place import BucketPlace
+
+    return BucketPlace(str(folder), options or {}, run_id)

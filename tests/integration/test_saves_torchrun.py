@@ -57,7 +57,7 @@ GOOD = [
 
 
 def judged(events: list[Event], committed: set[int]) -> list[str]:
-    return verdict(events, lambda path, step: "it is torn" if path == Path("/torn") else None, committed)
+    return verdict(events, lambda path, step: "it is torn" if path == "/torn" else None, committed)
 
 
 def test_the_judge_finds_nothing_wrong_with_a_good_history():

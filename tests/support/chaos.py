@@ -7,6 +7,7 @@ what the ranks wrote down. For a long run:
 """
 
 import argparse
+import json
 import os
 import random
 import select
@@ -15,12 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from muster.worker.saves.bucket.place import BucketPlace
+from muster.worker.saves.directory import CheckpointDirectory
 from tests.support.agents import Job, Worker
+from tests.support.bucket_server import BUCKET, BucketServer
 from tests.support.coordinator import Coordinator
 from tests.support.judge import children_of, state_of
 from tests.support.patience import PATIENCE
@@ -48,6 +52,10 @@ class Plan:
     agents: int = 2
     ranks: int = 2
     """Of each agent."""
+    bucket: bool = False
+    """Whether the checkpoints are in a bucket."""
+    bucket_faults: float = 0.0
+    """How many of the requests to it go wrong."""
     relays: bool = True
     """Whether the ranks of an agent speak through one stream."""
     child_odds: float = 0.15
@@ -106,7 +114,89 @@ def run(plan: Plan, folder: Path) -> Account:
     """
     account = Account(plan)
     began = time.monotonic()
-    command = ("--module", "tests.support.chaos_rank", str(folder), plan.kind)
+    with ExitStack() as stack:
+        place: _FolderPlace | _BucketPlace = (
+            stack.enter_context(_BucketPlace(plan, folder)) if plan.bucket else _FolderPlace(folder)
+        )
+        _run(account, folder, place.name)
+        account.seconds = time.monotonic() - began
+        for history in sorted(folder.glob("history-*")):
+            account.events += [from_line(line) for line in history.read_text().splitlines()]
+        account.committed = place.committed()
+        files = partial(whole_files, world_size=plan.agents * plan.ranks)
+        checkpoints = partial(whole_checkpoint, options=place.options)
+        whole = checkpoints if plan.kind == "checkpointer" else files
+        account.wrong = [*verdict(account.events, whole, account.committed), *place.left_over()]
+    return account
+
+
+class _FolderPlace:
+    """Checkpoints in a folder.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "checkpoints"
+        self.name = str(self._folder)
+        self.options = None
+
+    def committed(self) -> set[int]:
+        """The steps of all checkpoints."""
+        return {int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*")}
+
+    def left_over(self) -> list[str]:
+        """What should not be there after a sweep."""
+        CheckpointDirectory(self._folder).sweep(None)
+        return [f"{path} is left over" for path in self._folder.iterdir() if path.name.startswith(".")]
+
+
+class _BucketPlace:
+    """Checkpoints in a bucket of its own.
+
+    Args:
+        plan: how often it fails.
+        folder: of the run.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._server = BucketServer(folder)
+        self.name = f"s3://{BUCKET}/job"
+        self.options = self._server.options()
+
+    def __enter__(self) -> "_BucketPlace":
+        self._server.__enter__()
+        self._before = dict(os.environ)
+        os.environ.update(self._server.environ())
+        self._server.spoil(self._plan.bucket_faults)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.clear()
+        os.environ.update(self._before)
+        self._server.__exit__(None, None, None)
+
+    def committed(self) -> set[int]:
+        """The steps of all checkpoints."""
+        self._server.spoil(0.0)
+        verdicts = self._server.filesystem().glob(f"{BUCKET}/job/step-*.json")
+        read = self._server.filesystem().cat(verdicts) if verdicts else {}
+        return {json.loads(one)["step"] for one in read.values() if b"committed" in one}
+
+    def left_over(self) -> list[str]:
+        """What should not be there after a sweep, by all that the protocol knows."""
+        BucketPlace(self.name, self.options, "a last job").take_over(None)
+        there = self._server.filesystem().find(f"{BUCKET}/job")
+        attempts = {Path(name).name.removesuffix(".json") for name in there if name.endswith(".json")}
+        left = [name for name in there if name.split("/")[2].removesuffix(".json") not in attempts]
+        return [f"{name} is left over" for name in left]
+
+
+def _run(account: Account, folder: Path, place: str) -> None:
+    plan = account.plan
+    command = ("--module", "tests.support.chaos_rank", str(folder), place, plan.kind)
     with (
         Coordinator(folder, session_ttl=2.0) as coordinator,
         Job(folder, coordinator.endpoint, command=command, ranks=plan.ranks, restarts=plan.saves) as job,
@@ -124,15 +214,6 @@ def run(plan: Plan, folder: Path) -> Account:
             raise AssertionError(f"{error}; seed {plan.seed}\n{job.said()}") from None
         codes = [agent.wait() for agent in job.agents]
         assert codes == [0] * plan.agents, job.said()
-    account.seconds = time.monotonic() - began
-    for history in sorted(folder.glob("history-*")):
-        account.events += [from_line(line) for line in history.read_text().splitlines()]
-    checkpoints = folder / "checkpoints"
-    account.committed = {int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")}
-    files = partial(whole_files, world_size=plan.agents * plan.ranks)
-    whole = whole_checkpoint if plan.kind == "checkpointer" else files
-    account.wrong = verdict(account.events, whole, account.committed)
-    return account
 
 
 class _Wire:
@@ -252,6 +333,8 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each agent")
     parser.add_argument("--no-relays", action="store_true")
+    parser.add_argument("--bucket", action="store_true")
+    parser.add_argument("--bucket-faults", type=float, default=0.02, help="how many of its requests go wrong")
     given = parser.parse_args()
     plan = Plan(
         seed=given.seed,
@@ -260,6 +343,8 @@ def main() -> int:
         agents=given.agents,
         ranks=given.ranks,
         relays=not given.no_relays,
+        bucket=given.bucket,
+        bucket_faults=given.bucket_faults,
         coordinator_every=100,
     )
     print(plan, flush=True)

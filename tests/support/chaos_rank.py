@@ -47,19 +47,19 @@ class Rank:
 
     Args:
         folder: what all ranks share.
+        place: where the checkpoints go.
         kind: ``checkpointer``; ``files``: one file of each rank, with the queue alone; ``blind``: the same,
             with a caller that ignores how children end.
     """
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, place: str, kind: str) -> None:
         self._notes = Notes(folder)
         self._finish = folder / "finish"
         barrier = GrpcBarrier(barrier_prefix="save")
-        checkpoints = folder / "checkpoints"
         self._saver: Any = (
-            Checkpointer(checkpoints, barrier=barrier)
+            Checkpointer(place, barrier=barrier)
             if kind == "checkpointer"
-            else FileSaver(checkpoints, barrier, BlindCaller() if kind == "blind" else ForkCaller())
+            else FileSaver(Path(place), barrier, BlindCaller() if kind == "blind" else ForkCaller())
         )
         self._steps: list[int] = []
         """By the number of the save."""
@@ -132,7 +132,7 @@ class Rank:
 
 
 def main() -> None:
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    folder, place, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     born = folder / f"born-{os.getpid()}"
     born.write_text(
         f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
@@ -140,7 +140,7 @@ def main() -> None:
     born.rename(folder / f"worker-{os.getpid()}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    Rank(folder, kind).train()
+    Rank(folder, place, kind).train()
     dist.destroy_process_group()
 
 

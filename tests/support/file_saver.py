@@ -68,7 +68,7 @@ class FileSaver:
         """Load the last committed one."""
         found = self.latest()
         assert found is not None
-        state["weight"].to_local().copy_(torch.load(self._file(found.path)))
+        state["weight"].to_local().copy_(torch.load(self._file(Path(found.path))))
         return found
 
     def _file(self, folder: Path) -> Path:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def from_line(line: str) -> Event:
 
 
 def verdict(
-    events: list[Event], whole: Callable[[Path, int], str | None], committed: set[int] | None = None
+    events: list[Event], whole: Callable[[str, int], str | None], committed: set[int] | None = None
 ) -> list[str]:
     """What is wrong with a history.
 
@@ -84,9 +85,9 @@ def _disagreements(events: list[Event]) -> Iterator[str]:
             yield f"step {event.step}: rank {who} finalized it, rank {event.rank} saw it fail"
 
 
-def _broken_checkpoints(events: list[Event], whole: Callable[[Path, int], str | None]) -> Iterator[str]:
+def _broken_checkpoints(events: list[Event], whole: Callable[[str, int], str | None]) -> Iterator[str]:
     for path, step in sorted({(event.path, event.step) for event in events if event.path}):
-        fault = whole(Path(path), step)
+        fault = whole(path, step)
         if fault is not None:
             yield f"step {step}: latest() returned {path}, but {fault}"
 
@@ -157,8 +158,10 @@ def _made_in(events: list[Event], step: int) -> int:
 # ---------------------------------------------------------------------- its look at checkpoints
 
 
-def whole_checkpoint(path: Path, step: int) -> str | None:
-    """The judge's look at one of torch's checkpoints."""
+def whole_checkpoint(path: Path | str, step: int, options: dict[str, Any] | None = None) -> str | None:
+    """The judge's look at one of torch's checkpoints, in a folder, or by these options in a bucket."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -167,17 +170,18 @@ def whole_checkpoint(path: Path, step: int) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load(into, checkpoint_id=path, no_dist=True)
+            reader = FileSystemReader(path) if options is None else FsspecReader(path, **options)
+            load(into, storage_reader=reader, no_dist=True)
     except (Exception, CheckpointException) as error:  # Torch's is a BaseException.
         return f"it does not load: {error!r}"
     same = torch.equal(weight, weight_at(step)) and into["step"] == step
     return None if same else "it is not the state at that step"
 
 
-def whole_files(path: Path, step: int, world_size: int) -> str | None:
+def whole_files(path: Path | str, step: int, world_size: int) -> str | None:
     """The judge's look at a folder with one file of each rank."""
     try:
-        parts = [torch.load(path / f"rank-{rank}.pt") for rank in range(world_size)]
+        parts = [torch.load(Path(path) / f"rank-{rank}.pt") for rank in range(world_size)]
     except Exception as error:
         return f"it does not load: {error!r}"
     return None if torch.equal(torch.cat(parts), weight_at(step)) else "it is not the state at that step"

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from muster.worker.saves.committed import Life
 from tests.support.patience import PATIENCE
 from tests.support.ranks import CONTEXT
 from tests.support.save_history import Event, weight_at
@@ -39,6 +40,10 @@ class Identity:
     folder: str
     meeting: str
     """A file at which the process group meets."""
+    place: str = ""
+    """Where its checkpoints go; default: the folder."""
+    options: dict[str, Any] | None = None
+    """Of a bucket."""
     kind: str = "checkpointer"
     """Or ``queue``: one file of each rank, with the queue alone."""
     blind: bool = False
@@ -146,7 +151,13 @@ class _Worker:
             caller = BlindCaller() if who.blind else ForkCaller()
             self.saver = FileSaver(Path(who.folder), self.barrier, caller, who.timeout)
         else:
-            self.saver = Checkpointer(who.folder, copy=who.copy, barrier=self.barrier, timeout=who.timeout)
+            self.saver = Checkpointer(
+                who.place or who.folder,
+                copy=who.copy,
+                barrier=self.barrier,
+                timeout=who.timeout,
+                storage_options=who.options,
+            )
 
     def _state(self, step: int) -> dict[str, Any]:
         """After the first one, made without a word to the other ranks."""
@@ -173,8 +184,6 @@ class _Worker:
             gate: the child goes on when this file is there.
             kill_after: seconds after which the child is killed, if it is still there.
         """
-        from muster.worker.saves import checkpointer
-
         state = self._state(step)
         if more:
             state[more] = torch.full((100,), float(step))
@@ -187,19 +196,12 @@ class _Worker:
             while gate and not Path(gate).exists():
                 time.sleep(0.005)
 
-        keep = checkpointer._keep_results
-
-        def keep_results(folder: Path, rank: int, results: list[Any]) -> None:
-            before()
-            keep(folder, rank, results)
-
         self.by_call.append(step)
         if self.identity.kind == "queue":
             self.saver.save(step, state, before)
         else:
-            checkpointer._keep_results = keep_results
-            self.saver.save(step, state)
-            checkpointer._keep_results = keep
+            with _when_written(self.saver, before):
+                self.saver.save(step, state)
         write = self.saver._queue._state.calls[-1].write
         if kill_after is not None:
             _kill_later(write.pid, kill_after)
@@ -267,6 +269,24 @@ class _Worker:
 
         self.saver.close()
         return sorted(children())
+
+
+@contextmanager
+def _when_written(saver: Any, before: Callable[[], None]) -> Iterator[None]:
+    """What a child that is forked meanwhile does when it has written, and has not said so."""
+    kind = type(saver._place.draft(0, Life(0, 0)))
+    leave = kind.leave
+
+    def leave_after(draft: Any, note: str, data: bytes) -> None:
+        if note.startswith("written"):
+            before()
+        leave(draft, note, data)
+
+    kind.leave = leave_after
+    try:
+        yield
+    finally:
+        kind.leave = leave
 
 
 def _failed(error: Exception) -> Failed:

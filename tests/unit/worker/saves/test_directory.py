@@ -70,14 +70,14 @@ def test_what_was_not_committed_is_not_found_and_not_read(folder: CheckpointDire
 )
 def test_a_marker_that_is_garbage_is_none(folder: CheckpointDirectory, garbage: Any):
     first = commit(folder, 1)
-    second = commit(folder, 2)
-    marker = second.path / MARKER
+    commit(folder, 2)
+    marker = folder.path(2) / MARKER
     if isinstance(garbage, dict):
         garbage = json.dumps(json.loads(marker.read_text()) | garbage)
     marker.write_bytes(garbage.encode() if isinstance(garbage, str) else garbage)
     assert folder.latest() == first
     with pytest.raises(UncommittedError):
-        folder.read(second.path)
+        folder.read(folder.path(2))
     folder.sweep(1)
     assert folder.latest() == first
 

@@ -79,13 +79,13 @@ class Checkpointer:
         self._copy = copy
         self._barrier = barrier or default_barrier()
         self._place = place_at(folder, storage_options, self._barrier.run_id)
+        if self._leads:
+            self._place.take_over(keep_last)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
         self._planning = Planning(self._barrier, timeout)
         self._steps: dict[int, int] = {}
         """By the number of the queue's call: steps that are not finalized."""
-        if self._leads:
-            self._place.take_over(keep_last)
 
     @property
     def _leads(self) -> bool:

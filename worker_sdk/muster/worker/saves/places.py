@@ -27,7 +27,7 @@ def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str)
         OSError: nothing can be written there.
     """
     scheme = _SCHEME.fullmatch(str(folder))
-    if scheme is not None and scheme[2] != "//":
+    if scheme is not None and scheme[2] != "//" and "::" not in str(folder):
         raise ValueError(
             f"{folder} is neither a folder nor an address. Write {scheme[1]}://{scheme[3]}, as text; or ./ "
             "before the name of a folder that has a colon."

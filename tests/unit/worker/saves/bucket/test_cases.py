@@ -1,0 +1,186 @@
+"""The protocol, case by case, in fsspec's own memory."""
+
+import json
+import logging
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from muster.worker.saves.bucket.fsspec_objects import FsspecObjects
+from muster.worker.saves.bucket.protocol import Attempt, CheckpointBucket, LaterVersionError
+from muster.worker.saves.committed import Committed, Life, UncommittedError
+
+FIRST = Life(0, 0)
+
+
+@pytest.fixture
+def objects() -> FsspecObjects:
+    return FsspecObjects(f"memory://{uuid4().hex}", {})
+
+
+@pytest.fixture
+def bucket(objects: FsspecObjects) -> CheckpointBucket:
+    return CheckpointBucket(objects, objects.url, "job")
+
+
+def written(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: Life = FIRST) -> Attempt:
+    attempt = bucket.attempt(step, life)
+    objects.put(f"{attempt.name}/data", str(step).encode())
+    return attempt
+
+
+def commit(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: Life = FIRST) -> Committed:
+    attempt = written(objects, bucket, step, life)
+    made = Committed(step, 2, "job", "save", step, bucket.path(attempt))
+    bucket.commit(attempt, made, {"data": len(str(step))})
+    return made
+
+
+def test_the_last_committed_one_is_found(objects: FsspecObjects, bucket: CheckpointBucket):
+    assert bucket.latest() is None
+    made = [commit(objects, bucket, step) for step in (5, 9_999_999_999, 10_000_000_000, 10)]
+    written(objects, bucket, 10_000_000_001)
+    assert bucket.latest() == made[2]
+    assert bucket.read(str(made[0].path).rpartition("/")[2]) == made[0]
+    assert bucket.committed(5) is not None
+    assert bucket.committed(6) is None
+
+
+def test_of_two_of_a_step_the_later_life_counts(objects: FsspecObjects, bucket: CheckpointBucket):
+    lives = [Life(1, 10), Life(2, 0), Life(1, 9)]
+    made = [commit(objects, bucket, 3, life) for life in lives]
+    assert bucket.latest() == made[1]
+
+
+def test_a_step_is_not_committed_twice_by_one_attempt(objects: FsspecObjects, bucket: CheckpointBucket):
+    made = commit(objects, bucket, 3)
+    assert commit(objects, bucket, 3) == made, "an answer was lost, and the same is said again"
+    other = CheckpointBucket(objects, objects.url, "job")
+    with pytest.raises(UncommittedError, match="was given up by another life"):
+        other.commit(bucket.attempt(3, Life(0, 0)), Committed(3, 9, "job", "save", 3, ""), {"data": 1})
+    assert bucket.latest() == made
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"{", b"[]", b"7", b'{"format": 1}', {"step": 8}, {"files": 3}, {"x": 1}]
+)
+def test_a_verdict_that_is_garbage_is_none_and_is_left(
+    objects: FsspecObjects, bucket: CheckpointBucket, garbage: Any, caplog: pytest.LogCaptureFixture
+):
+    first = commit(objects, bucket, 1)
+    second = commit(objects, bucket, 2)
+    name = str(second.path).rpartition("/")[2]
+    verdict = objects.get(f"{name}.json")
+    if isinstance(garbage, dict):
+        garbage = json.dumps(json.loads(verdict) | garbage).encode()
+    objects.put(f"{name}.json", garbage)
+    fresh = CheckpointBucket(objects, objects.url, "job")
+    with caplog.at_level(logging.WARNING):
+        assert fresh.latest() == first
+    assert f"{second.path} is passed over" in caplog.text
+    with pytest.raises(UncommittedError, match=f"the last committed one here is {first.path}"):
+        fresh.read(name)
+    fresh.sweep(1)
+    assert objects.get(f"{name}.json") == garbage
+    assert fresh.latest() == first, "what cannot be read is no newer checkpoint, for which this one could go"
+
+
+def test_a_verdict_of_another_version_is_an_error(objects: FsspecObjects, bucket: CheckpointBucket):
+    commit(objects, bucket, 1)
+    name = str(commit(objects, bucket, 2).path).rpartition("/")[2]
+    objects.put(f"{name}.json", b'{"format": 2, "something": "else"}')
+    fresh = CheckpointBucket(objects, objects.url, "job")
+    for look in (fresh.latest, lambda: fresh.read(name)):
+        with pytest.raises(LaterVersionError, match=f"{name}.json was written by another version of Muster"):
+            look()
+    fresh.sweep(1)
+    assert objects.sizes(name) == {"data": 1}
+
+
+@pytest.mark.parametrize("name", ["step-1", "nothing", "step-0000000001.0-0-00000000"])
+def test_what_is_none_is_not_read(objects: FsspecObjects, bucket: CheckpointBucket, name: str):
+    commit(objects, bucket, 1)
+    with pytest.raises(UncommittedError, match=f"{name} is not a committed checkpoint"):
+        bucket.read(name)
+
+
+def test_what_was_abandoned_is_not_committed_nor_read(objects: FsspecObjects, bucket: CheckpointBucket):
+    attempt = written(objects, bucket, 1)
+    sweeper = CheckpointBucket(objects, objects.url, "another job")
+    # Another job that begins takes nobody else to be at work.
+    objects.create(attempt.verdict, b'{"format": 1, "verdict": "abandoned"}')
+    with pytest.raises(UncommittedError, match="another job in the same place"):
+        bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1})
+    with pytest.raises(UncommittedError, match="it was abandoned"):
+        bucket.read(attempt.name)
+    sweeper.sweep(None)
+    assert objects.names() == set()
+
+
+def test_what_comes_after_the_sweep_is_known_for_what_it_is(objects: FsspecObjects, bucket: CheckpointBucket):
+    attempt = written(objects, bucket, 1)
+    CheckpointBucket(objects, objects.url, "job").sweep(None)
+    assert objects.names() == set()
+    with pytest.raises(UncommittedError, match="1 are not there as they were written, such as data"):
+        bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1})
+    assert objects.names() == set()
+
+
+def test_a_sweep_leaves_what_is_still_written_and_what_is_not_ours(
+    objects: FsspecObjects, bucket: CheckpointBucket
+):
+    made = [commit(objects, bucket, step, Life(1, step)) for step in (1, 2, 3)]
+    failed = written(objects, bucket, 4, Life(1, 4))
+    begun = written(objects, bucket, 5, Life(1, 5))
+    theirs = Attempt(4, Life(0, 0), "0" * 8)
+    for name in ("notes.txt", "logs/today", "step-3/data", f"{theirs.name}/data"):
+        objects.put(name, b"")
+    bucket.sweep(2, Life(1, 4))
+    assert objects.sizes(failed.name) == {}
+    assert objects.names() == {
+        *(f"{one.path}/".rpartition(f"{bucket.url}/")[2] for one in made[1:]),
+        *(str(one.path).rpartition("/")[2] + ".json" for one in made[1:]),
+        f"{begun.name}/", f"{theirs.name}/", "notes.txt", "logs/", "step-3/",
+    }  # fmt: skip
+    bucket.sweep(2)
+    assert {"notes.txt", "logs/", "step-3/"} < objects.names()
+    assert objects.sizes(begun.name) == objects.sizes(theirs.name) == {}
+
+
+def test_a_checkpoint_that_someone_has_damaged_is_passed_over_and_left(
+    objects: FsspecObjects, bucket: CheckpointBucket, caplog: pytest.LogCaptureFixture
+):
+    first = commit(objects, bucket, 1)
+    second = str(commit(objects, bucket, 2).path).rpartition("/")[2]
+    objects.put(f"{second}/data", b"too long")
+    fresh = CheckpointBucket(objects, objects.url, "job")
+    assert fresh.latest() == first
+    fresh.sweep(1)
+    assert "is left as it is" in caplog.text
+    assert objects.sizes(second) == {"data": 8}
+    assert fresh.latest() == first
+
+
+def test_who_looks_while_retention_removes_finds_the_newer_one(
+    objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
+):
+    commit(objects, bucket, 1)
+    get = objects.get
+    newer: list[Committed] = []
+
+    def removed_meanwhile(name: str) -> bytes:
+        if not newer:
+            newer.append(commit(objects, bucket, 2))
+            bucket.sweep(1, Life(0, 0))
+        return get(name)
+
+    monkeypatch.setattr(objects, "get", removed_meanwhile)
+    assert CheckpointBucket(objects, objects.url, "job").latest() == newer[0]
+
+
+def test_a_folder_of_checkpoints_is_refused(objects: FsspecObjects, bucket: CheckpointBucket):
+    bucket.check_kind()
+    objects.put("step-0000000005/committed.json", b"{}")
+    with pytest.raises(UncommittedError, match=r"step-0000000005/, which was committed by rename"):
+        bucket.check_kind()

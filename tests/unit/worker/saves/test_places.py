@@ -1,0 +1,42 @@
+"""What a user may call the place of his checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.worker.saves.bucket.place import BucketPlace
+from muster.worker.saves.folder import FolderPlace
+from muster.worker.saves.places import place_at
+
+
+@pytest.mark.parametrize("name", ["{}/new", "file://{}/new", "local://{}/new", "{}/a:b", "{}/s3"])
+def test_a_folder(tmp_path: Path, name: str):
+    place = place_at(name.format(tmp_path), None, "job")
+    assert isinstance(place, FolderPlace)
+    assert [path.is_dir() for path in tmp_path.iterdir()] == [True]
+
+
+def test_a_bucket():
+    assert isinstance(place_at("memory://job-of-test-places", None, "job"), BucketPlace)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "said"),
+    [
+        ("s3:/bucket/job", None, ValueError, r"s3:/bucket/job is neither .* Write s3://bucket/job, as text"),
+        (Path("s3://bucket/job"), None, ValueError, "Write s3://bucket/job, as text"),
+        ("s3:bucket/job", None, ValueError, "Write s3://bucket/job"),
+        ("s3://", None, ValueError, r"names no bucket. Name one: s3://BUCKET/JOB\."),
+        ("s4://bucket/job", None, ValueError, r"s4://bucket/job cannot be opened: .*fsspec knows: .*s3"),
+        ("simplecache::s3://bucket/job", None, ValueError, "Name the store alone"),
+        ("gs://bucket/job", None, ImportError, "a package for gs:// that is not installed: .* gcsfs"),
+        ("bucket/job", {"profile": "training"}, ValueError, "bucket/job is a folder, .* Name a scheme"),
+    ],
+    ids=str,
+)
+def test_what_is_neither_says_what_to_write(
+    name: str | Path, options: dict[str, Any] | None, error: type[Exception], said: str, tmp_path: Path
+):
+    with pytest.raises(error, match=said):
+        place_at(name, options, "job")

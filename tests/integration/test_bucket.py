@@ -16,7 +16,6 @@ from tests.support.patience import until
 from tests.support.save_history import whole_checkpoint
 from tests.support.savers import Failed, all_of, savers
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 

@@ -200,7 +200,7 @@ def _run(account: Account, folder: Path, place: str) -> None:
     with (
         Coordinator(folder, session_ttl=2.0) as coordinator,
         Job(folder, coordinator.endpoint, command=command, ranks=plan.ranks, restarts=plan.saves) as job,
-        _Wire(folder / "events") as wire,
+        Wire(folder / "events") as wire,
     ):
         for _ in range(plan.agents):
             job.agent(str(plan.agents), join_timeout=60, keep_alive_interval=5, relay=int(plan.relays))
@@ -216,7 +216,7 @@ def _run(account: Account, folder: Path, place: str) -> None:
         assert codes == [0] * plan.agents, job.said()
 
 
-class _Wire:
+class Wire:
     """What the ranks see, as they see it."""
 
     def __init__(self, path: Path) -> None:
@@ -226,7 +226,7 @@ class _Wire:
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLIN)
 
-    def __enter__(self) -> "_Wire":
+    def __enter__(self) -> "Wire":
         return self
 
     def __exit__(self, *_: object) -> None:

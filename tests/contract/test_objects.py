@@ -43,7 +43,9 @@ def test_what_is_made_is_seen_at_once(objects: FsspecObjects):
     assert objects.names() == {"verdict.json", "folder/", "folder-2/"}
     assert objects.sizes("folder") == {str(number): number for number in range(10)} | {"below/it": 3}
     assert objects.get("verdict.json") == b"{}"
-    assert objects.get_all([f"folder/{number}" for number in (3, 1)]) == [b"xxx", b"x"]
+    found = objects.get_all(["folder/3", "none", "folder/1"])
+    assert found == {"folder/3": b"xxx", "folder/1": b"x"}
+    assert objects.get_all(["none"]) == objects.get_all([]) == {}
     objects.put("verdict.json", b"other")
     assert objects.get("verdict.json") == b"other"
 

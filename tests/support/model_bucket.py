@@ -53,6 +53,10 @@ class ModelBucket:
             raise FileNotFoundError(name)
         return found
 
+    def get_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        found = {name: self._asked(partial(self.held.get, name)) for name in names}
+        return {name: data for name, data in found.items() if data is not None}
+
     def put(self, name: str, data: bytes) -> None:
         self._asked(lambda: self.held.update({name: data}))
 

@@ -96,18 +96,17 @@ class FsspecObjects:
         """What an object holds."""
         return self._ask(f"give {name}", lambda: bytes(self._fs.cat_file(self._path(name))))
 
-    def get_all(self, names: Iterable[str]) -> list[bytes]:
-        """What several objects hold, asked for at the same time where that can be done.
+    def get_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        """What several objects hold, asked for at the same time where that can be done."""
+        paths = {self._path(name): name for name in names}
 
-        Raises:
-            FileNotFoundError: one is not there.
-            OSError: they cannot be had.
-        """
-        paths = [self._path(name) for name in names]
-
-        def get() -> list[bytes]:
-            found = self._fs.cat(paths)
-            return [bytes(found[path]) for path in paths]
+        def get() -> dict[str, bytes]:
+            found = self._fs.cat(list(paths), on_error="return") if paths else {}
+            failed = [one for one in found.values() if isinstance(one, Exception)]
+            for error in failed:
+                if not isinstance(error, FileNotFoundError):
+                    raise error
+            return {paths[path]: one for path, one in found.items() if not isinstance(one, Exception)}
 
         return self._ask("give objects", get)
 

@@ -20,6 +20,9 @@ class Objects(Protocol):
     def get(self, name: str) -> bytes:
         """What an object holds."""
 
+    def get_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        """What several objects hold, by their names; without those that are not there."""
+
     def put(self, name: str, data: bytes) -> None:
         """Make an object, or replace it."""
 

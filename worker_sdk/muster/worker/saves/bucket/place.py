@@ -120,7 +120,14 @@ class BucketDraft:
 
     def take(self, notes: Sequence[str]) -> list[bytes]:
         """What other ranks have left."""
-        return self._objects.get_all(map(self._note, notes))
+        found = self._objects.get_all(map(self._note, notes))
+        missing = [note for note in notes if self._note(note) not in found]
+        if missing:
+            raise FileNotFoundError(
+                f"{self.checkpoint}/{NOTES}/{missing[0]}, which another rank has written, is not there: all "
+                "ranks must share the bucket."
+            )
+        return [found[self._note(note)] for note in notes]
 
     def commit(self, made: Committed, files: Mapping[str, int]) -> None:
         """Make it a checkpoint."""

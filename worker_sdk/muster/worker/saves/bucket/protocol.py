@@ -13,7 +13,7 @@ A test looks at it between any two requests.
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 from zlib import crc32
@@ -94,8 +94,10 @@ class CheckpointBucket:
         self.url = url
         self._objects = objects
         self._run = f"{crc32(run_id.encode()):08x}"
-        self._known: set[Attempt] = set()
-        """Committed, as this process has seen: a verdict does not change."""
+        self._known: dict[Attempt, Mapping[str, int]] = {}
+        """Committed, as this process has seen, with their objects: a verdict does not change."""
+        self._whole: set[Attempt] = set()
+        """Of which it has also seen all objects."""
 
     # ------------------------------------------------------------------ names
 
@@ -131,7 +133,8 @@ class CheckpointBucket:
         except UncommittedError:
             self._objects.remove([attempt.verdict])
             raise
-        self._known.add(attempt)
+        self._known[attempt] = files
+        self._whole.add(attempt)
 
     def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
         there = self._objects.sizes(attempt.name)
@@ -252,41 +255,50 @@ class CheckpointBucket:
         names = self._objects.names()
         begun = _folders(names) | _folders(f"{name}/" for name in self._objects.uploads())
         judged = _verdicts(names)
-        self._known &= judged
-        for attempt in sorted(begun | judged):
-            if attempt in self._known:
-                continue
-            if attempt in judged:
-                self._look_at(attempt)
-            elif self._is_over(attempt, decided):
+        self._known = {attempt: files for attempt, files in self._known.items() if attempt in judged}
+        for attempt in sorted(begun - judged):
+            if self._is_over(attempt, decided):
                 self._abandon(attempt)
+        self._look_at(judged - self._known.keys(), begun)
         if keep_last is not None:
-            for attempt in sorted(self._known)[:-keep_last]:
-                self._retire(attempt)
+            self._retain(keep_last)
         self._objects.remove(name for name in sorted(names) if decided is None and name.startswith(PROBE))
 
     def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
         return decided is None or (attempt.run == self._run and attempt.life <= decided)
 
-    def _look_at(self, attempt: Attempt) -> None:
-        """At a verdict that another process, or an earlier life of this one, has made."""
-        try:
-            verdict = self._read(attempt)
-        except FileNotFoundError:
-            return
-        except UncommittedError as error:
-            logger.warning("%s is left as it is: %s", self.path(attempt), error)
-            return
-        if verdict.made is None or not self._objects.sizes(attempt.name):
-            # Who was removing it was killed; or its verdict came when it had been removed.
-            self._clear(attempt)
-            return
-        try:
-            self._check_whole(attempt, verdict.files)
-        except UncommittedError as error:
-            logger.warning("%s is left as it is: %s", self.path(attempt), error)
-        else:
-            self._known.add(attempt)
+    def _look_at(self, judged: Set[Attempt], begun: Set[Attempt]) -> None:
+        """At verdicts that another process, or an earlier life of this one, has made."""
+        found = self._objects.get_all([attempt.verdict for attempt in sorted(judged)])
+        for attempt in sorted(judged):
+            data = found.get(attempt.verdict)
+            if data is None:
+                continue  # It was just removed.
+            try:
+                verdict = _understood(data, attempt, self.path(attempt))
+            except UncommittedError as error:
+                logger.warning("%s is left as it is: %s", self.path(attempt), error)
+                continue
+            if verdict.made is not None and attempt in begun:
+                self._known[attempt] = verdict.files
+            elif verdict.made is None or not self._objects.sizes(attempt.name):
+                # Who was removing it was killed; or its verdict came when it had been removed.
+                self._clear(attempt)
+
+    def _retain(self, keep_last: int) -> None:
+        """Keep the last that are whole. What is not can still be mended, and is left if it is not older."""
+        kept = 0
+        for attempt in sorted(self._known, reverse=True):
+            if kept == keep_last:
+                self._retire(attempt)
+                continue
+            try:
+                if attempt not in self._whole:
+                    self._check_whole(attempt, self._known[attempt])
+                    self._whole.add(attempt)
+                kept += 1
+            except UncommittedError as error:
+                logger.warning("%s is left as it is: %s", self.path(attempt), error)
 
     def _abandon(self, attempt: Attempt) -> None:
         """Decide that it will not be committed, unless it is already."""
@@ -296,7 +308,8 @@ class CheckpointBucket:
     def _retire(self, attempt: Attempt) -> None:
         """A checkpoint: first it is none any more."""
         self._objects.remove([attempt.verdict])
-        self._known.discard(attempt)
+        del self._known[attempt]
+        self._whole.discard(attempt)
         self._clear(attempt)
 
     def _clear(self, attempt: Attempt) -> None:

@@ -115,10 +115,11 @@ dist: venv .tools/twine/.installed ## Make wheel and sdist in dist/, and check t
 
 bench-venv: .venv/.bench-installed
 
-bench: bench-venv ## Measure beside the peers and across the engines (about an hour), and write docs/benchmarks/.
+bench: bench-venv frameworks ## Measure beside the peers and across the engines (about an hour), and write docs/benchmarks/.
 	$(BIN)/python -m benchmarks.barrier
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.saves
+	$(BIN)/python -m benchmarks.buckets
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.relay

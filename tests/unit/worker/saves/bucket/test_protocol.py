@@ -216,7 +216,7 @@ def settle(world: World) -> None:
     assert {attempt for attempt in kept if attempt and not world.is_whole(attempt)} <= world.unclear
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(
     seed=st.integers(0, 2**32),
     faults=st.sampled_from([0.0, 0.02, 0.1]),

@@ -5,12 +5,14 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
 
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
@@ -274,6 +276,23 @@ def test_a_save_with_a_file_missing_is_not_committed(
     with pytest.raises(AsyncSaveError, match="has 10 bytes"):
         made.finalize(blocking=True)
     assert made.latest() is None
+
+
+def test_what_was_written_by_nobody_is_not_committed(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the plans said: rank 0 looks at what was written."""
+    finish = DefaultSavePlanner.finish_plan
+
+    def less(self: DefaultSavePlanner, plan: SavePlan) -> SavePlan:
+        return finish(self, replace(plan, items=plan.items[1:]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DefaultSavePlanner, "finish_plan", less)
+        made.save(1, state(1))
+    with pytest.raises(AsyncSaveError, match="was written by no rank"):
+        made.finalize(blocking=True)
+    assert made.latest() is None
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
 
 
 @pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt()], ids=["error", "interrupt"])

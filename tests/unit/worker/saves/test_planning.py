@@ -17,7 +17,13 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from muster.worker.decision import Outcome
-from muster.worker.errors import BarrierAbortedError, MemberLostError, OutcomeUnknownError, RefusedError
+from muster.worker.errors import (
+    BarrierAbortedError,
+    ConnectError,
+    MemberLostError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from muster.worker.saves.committed import Life
 from muster.worker.saves.folder import FolderDraft, FolderPlace
 from muster.worker.saves.planning import Meeting, Planning
@@ -322,3 +328,15 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
         assert sorted("".join(job.all_save(-1, states[-1]))) == sorted(set("".join(states[-1]))), "each once"
     finally:
         job.close()
+
+
+def test_one_that_could_not_be_made_is_collected_quietly(monkeypatch: pytest.MonkeyPatch):
+    seat = RoundTable(1).seat(0)
+
+    def fail(prefix: str) -> None:
+        raise ConnectError("nobody answers")
+
+    monkeypatch.setattr(seat, "sibling", fail)
+    with pytest.raises(ConnectError):
+        Job.planning(seat)
+    gc.collect()

@@ -33,7 +33,7 @@ from muster.worker.saves.planning import Meeting, Planning
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
-from muster.worker.saves.written import lengths
+from muster.worker.saves.written import check_whole, lengths
 
 
 class Checkpointer:
@@ -206,6 +206,7 @@ class Checkpointer:
         """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
         notes = draft.take([_written(rank) for rank in range(self._barrier.world_size)])
         results: list[list[WriteResult]] = [pickle.loads(note) for note in notes]
+        check_whole(metadata, results)
         draft.writer().finish(metadata, results)
         made = Committed(
             step,

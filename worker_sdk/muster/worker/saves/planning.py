@@ -118,7 +118,7 @@ class Planning:
 
     def __del__(self) -> None:
         """Nobody holds it any more. Nothing here may wait."""
-        if os.getpid() == self._owner and not sys.is_finalizing():
+        if hasattr(self, "_table") and os.getpid() == self._owner and not sys.is_finalizing():
             self._table.close()
 
     def begin(self, name: str, draft: Draft, proposed: SavePlan) -> Meeting:

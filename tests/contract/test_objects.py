@@ -1,5 +1,6 @@
 """What the protocol of checkpoints in a bucket takes for granted, of each kind of store that runs here."""
 
+import errno
 import os
 from collections.abc import Iterator
 from uuid import uuid4
@@ -86,6 +87,49 @@ def test_a_store_without_exclusive_writes_is_known(objects: FsspecObjects, monke
     assert objects.create("name", b"first")
     assert not objects.create("name", b"second")
     assert objects.get("name") == b"first"
+
+
+def test_a_store_that_refuses_such_writes_is_known(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
+    pipe = objects._fs.pipe_file
+
+    def refuse(path: str, data: bytes, mode: str = "overwrite") -> None:
+        if mode == "create":
+            raise OSError(errno.ENOSYS, "NotImplemented")
+        pipe(path, data)
+
+    monkeypatch.setattr(objects._fs, "pipe_file", refuse)
+    objects.check()
+    assert not objects.check_exclusive()
+    assert objects.create("name", b"first")
+    assert not objects.create("name", b"second")
+
+
+def test_a_sweep_beside_it_takes_no_store_for_another(
+    objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch
+):
+    create = objects.create
+    swept: list[str] = []
+
+    def sweep_first(name: str, data: bytes) -> bool:
+        if len(swept) < 2:
+            objects.remove([name])
+            swept.append(name)
+        return create(name, data)
+
+    monkeypatch.setattr(objects, "create", sweep_first)
+    assert objects.check_exclusive()
+
+
+def test_what_cannot_be_removed_or_listed_is_said_at_once(
+    objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(objects._fs, "rm_file", lambda _: None)
+        with pytest.raises(OSError, match="is not removed"):
+            objects.check()
+    monkeypatch.setattr(objects._fs, "ls", lambda *_, **__: [])
+    with pytest.raises(OSError, match="is not listed"):
+        objects.check()
 
 
 def test_a_forked_child_asks_for_itself(objects: FsspecObjects):

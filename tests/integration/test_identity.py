@@ -17,7 +17,7 @@ import muster.worker
 from muster.client import credentials
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.v1 import run_pb2, run_pb2_grpc
+from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc, run_pb2, run_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError, channel
 from muster.worker.attendance import Attendance, NodeConfig
 from muster.worker.decision import Decision
@@ -145,6 +145,19 @@ def test_sdk_and_command_take_a_token_from_a_helper(
     assert done.stderr == "Error: --token-command: no token: false ended with 1; what it said is on stderr.\n"
 
 
+def settled(coordinator: Coordinator, run_id: str) -> int:
+    """How many refusals are in the log, when all of them are: it is written aside, and in order."""
+    closed = len(coordinator.log("run.closed"))
+    with grpc.insecure_channel(coordinator.endpoint) as connection:
+        rendezvous_pb2_grpc.RendezvousServiceStub(connection).Close(
+            rendezvous_pb2.CloseRequest(run_id=f"before-{run_id}", reason="a mark in the log"),
+            metadata=(("authorization", f"Bearer {OPERATOR}"),),
+            timeout=PATIENCE,
+        )
+    coordinator.logged("run.closed", closed + 1)
+    return len(coordinator.log("token.refused"))
+
+
 CLAIMS = {"iss": URL, "aud": "muster", "sub": "system:serviceaccount:team-a:trainer", "exp": 4e9}
 BAD: dict[str, tuple[str, str, str]] = {
     "wrong audience": (ISSUER.token(aud="vault"), "TOKEN_UNKNOWN", "aud"),
@@ -173,7 +186,7 @@ def test_who_is_not_let_in_changes_nothing_and_the_log_says_why(
     token, reason, check = BAD[case]
     run_id = f"{case.replace(' ', '-')}-of-b"
     environ.setenv("MUSTER_TOKEN", token)
-    seen = len(guarded.log("token.refused"))
+    seen = settled(guarded, run_id)
     for user in (
         lambda: barrier(guarded.endpoint, run_id),
         lambda: CoordinatorStore(guarded.endpoint, run_id).set("key", "value"),

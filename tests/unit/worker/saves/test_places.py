@@ -10,7 +10,9 @@ from muster.worker.saves.folder import FolderPlace
 from muster.worker.saves.places import place_at
 
 
-@pytest.mark.parametrize("name", ["{}/new", "file://{}/new", "local://{}/new", "{}/a:b", "{}/s3"])
+@pytest.mark.parametrize(
+    "name", ["{}/new", "file://{}/new", "local://{}/new", "{}/a:b", "{}/s3", "{}/run-2026-11-23T10:31"]
+)
 def test_a_folder(tmp_path: Path, name: str):
     place = place_at(name.format(tmp_path), None, "job")
     assert isinstance(place, FolderPlace)
@@ -30,6 +32,9 @@ def test_a_bucket():
         ("s3://", None, ValueError, r"names no bucket. Name one: s3://BUCKET/JOB\."),
         ("s4://bucket/job", None, ValueError, r"s4://bucket/job cannot be opened: .*fsspec knows: .*s3"),
         ("simplecache::s3://bucket/job", None, ValueError, "Name the store alone"),
+        ("s3://bucket/lr=[0.1,2]", None, ValueError, "none of .* which stand for others"),
+        ("s3://bucket/st*r", None, ValueError, "which stand for others"),
+        ("s3://bucket//job", None, ValueError, "no empty part"),
         ("gs://bucket/job", None, ImportError, "a package for gs:// that is not installed: .* gcsfs"),
         ("bucket/job", {"profile": "training"}, ValueError, "bucket/job is a folder, .* Name a scheme"),
     ],
@@ -40,3 +45,9 @@ def test_what_is_neither_says_what_to_write(
 ):
     with pytest.raises(error, match=said):
         place_at(name, options, "job")
+
+
+def test_a_folder_beside_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(place_at("run-10:31", None, "job"), FolderPlace)
+    assert (tmp_path / "run-10:31").is_dir()

@@ -24,7 +24,7 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, BarrierError
 from muster.worker.saves.calls import SaveTimings
-from muster.worker.saves.committed import Committed, Life, UncommittedError
+from muster.worker.saves.committed import Committed, Life
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
 from muster.worker.saves.place import Draft
@@ -84,6 +84,8 @@ class Checkpointer:
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
         self._planning = Planning(self._barrier, timeout)
+        self._first = self._barrier.sequence
+        """The barrier of its first save: a job that is started again has names of its own."""
         self._steps: dict[int, int] = {}
         """By the number of the queue's call: steps that are not finalized."""
 
@@ -119,9 +121,10 @@ class Checkpointer:
             raise ValueError(f"step = {step}: it must not be negative.")
         refusal = self._refusal(step)
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
-        life = Life(self._barrier.generation, self._queue.next_idx)
+        number = self._queue.next_idx
+        life = Life(self._barrier.generation, self._first + number)
         draft = self._place.draft(step, life)
-        self._steps[life.number] = step
+        self._steps[number] = step
         planner = DefaultSavePlanner()
         name = f"step {step}"
         held: Held | None = None
@@ -148,6 +151,7 @@ class Checkpointer:
         def write() -> None:
             # Nobody reads these checksums (torch neither), and they take as long as all the rest.
             torch.serialization.set_crc32_options(False)
+            draft.enter(self._barrier.rank)
             results = draft.writer().write_data(final, planner).wait()
             draft.leave(_written(self._barrier.rank), pickle.dumps(results))
 
@@ -306,7 +310,7 @@ def _from_rank_0(look: Callable[[], Committed | None]) -> Committed | None:
     if dist.get_rank() == 0:
         try:
             found = [look()]
-        except (OSError, UncommittedError) as error:
+        except Exception as error:  # Else the others would wait for ever.
             found = [error]
     dist.broadcast_object_list(found)
     if isinstance(found[0], Exception):

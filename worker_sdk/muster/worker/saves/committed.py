@@ -32,7 +32,7 @@ class Life(NamedTuple):
     generation: int
     """The job's life between restarts."""
     number: int
-    """Of the save in it."""
+    """Of the save in it: that of its barrier, which goes on where the job is started again."""
 
 
 def check_types(made: Committed) -> None:

@@ -88,6 +88,9 @@ class FolderDraft:
         """Make its folder, and that of the notes in it."""
         (self._unfinished / NOTES).mkdir(parents=True, exist_ok=True)
 
+    def enter(self, rank: int) -> None:
+        """Nothing: who has removed the folder has removed what is to be renamed."""
+
     def writer(self) -> FileSystemWriter:
         """Torch's writer. It copies nothing ahead, for which torch would ask for a stream of the GPU."""
         return FileSystemWriter(

@@ -24,6 +24,13 @@ class Draft(Protocol):
             OSError: there is none.
         """
 
+    def enter(self, rank: int) -> None:
+        """Say that a rank is about to write, once, before it leaves anything else there.
+
+        Raises:
+            OSError: it cannot be said.
+        """
+
     def writer(self) -> FileSystemWriter:
         """Torch's writer, for the process that asks."""
 

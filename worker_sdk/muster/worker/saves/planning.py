@@ -220,6 +220,7 @@ class _Table:
         changes = meeting.known is None and failure is None
         if changes:
             try:
+                meeting.draft.enter(self._barrier.rank)
                 meeting.draft.leave(_proposed(self._barrier.rank), pickle.dumps(meeting.proposed))
             except Exception as error:
                 failure = failure_text(error)

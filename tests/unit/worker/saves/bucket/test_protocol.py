@@ -63,7 +63,12 @@ class Job:
         data = content(attempt)
         self.world.unclear.add(attempt)
         try:
-            self.bucket.commit(attempt, made, {f"__{rank}_0": len(data) for rank in range(RANKS)})
+            self.bucket.commit(
+                attempt,
+                made,
+                {f"__{rank}_0": len(data) for rank in range(RANKS)},
+                {f".entered-{rank}": 0 for rank in range(RANKS)},
+            )
             self.world.promise(attempt)
         except OSError:
             return
@@ -79,6 +84,8 @@ class Job:
         for save in range(SAVES):
             attempt = self.attempt(save)
             try:
+                self.world.objects.put(f"{attempt.name}/.entered-{rank}", b"")
+                self.world.objects.put(f"{attempt.name}/.ranks/proposed-{rank}", b"what it has")
                 self.world.objects.upload(f"{attempt.name}/__{rank}_0", content(attempt))
                 self.written[save].add(rank)
             except OSError:

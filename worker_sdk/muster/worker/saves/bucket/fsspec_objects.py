@@ -1,5 +1,6 @@
 """A job's objects, wherever fsspec can keep them."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,12 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+PROBES = 3
+"""How often a store is asked whether it refuses a second object, before it is taken for one that does not."""
+MAGIC = "*?[]"
+"""What fsspec takes for a pattern."""
+UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP)
+"""Of a request that a store does not know."""
 FRESH: dict[str, Any] = {"use_listings_cache": False}
 """For any of fsspec's: a listing shows what is there, and not what was."""
 
@@ -52,20 +59,33 @@ class FsspecObjects:
             OSError: they cannot, and why.
         """
         probe = f"{PROBE}{uuid4().hex}"
-        self.create(probe, b"")
-        self.names()
-        self.remove([probe])
+        self.put(probe, b"")
+        seen = probe in self.names()
+        self._ask("remove objects", lambda: self._fs.rm_file(self._path(probe)))  # Which says if it cannot.
+        if not seen or probe in self.names():
+            raise OSError(
+                f"{self.url}: an object that was made there is {'not removed' if seen else 'not listed'}. "
+                "Look at the address, and at what the credentials of this process allow."
+            )
 
     def check_exclusive(self) -> bool:
         """See whether the store keeps two from making one object; without that it is looked for first."""
+        self._exclusive = True
+        self._exclusive = any(self._refuses_a_second() for _ in range(PROBES))
+        return self._exclusive
+
+    def _refuses_a_second(self) -> bool:
+        """Another job's sweep may remove what is made here: that it is not refused once says nothing."""
         probe = f"{PROBE}{uuid4().hex}"
         try:
-            self._exclusive = self.create(probe, b"") and not self.create(probe, b"")
-        except (OSError, NotImplementedError) as error:
-            logger.debug("%s takes no exclusive request: %s", self.url, error)
-            self._exclusive = False
-        self.remove([probe])
-        return self._exclusive
+            # Also where the first is refused: it was made, and an answer lost.
+            return not self.create(probe, b"") or not self.create(probe, b"")
+        except OSError as error:
+            if isinstance(error.__cause__, NotImplementedError) or _errno_of(error) in UNKNOWN:
+                return False  # It does not know such a request.
+            raise
+        finally:
+            self.remove([probe])
 
     # ------------------------------------------------------------------ requests
 
@@ -88,7 +108,8 @@ class FsspecObjects:
 
         def look() -> dict[str, int]:
             found = self._fs.find(path, detail=True)
-            return {name.removeprefix(f"{path}/"): int(one["size"]) for name, one in found.items()}
+            inside = {name.removeprefix(f"{path}/"): int(one["size"]) for name, one in found.items()}
+            return {name: size for name, size in inside.items() if name not in ("", path)}
 
         return self._ask("list objects", look)
 
@@ -150,16 +171,22 @@ class FsspecObjects:
         try:
             found = self._ask("list its uploads", lambda: multipart.unfinished(self._fs, self._root))
         except OSError as error:
-            if not self._warned:
-                logger.warning("uploads that were never completed are not aborted: %s", error)
-            self._warned = True
+            self._warn(error)
             return set()
         return {upload.path.removeprefix(f"{self._root}/").partition("/")[0] for upload in found}
 
     def abort_uploads(self, folder: str) -> None:
         """End those of a folder."""
-        if not self._warned:
+        try:
             self._ask("abort an upload", lambda: multipart.abort(self._fs, self._path(folder)))
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        """Of uploads that stay: they cost money, and nothing else."""
+        if not self._warned:
+            logger.warning("uploads that were never completed are not aborted: %s", error)
+        self._warned = True
 
     # ------------------------------------------------------------------ fsspec
 
@@ -196,6 +223,10 @@ def _opened(url: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, s
         raise ValueError(
             f"{url}: what stands between this and a store may show what was. Name the store alone."
         )
+    if "//" in name or any(letter in MAGIC for letter in name):
+        raise ValueError(
+            f"{url}: the name of a place has no empty part, and none of {MAGIC}, which stand for others."
+        )
     try:
         fs, root = url_to_fs(url, **options)
     except ImportError as error:
@@ -204,6 +235,10 @@ def _opened(url: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, s
         known = ", ".join(sorted(available_protocols()))
         raise ValueError(f"{url} cannot be opened: {error}. fsspec knows: {known}.") from error
     return fs, root.rstrip("/")
+
+
+def _errno_of(error: OSError) -> int | None:
+    return getattr(error.__cause__, "errno", None)
 
 
 def _top(found: Mapping[str, Any]) -> str:

@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 NOTES = ".ranks"
 """In a save that is not committed: what ranks tell each other."""
+ENTERED = ".entered-"
+"""How the names begin of the objects that ranks make there first, once."""
+METADATA = ".metadata"
+"""Torch's, without which nothing can be loaded."""
 
 
 class BucketPlace:
@@ -99,6 +103,8 @@ class BucketDraft:
         self._objects = objects
         self._bucket = bucket
         self._attempt = attempt
+        self._entered = False
+        """Whether this rank has; a child has it from its parent."""
 
     @property
     def checkpoint(self) -> str:
@@ -107,6 +113,12 @@ class BucketDraft:
 
     def begin(self) -> None:
         """Nothing: a folder is there when there is something in it."""
+
+    def enter(self, rank: int) -> None:
+        """Say that a rank is about to write."""
+        if not self._entered:
+            self._objects.put(f"{self._attempt.name}/{_entered(rank)}", b"")
+            self._entered = True
 
     def writer(self) -> FileSystemWriter:
         """Torch's writer. It copies nothing ahead, for which torch would ask for a stream of the GPU."""
@@ -133,10 +145,17 @@ class BucketDraft:
         """Make it a checkpoint."""
         name = self._attempt.name
         there = self._objects.sizes(name)
-        check_sizes(self.checkpoint, there, files)
+        check_sizes(self.checkpoint, there, {METADATA: 1, **files})
         notes = {found for found in there if found.startswith(f"{NOTES}/")}
         self._objects.remove(f"{name}/{note}" for note in notes)
-        self._bucket.commit(self._attempt, made, {one: there[one] for one in there.keys() - notes})
+        entered = {_entered(rank): 0 for rank in range(made.world_size)}
+        held = {one: size for one, size in there.items() if one == METADATA or one in files}
+        self._bucket.commit(self._attempt, made, held, entered)
+        self._objects.remove(f"{name}/{one}" for one in entered)
 
     def _note(self, note: str) -> str:
         return f"{self._attempt.name}/{NOTES}/{note}"
+
+
+def _entered(rank: int) -> str:
+    return f"{ENTERED}{rank}"

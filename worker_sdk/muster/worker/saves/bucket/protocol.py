@@ -111,13 +111,18 @@ class CheckpointBucket:
 
     # ------------------------------------------------------------------ commit
 
-    def commit(self, attempt: Attempt, made: Committed, files: Mapping[str, int]) -> None:
+    def commit(
+        self, attempt: Attempt, made: Committed, files: Mapping[str, int], entered: Mapping[str, int]
+    ) -> None:
         """Make an attempt that every rank has written a checkpoint, for good.
 
         Args:
             attempt: it.
             made: what it is.
             files: its objects, and their sizes in bytes.
+            entered: what each rank has made there first, once, and their sizes: who sweeps it sees one of them,
+                and removes it. So it is not committed after that, though somebody else who sweeps it has
+                still to remove its verdict.
 
         Raises:
             UncommittedError: another process has abandoned it.
@@ -129,7 +134,7 @@ class CheckpointBucket:
             raise UncommittedError(f"{self.path(attempt)} {GONE}")
         try:
             # A sweep may have ended before that, and taken its own verdict away.
-            self._check_whole(attempt, files)
+            self._check_whole(attempt, {**files, **entered})
         except UncommittedError:
             self._objects.remove([attempt.verdict])
             raise
@@ -149,7 +154,7 @@ class CheckpointBucket:
 
     def committed(self, step: int) -> Attempt | None:
         """The checkpoint of a step, if this process has seen it; it does not ask for that."""
-        return max((attempt for attempt in self._known if attempt.step == step), default=None)
+        return max((attempt for attempt in tuple(self._known) if attempt.step == step), default=None)
 
     def latest(self) -> Committed | None:
         """The committed checkpoint of the highest step.
@@ -262,7 +267,7 @@ class CheckpointBucket:
         self._look_at(judged - self._known.keys(), begun)
         if keep_last is not None:
             self._retain(keep_last)
-        self._objects.remove(name for name in sorted(names) if decided is None and name.startswith(PROBE))
+        self._objects.remove(name for name in sorted(names) if decided is not None and name.startswith(PROBE))
 
     def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
         return decided is None or (attempt.run == self._run and attempt.life <= decided)
@@ -374,6 +379,6 @@ def _understood(data: bytes, attempt: Attempt, path: str) -> Verdict:
             raise ValueError("its files are not named with their sizes")
     except LaterVersionError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UncommittedError(f"{path}{VERDICT} cannot be read: {error!r}") from error
     return Verdict(made, files)

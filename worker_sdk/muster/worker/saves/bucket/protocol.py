@@ -120,9 +120,9 @@ class CheckpointBucket:
             attempt: it.
             made: what it is.
             files: its objects, and their sizes in bytes.
-            entered: what each rank has made there first, once, and their sizes: who sweeps it sees one of them,
-                and removes it. So it is not committed after that, though somebody else who sweeps it has
-                still to remove its verdict.
+            entered: what each rank has made there first, once, and their sizes. Who sweeps it sees one of
+                them, and removes it: so it is not committed after that, though somebody else who sweeps it
+                has still to remove its verdict.
 
         Raises:
             UncommittedError: another process has abandoned it.

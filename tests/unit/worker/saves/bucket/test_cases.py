@@ -33,7 +33,7 @@ def written(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: L
 def commit(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: Life = FIRST) -> Committed:
     attempt = written(objects, bucket, step, life)
     made = Committed(step, 2, "job", "save", step, bucket.path(attempt))
-    bucket.commit(attempt, made, {"data": len(str(step))}, {})
+    bucket.commit(attempt, made, {"data": len(str(step))})
     return made
 
 
@@ -58,7 +58,7 @@ def test_a_step_is_not_committed_twice_by_one_attempt(objects: FsspecObjects, bu
     assert commit(objects, bucket, 3) == made, "an answer was lost, and the same is said again"
     other = CheckpointBucket(objects, objects.url, "job")
     with pytest.raises(UncommittedError, match="was given up by another life"):
-        other.commit(bucket.attempt(3, Life(0, 0)), Committed(3, 9, "job", "save", 3, ""), {"data": 1}, {})
+        other.commit(bucket.attempt(3, Life(0, 0)), Committed(3, 9, "job", "save", 3, ""), {"data": 1})
     assert bucket.latest() == made
 
 
@@ -111,7 +111,7 @@ def test_what_was_abandoned_is_not_committed_nor_read(objects: FsspecObjects, bu
     # Another job that begins takes nobody else to be at work.
     objects.create(attempt.verdict, b'{"format": 1, "verdict": "abandoned"}')
     with pytest.raises(UncommittedError, match="another job in the same place"):
-        bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1}, {})
+        bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1})
     with pytest.raises(UncommittedError, match="it was abandoned"):
         bucket.read(attempt.name)
     sweeper.sweep(None)
@@ -123,7 +123,7 @@ def test_what_comes_after_the_sweep_is_known_for_what_it_is(objects: FsspecObjec
     CheckpointBucket(objects, objects.url, "job").sweep(None)
     assert objects.names() == set()
     with pytest.raises(UncommittedError, match="1 are not there as they were written, such as data"):
-        bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1}, {})
+        bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1})
     assert objects.names() == set()
 
 
@@ -203,7 +203,7 @@ def test_what_two_have_swept_is_not_committed_between_the_two(
             second.sweep(None)
             objects.put(f"{attempt.name}/data", b"1")
             with pytest.raises(UncommittedError):
-                bucket.commit(attempt, made, {"data": 1}, {".entered-0": 0})
+                bucket.commit(attempt, made, {"data": 1, ".entered-0": 0})
         remove(names)
 
     monkeypatch.setattr(objects, "remove", stand_still)

@@ -63,12 +63,9 @@ class Job:
         data = content(attempt)
         self.world.unclear.add(attempt)
         try:
-            self.bucket.commit(
-                attempt,
-                made,
-                {f"__{rank}_0": len(data) for rank in range(RANKS)},
-                {f".entered-{rank}": 0 for rank in range(RANKS)},
-            )
+            files = {f"__{rank}_0": len(data) for rank in range(RANKS)}
+            entered = {f".entered-{rank}": 0 for rank in range(RANKS)}
+            self.bucket.commit(attempt, made, files | entered)
             self.world.promise(attempt)
         except OSError:
             return

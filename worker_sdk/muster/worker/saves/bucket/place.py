@@ -150,8 +150,7 @@ class BucketDraft:
         self._objects.remove(f"{name}/{note}" for note in notes)
         entered = {_entered(rank): 0 for rank in range(made.world_size)}
         held = {one: size for one, size in there.items() if one == METADATA or one in files}
-        self._bucket.commit(self._attempt, made, held, entered)
-        self._objects.remove(f"{name}/{one}" for one in entered)
+        self._bucket.commit(self._attempt, made, held | entered)
 
     def _note(self, note: str) -> str:
         return f"{self._attempt.name}/{NOTES}/{note}"

@@ -111,18 +111,15 @@ class CheckpointBucket:
 
     # ------------------------------------------------------------------ commit
 
-    def commit(
-        self, attempt: Attempt, made: Committed, files: Mapping[str, int], entered: Mapping[str, int]
-    ) -> None:
+    def commit(self, attempt: Attempt, made: Committed, files: Mapping[str, int]) -> None:
         """Make an attempt that every rank has written a checkpoint, for good.
 
         Args:
             attempt: it.
             made: what it is.
-            files: its objects, and their sizes in bytes.
-            entered: what each rank has made there first, once, and their sizes. Who sweeps it sees one of
-                them, and removes it: so it is not committed after that, though somebody else who sweeps it
-                has still to remove its verdict.
+            files: its objects, and their sizes in bytes. Among them is what each rank has made there first,
+                once: who sweeps it sees one of these, and removes it, so that it is no checkpoint after that,
+                though somebody else who sweeps it has still to remove its verdict.
 
         Raises:
             UncommittedError: another process has abandoned it.
@@ -134,7 +131,7 @@ class CheckpointBucket:
             raise UncommittedError(f"{self.path(attempt)} {GONE}")
         try:
             # A sweep may have ended before that, and taken its own verdict away.
-            self._check_whole(attempt, {**files, **entered})
+            self._check_whole(attempt, files)
         except UncommittedError:
             self._objects.remove([attempt.verdict])
             raise

@@ -15,8 +15,8 @@ from tests.support.chaos import Wire
 from tests.support.coordinator import Coordinator
 from tests.support.save_history import whole_checkpoint
 
-LIFE = 20.0
-"""Seconds of a token that ends while the job runs: enough for torchrun to start on a slow machine."""
+SHORT, LONG = 20.0, 3600.0
+"""Seconds of tokens. A short one is enough for a session to open, and not for a job to start."""
 
 
 def test_a_job_of_pods_outlives_a_rank_and_a_token_and_ends_with_one_that_was_not_rotated(
@@ -27,8 +27,7 @@ def test_a_job_of_pods_outlives_a_rank_and_a_token_and_ends_with_one_that_was_no
     keys, tokens, mine = tmp_path / "keys.json", tmp_path / "tokens.toml", tmp_path / "token"
     ISSUER.publish(keys)
     tokens.write_text(tokens_toml(f'keys_file = "{keys}"'))
-    put(mine, ISSUER.token(seconds=LIFE))
-    first_ends = time.time() + LIFE
+    put(mine, ISSUER.token(seconds=LONG))
     place = f"s3://{BUCKET}/team-a"
     command = ("--module", "tests.support.chaos_rank", str(tmp_path), place, "checkpointer")
     extra = (f"--tokens-file={tokens}", f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
@@ -44,13 +43,18 @@ def test_a_job_of_pods_outlives_a_rank_and_a_token_and_ends_with_one_that_was_no
             agent = job.agent("1", join_timeout=60, keep_alive_interval=1)
             events = wire.events()
             next(event for event in events if event.what == "latest")
-            put(mine, ISSUER.token(seconds=3600))
-            # The first token ends, and who came with it goes on with the other.
+            # All come again, with a token that soon ends, and go on with the one that is there by then.
+            coordinator.kill()
+            put(mine, ISSUER.token(seconds=SHORT))
+            ends = time.time() + SHORT
+            decided = len(coordinator.log("barrier.decided"))
+            coordinator.start().logged("barrier.decided", decided + 1)
+            put(mine, ISSUER.token(seconds=LONG))
             assert {line["check"] for line in coordinator.logged("token.ended")} == {"exp"}
-            assert time.time() >= first_ends
+            assert time.time() >= ends - 1
             next(event for event in events if event.what == "latest")
             if thorough:
-                put(mine, ISSUER.token(seconds=LIFE))  # For all who come from now on, and nobody rotates it.
+                put(mine, ISSUER.token(seconds=3 * SHORT))  # For all who come now, and nobody rotates it.
             os.kill(job.workers()[-1].pid, signal.SIGKILL)
             resumed = next(event for event in events if event.what == "loaded" and event.path)
             assert resumed.round > 0

@@ -30,11 +30,11 @@ from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
-from muster.worker.saves.planning import FOLDER, Meeting, Planning
+from muster.worker.saves.planning import FOLDER, Planning
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
-from muster.worker.saves.written import check_files
+from muster.worker.saves.written import check_files, check_whole
 
 
 class Checkpointer:
@@ -72,9 +72,9 @@ class Checkpointer:
         self._keep_last = keep_last
         self._copy = copy
         self._barrier = barrier or default_barrier()
+        self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
-        self._planning = Planning(self._barrier, timeout)
         self._steps: dict[int, int] = {}
         """By the number of the queue's call: steps that are not finalized."""
         if self._leads:
@@ -110,11 +110,9 @@ class Checkpointer:
         step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.
         if step < 0:
             raise ValueError(f"step = {step}: it must not be negative.")
-        refusal = self._refusal(step)
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         life = Life(self._barrier.generation, self._queue.next_idx)
         unfinished = self._directory.unfinished(step, life)
-        self._steps[life.number] = step
         # Without copying ahead, for which torch would ask for a stream of the GPU, in the child.
         writer = FileSystemWriter(
             unfinished, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0
@@ -122,47 +120,48 @@ class Checkpointer:
         planner = DefaultSavePlanner()
         name = f"step {step}"
         held: Held | None = None
-        meeting: Meeting | None = None
-        try:
-            if refusal is not None:
-                raise refusal
-            held = self._stage(state_dict)
-            local = self._local_plan(writer, planner, held.state if held is not None else state_dict)
-            meeting = self._planning.begin(name, unfinished, local)
-            final = planner.finish_plan(meeting.share())
-        except BarrierError as error:
-            self._give_up(name, held, f"it was not planned: {error}")
-            return
-        except BaseException as error:
-            why = failure_text(error)
-            if meeting is None:
-                self._planning.refuse(name, unfinished, why)
-            self._give_up(name, held, why)
-            raise
-        release = held.release if held is not None else None
-
-        def write() -> None:
-            # Nobody reads these checksums (torch neither), and they take as long as all the rest.
-            torch.serialization.set_crc32_options(False)
-            results = writer.write_data(final, planner).wait()
-            _keep_results(unfinished, self._barrier.rank, results)
-
-        def commit(decision: Decision) -> None:
-            if self._leads:
-                self._commit(step, unfinished, writer, meeting.metadata(), decision)
 
         def clean() -> None:
             if self._leads:
                 self._directory.sweep(self._keep_last, life)
 
-        self._queue.schedule_async_request(
-            AsyncRequest(write, (), []),
-            on_written=release,
-            commit=commit,
-            on_decided=clean,
-            name=name,
-            prepared=time.monotonic() - began,
-        )
+        try:
+            self._check_new(step)
+            self._steps[life.number] = step
+            held = self._stage(state_dict)
+            local = self._local_plan(writer, planner, held.state if held is not None else state_dict)
+            meeting = self._planning.begin(name, unfinished, local)
+            final = planner.finish_plan(meeting.share())
+
+            def write() -> None:
+                # Nobody reads these checksums (torch neither), and they take as long as all the rest.
+                torch.serialization.set_crc32_options(False)
+                results = writer.write_data(final, planner).wait()
+                _keep_results(unfinished, self._barrier.rank, results)
+
+            def commit(decision: Decision) -> None:
+                if self._leads:
+                    self._commit(step, unfinished, writer, meeting.metadata(), decision)
+
+            self._queue.schedule_async_request(
+                AsyncRequest(write, (), []),
+                on_written=held.release if held is not None else None,
+                commit=commit,
+                on_decided=clean,
+                name=name,
+                prepared=time.monotonic() - began,
+            )
+        except BaseException as error:
+            of_all = isinstance(error, BarrierError)
+            why = f"it was not planned: {error}" if of_all else failure_text(error)
+            # The other ranks count this save, in their plans and in their queues.
+            self._planning.refuse(name, unfinished, why)
+            if self._queue.next_idx == life.number:
+                if held is not None:
+                    held.release()
+                self._queue.schedule_failure(why, name=name, on_decided=clean)
+            if not of_all:
+                raise
 
     def _check_group(self) -> None:
         """The plan is made by torch's process group, and the decision by the barrier's ranks."""
@@ -183,20 +182,13 @@ class Checkpointer:
         check_memory(size_of(tensors))
         return None
 
-    def _refusal(self, step: int) -> ValueError | None:
-        """Why a step cannot be saved now. Another rank may see it otherwise, and so the save counts."""
+    def _check_new(self, step: int) -> None:
+        """Refuse a step that cannot be saved now. Another rank may see it otherwise, so the save counts."""
         if step in self._steps.values():
-            return ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
+            raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
         path = self._directory.path(step)
         if path.exists():
-            return ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
-        return None
-
-    def _give_up(self, name: str, held: Held | None, why: str) -> None:
-        """Count a save that is not begun: the other ranks count it too."""
-        if held is not None:
-            held.release()
-        self._queue.schedule_failure(why, name=name)
+            raise ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
 
     def _local_plan(
         self, writer: FileSystemWriter, planner: DefaultSavePlanner, state_dict: dict[str, Any]
@@ -216,6 +208,7 @@ class Checkpointer:
         """Rank 0, when every rank has written: write torch's metadata, and give the save its name."""
         shutil.rmtree(unfinished / FOLDER, ignore_errors=True)
         results = _take_results(unfinished, self._barrier.world_size)
+        check_whole(metadata, results)
         check_files(unfinished, results)
         writer.finish(metadata, results)
         made = Committed(
@@ -261,6 +254,7 @@ class Checkpointer:
         Raises:
             AsyncSaveError: a save was not committed, on any rank.
         """
+        self._planning.end()
         try:
             self._queue.close()
         finally:
@@ -342,6 +336,12 @@ def _take_results(folder: Path, world_size: int) -> list[list[WriteResult]]:
     found = []
     for rank in range(world_size):
         path = _results_path(folder, rank)
-        found.append(pickle.loads(path.read_bytes()))
+        try:
+            found.append(pickle.loads(path.read_bytes()))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{path}, which rank {rank} has written, is not there: all ranks must save the same steps in "
+                "the same order, in one folder that they share."
+            ) from error
         path.unlink()
     return found

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 
+from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
 from muster.worker.saves import checkpointer as module
@@ -443,6 +444,28 @@ def test_what_rank_0_could_not_begin_leaves_nothing(job: Job, monkeypatch: pytes
             assert all("rank 0 failed: MemoryError" in heard for heard in job.heard())
     zero.close()
     assert [path.name for path in job.folder.iterdir()] == ["step-0000000001"]
+
+
+def test_a_save_that_has_failed_before_it_is_planned_here_is_no_error_of_this_rank(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
+    """Rank 0 has swept it, since a third one has failed."""
+    zero, one = job.rank(0), job.rank(1)
+    plan = one._planning._table._barrier
+    vote = plan.vote
+
+    def late(*arguments: Any) -> Decision:
+        decision = vote(*arguments)
+        if plan.sequence == 3:
+            next(job.folder.glob(".step-*/.plans/share-1")).unlink()
+        return decision
+
+    monkeypatch.setattr(plan, "vote", late)
+    saved = in_thread(lambda: zero.save(1, state(1)))
+    one.save(1, state(1))
+    saved.result()
+    for heard in job.heard():
+        assert "rank 1 failed: it was not planned: step 1 has failed on another rank" in heard
 
 
 def test_who_makes_other_saves_is_named(job: Job):

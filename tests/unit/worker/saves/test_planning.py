@@ -346,7 +346,7 @@ def test_an_error_that_was_told_keeps_no_state_alive(job: Job):
         gc.enable()
 
 
-@pytest.mark.parametrize("where", ["_read", "unpacked"])
+@pytest.mark.parametrize("where", ["_read_proposed", "unpacked"])
 def test_whatever_goes_wrong_its_thread_lives(job: Job, monkeypatch: pytest.MonkeyPatch, where: str):
     def fail(*_: Any) -> None:
         raise CheckpointException("torch's, which is no Exception", {})

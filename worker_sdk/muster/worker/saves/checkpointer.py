@@ -30,7 +30,7 @@ from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.directory import CheckpointDirectory, Committed, Life, sync
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
-from muster.worker.saves.planning import FOLDER, Planning
+from muster.worker.saves.planning import FOLDER, Planning, SweptError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
@@ -152,15 +152,15 @@ class Checkpointer:
                 prepared=time.monotonic() - began,
             )
         except BaseException as error:
-            of_all = isinstance(error, BarrierError)
-            why = f"it was not planned: {error}" if of_all else failure_text(error)
+            elsewhere = isinstance(error, BarrierError | SweptError)
+            why = f"it was not planned: {error}" if elsewhere else failure_text(error)
             # The other ranks count this save, in their plans and in their queues.
             self._planning.refuse(name, unfinished, why)
             if self._queue.next_idx == life.number:
                 if held is not None:
                     held.release()
                 self._queue.schedule_failure(why, name=name, on_decided=clean)
-            if not of_all:
+            if not elsewhere:
                 raise
 
     def _check_group(self) -> None:

@@ -38,6 +38,10 @@ EARLY_WARNING = 10.0
 """Seconds after which a rank that has to wait for the others logs for whom."""
 
 
+class SweptError(MusterError):
+    """A save has failed already: its folder is gone before this rank has read what it was to write."""
+
+
 class Meeting:
     """What the ranks say of one save before they write.
 
@@ -74,7 +78,8 @@ class Meeting:
         Raises:
             BarrierError: not all ranks can begin the save, or rank 0 cannot plan it; the message names who.
             OutcomeUnknownError: the coordinator cannot be reached.
-            MusterError: it refused this process.
+            SweptError: the save has failed on another rank meanwhile, which hears of that with all others.
+            MusterError: the coordinator refused this process.
             OSError: rank 0's plan cannot be read.
         """
         if self.known is not None:
@@ -256,7 +261,12 @@ class _Table:
         self._all = plans
         if meeting.unplanned is None:
             return None
-        share = unpacked(_read(_share(meeting, self._barrier.rank)))
+        try:
+            share = unpacked(_share(meeting, self._barrier.rank).read_bytes())
+        except FileNotFoundError as error:
+            raise SweptError(
+                f"{meeting.name} has failed on another rank before it was planned here"
+            ) from error
         if whole:
             self._set_own(_Own(meeting.unplanned, share))
         return share
@@ -274,7 +284,7 @@ class _Table:
     def _divide(self, meeting: Meeting, changed: list[int]) -> tuple[Plans, str | None]:
         """On rank 0: plan, and leave for those who have changed their shares. Returns why it cannot, too."""
         try:
-            proposed = {rank: _read(_proposed(meeting, rank)) for rank in changed}
+            proposed = {rank: _read_proposed(meeting, rank) for rank in changed}
             plans = self._all.changed(proposed, self._barrier.world_size)
             for rank in changed:
                 _write(_share(meeting, rank), plans.shares[rank])
@@ -325,11 +335,12 @@ def _write(path: Path, plan: bytes) -> None:
     path.write_bytes(plan)
 
 
-def _read(path: Path) -> bytes:
+def _read_proposed(meeting: Meeting, rank: int) -> bytes:
+    path = _proposed(meeting, rank)
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path}, which another rank has written, is not there: all ranks must save the same step, in "
-            "one folder that they share. Or the save has failed on another rank meanwhile."
+            f"{path}, which rank {rank} has written, is not there: all ranks must save the same step, in one "
+            "folder that they share."
         ) from error

@@ -89,7 +89,7 @@ class Job:
         """As :meth:`all_save`, whether they can or not; it is over on all ranks then."""
         meetings = [self.begin(rank, -1, some) for rank, some in enumerate(names)]
         for meeting in meetings:
-            with suppress(BarrierAbortedError):
+            with suppress(BarrierAbortedError, OutcomeUnknownError):
                 meeting.share()
         until(lambda: all(meeting._over for meeting in meetings))
 
@@ -386,15 +386,19 @@ STATES = st.lists(
     st.lists(st.sampled_from(["", "a", "b", "ab"]), min_size=3, max_size=3), min_size=1, max_size=6
 )
 """By save, what each of three ranks has."""
+OUTAGES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=6)
+"""Who cannot reach the coordinator for so long that it gives up, and at which of its barriers."""
 
 
 @settings(max_examples=60, deadline=None)
-@given(states=STATES)
+@given(states=STATES, outages=OUTAGES)
 def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
-    tmp_path_factory: pytest.TempPathFactory, states: list[list[str]]
+    tmp_path_factory: pytest.TempPathFactory, states: list[list[str]], outages: set[tuple[int, int]]
 ):
     """Ranks save as fast as they can, each for itself; then their states stay as they are."""
     job = Job(tmp_path_factory.mktemp("job"), 3)
+    for rank, sequence in outages:
+        job.seats[rank].sibling(PLAN).raises[sequence] = [AWAY]
     # Each rank has something of its own as well: 0, 1 and 2.
     states = [[f"{some}{rank}" for rank, some in enumerate(one)] for one in states]
 
@@ -408,7 +412,7 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
                     metadata = meeting.metadata()
                     assert set(metadata.state_dict_metadata) == set("".join(names))
                 written.append(share)
-            except BarrierAbortedError:
+            except (BarrierAbortedError, OutcomeUnknownError):
                 written.append(None)
         return written
 
@@ -418,6 +422,8 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
         if all(share is not None for share in shares):
             assert set("".join(shares)) == set("".join(names))
             assert all(set(share) <= set(some) for share, some in zip(shares, names, strict=True))
+    for seat in job.seats:
+        seat.sibling(PLAN).raises.clear()
     try:
         for _ in range(2):
             job.try_to_save(states[-1])

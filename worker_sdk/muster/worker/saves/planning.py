@@ -210,6 +210,7 @@ class _Table:
             if meeting.unplanned is not None:
                 # Until its plan is made, whatever this rank has is something else.
                 self._own = None
+            # No call between these: who interrupts comes after one, and is to find both or neither.
             self.last = folder
             self._waiting.append(meeting)
             self._changed.notify_all()

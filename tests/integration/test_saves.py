@@ -178,7 +178,7 @@ def test_ranks_that_ask_together_get_the_same_answer_at_each_call(coordinator: C
 
 
 def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]:
-    """Save again and again, with children killed at random; what all ranks saw."""
+    """Save again and again, with children killed and states changed at random; what all ranks saw."""
     chance = random.Random(seed)
     all_of(world, "begin")
     for step in range(saves):
@@ -186,6 +186,8 @@ def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]
             how: dict[str, Any] = {}
             if chance.random() < odds:
                 how = chance.choice([{"doom": "kill"}, {"kill_after": chance.random() * 0.03}])
+            if chance.random() < odds:
+                how["more"] = chance.choice(["of all", f"of rank {rank.rank}"])
             rank.tell("save", step=step, **how)
         for rank in world:
             rank.answer()

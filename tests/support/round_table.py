@@ -25,7 +25,7 @@ class RoundTable:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.changed = threading.Condition()
-        self.lost: int | None = None
+        self.lost: set[int] = set()
         self._barriers: dict[tuple[str, int], _Barrier] = {}
 
     def seat(self, rank: int) -> "Seat":
@@ -34,7 +34,7 @@ class RoundTable:
     def lose(self, rank: int) -> None:
         """Its process has died: no barrier waits for it, now or later."""
         with self.changed:
-            self.lost = rank
+            self.lost.add(rank)
             for (prefix, sequence), barrier in self._barriers.items():
                 self._decide(prefix, sequence, barrier)
             self.changed.notify_all()
@@ -62,11 +62,10 @@ class RoundTable:
             barrier.decision = Decision(
                 prefix, sequence, Outcome.RELEASED, "released", payloads=dict(barrier.payloads)
             )
-        elif self.lost is not None and self.lost not in barrier.arrived:
-            missing = MissingRank(self.lost, "there", 7, MissingState.CONNECTION_LOST, 0.0)
-            barrier.decision = Decision(
-                prefix, sequence, Outcome.MEMBER_LOST, f"lost rank {self.lost}", (missing,)
-            )
+        elif lost := sorted(self.lost - barrier.arrived):
+            missing = tuple(MissingRank(rank, "there", 7, MissingState.CONNECTION_LOST, 0.0) for rank in lost)
+            names = ", ".join(f"rank {rank}" for rank in lost)
+            barrier.decision = Decision(prefix, sequence, Outcome.MEMBER_LOST, f"lost {names}", missing)
 
     def has_arrived(self, rank: int, prefix: str, sequence: int) -> bool:
         barrier = self._barriers.get((prefix, sequence))
@@ -85,8 +84,8 @@ class Seat:
         self.world_size = table.world_size
         self.sequence = 0
         self.early: list[EarlyWarning | None] = []
-        self.raises: list[Exception] = []
-        """At its next votes."""
+        self.raises: dict[int, list[Exception]] = {}
+        """By sequence: at its votes there."""
         self.siblings: dict[str, Seat] = {}
 
     def sibling(self, prefix: str) -> "Seat":
@@ -100,8 +99,8 @@ class Seat:
         early: EarlyWarning | None = None,
     ) -> Decision:
         self.early.append(early)
-        if self.raises:
-            raise self.raises.pop(0)
+        if self.raises.get(self.sequence):
+            raise self.raises[self.sequence].pop(0)
         decision = self.table.arrive(self, self.sequence, failure, payload)
         self.sequence += 1
         return decision

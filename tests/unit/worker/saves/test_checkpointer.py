@@ -14,12 +14,18 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
-from muster.worker.errors import AsyncSaveError, MusterError
+from muster.worker.decision import Decision
+from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
+from muster.worker.saves import checkpointer as module
 from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.folder import FolderDraft
+from muster.worker.saves.planning import CHANGED
 from muster.worker.saves.plans import Plans
 from tests.support.judge import FakeBarrier, no_child_left
+from tests.support.meeting import in_thread
+from tests.support.patience import until
+from tests.support.round_table import RoundTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -311,6 +317,54 @@ def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.Monkey
     assert made.finalize(blocking=True) == [1]
 
 
+@pytest.mark.parametrize("error", [OSError("stale"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("where", ["_check_new", "AsyncRequest"], ids=["before its plan", "after its plan"])
+def test_wherever_a_save_fails_it_counts_once(
+    made: Checkpointer,
+    barrier: FakeBarrier,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: BaseException,
+):
+    """Else this rank's next save is the other ranks' one before."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made if hasattr(made, where) else module, where, fail)
+        with pytest.raises(type(error)):
+            made.save(1, state(1))
+    assert made._queue.next_idx == 1
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    made.close()
+    plan = barrier.siblings["save/plan"]
+    begun = [word == CHANGED for word in plan.said].count(True)
+    refused = [why is not None for why in plan.votes].count(True)
+    assert (begun, refused) == (1, 1 if where == "_check_new" else 0), "the second has the plan of the first"
+
+
+def test_who_cannot_reach_the_coordinator_has_taken_nothing(
+    tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    sibling = barrier.sibling
+
+    def fail(prefix: str) -> FakeBarrier:
+        if prefix == "save/plan":
+            raise ConnectError("nobody answers")
+        return sibling(prefix)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(barrier, "sibling", fail)
+        with pytest.raises(ConnectError) as caught:
+            Checkpointer(tmp_path, barrier=barrier)  # type: ignore[arg-type]
+    assert caught.tb is not None, "who handles it holds what it has passed"
+    Checkpointer(tmp_path, barrier=barrier).close()  # type: ignore[arg-type]
+
+
 def test_the_child_asks_for_no_gpu(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
     """There torch's writer, left to itself, would ask for the current stream."""
     with monkeypatch.context() as patched:
@@ -325,6 +379,115 @@ def test_steps_are_whole_numbers(made: Checkpointer):
     made.save(torch.tensor(1), state(1))  # type: ignore[arg-type]
     assert made.finalize(blocking=True) == [1]
     assert loaded(made) == (1, 1)
+
+
+# ---------------------------------------------------------------------- several ranks
+
+
+class Job:
+    """Two ranks of one process.
+
+    Args:
+        folder: that they share.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.table = RoundTable(2)
+        self.ranks: list[Checkpointer] = []
+
+    def rank(self, number: int) -> Checkpointer:
+        made = Checkpointer(self.folder, barrier=self.table.seat(number), timeout=30)  # type: ignore[arg-type]
+        self.ranks.append(made)
+        return made
+
+    def heard(self) -> list[list[int] | str]:
+        """What each rank hears of its next save: steps, or why there are none."""
+        heard: list[list[int] | str] = []
+        for rank in self.ranks:
+            try:
+                heard.append(rank.finalize(blocking=True))
+            except AsyncSaveError as error:
+                heard.append(str(error))
+        return heard
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(Checkpointer, "_check_group", lambda _: None)
+    with no_child_left():
+        made = Job(tmp_path)
+        yield made
+        for rank in made.ranks:
+            rank.close()
+
+
+def test_rank_0_may_begin_last(job: Job):
+    """It sweeps when it begins."""
+    one = job.rank(1)
+    saved = in_thread(lambda: one.save(1, state(1)))
+    until(lambda: job.table.has_arrived(1, "save/plan", 0))
+    job.rank(0).save(1, state(1))
+    saved.result()
+    assert job.heard() == [[1], [1]]
+
+
+def test_what_rank_0_could_not_begin_leaves_nothing(job: Job, monkeypatch: pytest.MonkeyPatch):
+    """The others, whose state is as before, have written their part."""
+    zero, one = job.rank(0), job.rank(1)
+    saved = in_thread(lambda: one.save(1, state(1)))
+    zero.save(1, state(1))
+    saved.result()
+    assert job.heard() == [[1], [1]]
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("there is no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zero, "_stage", fail)
+        for step in (2, 3):
+            one.save(step, state(step))
+            until(lambda: one._queue._state.undecided[0].write._request is None)  # type: ignore[union-attr]
+            with pytest.raises(MemoryError):
+                zero.save(step, state(step))
+            assert all("rank 0 failed: MemoryError" in heard for heard in job.heard())
+    zero.close()
+    assert [path.name for path in job.folder.iterdir()] == ["step-0000000001"]
+
+
+def test_a_save_that_has_failed_before_it_is_planned_here_is_no_error_of_this_rank(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
+    """Rank 0 has swept it, since a third one has failed."""
+    zero, one = job.rank(0), job.rank(1)
+    plan = one._planning._table._barrier
+    vote = plan.vote
+
+    def late(*arguments: Any) -> Decision:
+        decision = vote(*arguments)
+        if plan.sequence == 3:
+            next(job.folder.glob(".step-*/.ranks/share-1")).unlink()
+        return decision
+
+    monkeypatch.setattr(plan, "vote", late)
+    saved = in_thread(lambda: zero.save(1, state(1)))
+    one.save(1, state(1))
+    saved.result()
+    for heard in job.heard():
+        assert "rank 1 failed: it was not planned: step 1 has failed on another rank" in heard
+
+
+def test_who_makes_other_saves_is_named(job: Job):
+    zero, one = job.rank(0), job.rank(1)
+    saved = in_thread(lambda: one.save(1, state(1)))
+    zero.save(1, state(1))
+    saved.result()
+    assert job.heard() == [[1], [1]]
+    zero.save(2, state(2))
+    one.save(3, state(3))
+    for heard in job.heard():
+        assert "written-1, which another rank has written, is not there: all ranks must save the same" in heard
+    assert [path.name for path in job.folder.glob("step-*")] == ["step-0000000001"]
 
 
 def test_ranks_that_torch_does_not_know_of_are_refused(tmp_path: Path):

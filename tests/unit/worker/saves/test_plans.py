@@ -1,23 +1,23 @@
 """Which rank writes what, when some or all of them have something else than before."""
 
-from typing import Any
+import gc
+import pickle
 
 import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan
 
-from muster.worker.saves.plans import Plans
+from muster.worker.saves.plans import Plans, packed, unpacked
 
 
-def plan_of(*names: str, size: int = 4) -> SavePlan:
+def plan_of(*names: str, size: int = 4) -> bytes:
     planner = DefaultSavePlanner()
     planner.set_up_planner({name: torch.zeros(size) for name in names})
-    return planner.create_local_plan()
+    return packed(planner.create_local_plan())
 
 
-def names(plan: SavePlan) -> set[str]:
-    return {item.index.fqn for item in plan.items}
+def names(plan: bytes) -> set[str]:
+    return {item.index.fqn for item in unpacked(plan).items}
 
 
 def shares(plans: Plans) -> list[set[str]]:
@@ -29,8 +29,7 @@ def test_at_first_what_all_have_is_divided():
     assert sorted(name for share in shares(plans) for name in share) == ["a", "b", "own-0", "own-1"]
     assert plans.metadata is not None
     assert set(plans.metadata.state_dict_metadata) == {"a", "b", "own-0", "own-1"}
-    prefixes: list[Any] = [plans.shares[rank].storage_data for rank in range(2)]
-    assert [one.prefix for one in prefixes] == ["__0_", "__1_"]
+    assert [unpacked(plans.shares[rank]).storage_data.prefix for rank in range(2)] == ["__0_", "__1_"]
 
 
 def test_who_has_not_changed_keeps_its_share_and_the_others_divide_the_rest():
@@ -55,3 +54,16 @@ def test_what_would_be_written_by_nobody_is_no_plan():
 def test_a_rank_that_rank_0_has_made_no_plan_for():
     with pytest.raises(ValueError, match=r"rank 1 writes by a plan that rank 0 has not made: .* begun anew"):
         Plans().changed({0: plan_of("a")}, 2)
+
+
+def test_plans_at_rest_are_small_and_no_work_for_the_garbage_collector():
+    """Rank 0 keeps those of all ranks, for the life of the job, in a process that trains."""
+    few = plan_of("a")
+    many = plan_of(*(f"layers.{number}.weight" for number in range(1_000)))
+    assert len(many) < len(pickle.dumps(unpacked(many))) / 10
+    sizes = []
+    for proposed in (few, many):
+        plans = Plans().changed({0: proposed}, 1)
+        assert not any(gc.is_tracked(plan) for plan in (*plans.proposed.values(), *plans.shares.values()))
+        sizes.append(len(proposed))
+    assert sizes[1] < 100 * sizes[0]

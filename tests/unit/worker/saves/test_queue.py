@@ -29,13 +29,6 @@ from tests.support.judge import FakeBarrier, no_child_left, no_file_left
 from tests.support.patience import PATIENCE, until
 
 
-@pytest.fixture(autouse=True)
-def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No group is taken, numbered or in doubt from another test."""
-    for name, empty in (("_taken", set()), ("_numbered", set()), ("_in_doubt", {})):
-        monkeypatch.setattr(groups, name, empty)
-
-
 @pytest.fixture
 def barrier() -> FakeBarrier:
     return FakeBarrier(world_size=2)
@@ -374,6 +367,21 @@ def test_cleaning_up_comes_after_the_decision_and_cannot_change_it(barrier: Fake
         queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
         until(lambda: bool(told))
     assert told == [True]
+
+
+def test_what_could_not_be_begun_is_cleaned_up_after_as_well(barrier: FakeBarrier):
+    """Other ranks may have written."""
+    cleaned: list[str] = []
+    queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        queue.schedule_async_request(
+            AsyncRequest(nothing, (1, 2), [], preload_fn=lambda: 1 / 0),
+            on_decided=lambda: cleaned.append("not started"),
+        )
+    queue.schedule_failure("no memory", on_decided=lambda: cleaned.append("given up"))
+    with pytest.raises(AsyncSaveError):
+        queue.close()
+    assert cleaned == ["not started", "given up"]
 
 
 def test_two_queues_do_not_take_each_others_decisions(barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):

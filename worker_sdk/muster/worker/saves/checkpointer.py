@@ -29,7 +29,7 @@ from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
 from muster.worker.saves.place import Draft
 from muster.worker.saves.places import place_at
-from muster.worker.saves.planning import Meeting, Planning
+from muster.worker.saves.planning import Planning, SweptError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
@@ -81,9 +81,9 @@ class Checkpointer:
         self._place = place_at(folder, storage_options, self._barrier.run_id)
         if self._leads:
             self._place.take_over(keep_last)
+        self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
-        self._planning = Planning(self._barrier, timeout)
         self._first = self._barrier.sequence
         """The barrier of its first save: a job that is started again has names of its own."""
         self._steps: dict[int, int] = {}
@@ -119,58 +119,57 @@ class Checkpointer:
         step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.
         if step < 0:
             raise ValueError(f"step = {step}: it must not be negative.")
-        refusal = self._refusal(step)
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         number = self._queue.next_idx
         life = Life(self._barrier.generation, self._first + number)
         draft = self._place.draft(step, life)
-        self._steps[number] = step
         planner = DefaultSavePlanner()
         name = f"step {step}"
         held: Held | None = None
-        meeting: Meeting | None = None
-        try:
-            if refusal is not None:
-                raise refusal
-            held = self._stage(state_dict)
-            draft.begin()
-            planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
-            meeting = self._planning.begin(name, draft, planner.create_local_plan())
-            final = planner.finish_plan(meeting.share())
-        except BarrierError as error:
-            self._give_up(name, held, f"it was not planned: {error}")
-            return
-        except BaseException as error:
-            why = failure_text(error)
-            if meeting is None:
-                self._planning.refuse(name, draft, why)
-            self._give_up(name, held, why)
-            raise
-        release = held.release if held is not None else None
-
-        def write() -> None:
-            # Nobody reads these checksums (torch neither), and they take as long as all the rest.
-            torch.serialization.set_crc32_options(False)
-            draft.enter(self._barrier.rank)
-            results = draft.writer().write_data(final, planner).wait()
-            draft.leave(_written(self._barrier.rank), pickle.dumps(results))
-
-        def commit(decision: Decision) -> None:
-            if self._leads:
-                self._commit(step, draft, meeting.metadata(), decision)
 
         def clean() -> None:
             if self._leads:
                 self._place.sweep(self._keep_last, life)
 
-        self._queue.schedule_async_request(
-            AsyncRequest(write, (), []),
-            on_written=release,
-            commit=commit,
-            on_decided=clean,
-            name=name,
-            prepared=time.monotonic() - began,
-        )
+        try:
+            self._check_new(step)
+            self._steps[number] = step
+            held = self._stage(state_dict)
+            draft.begin()
+            planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
+            meeting = self._planning.begin(name, draft, planner.create_local_plan())
+            final = planner.finish_plan(meeting.share())
+
+            def write() -> None:
+                # Nobody reads these checksums (torch neither), and they take as long as all the rest.
+                torch.serialization.set_crc32_options(False)
+                draft.enter(self._barrier.rank)
+                results = draft.writer().write_data(final, planner).wait()
+                draft.leave(_written(self._barrier.rank), pickle.dumps(results))
+
+            def commit(decision: Decision) -> None:
+                if self._leads:
+                    self._commit(step, draft, meeting.metadata(), decision)
+
+            self._queue.schedule_async_request(
+                AsyncRequest(write, (), []),
+                on_written=held.release if held is not None else None,
+                commit=commit,
+                on_decided=clean,
+                name=name,
+                prepared=time.monotonic() - began,
+            )
+        except BaseException as error:
+            elsewhere = isinstance(error, BarrierError | SweptError)
+            why = f"it was not planned: {error}" if elsewhere else failure_text(error)
+            # The other ranks count this save, in their plans and in their queues.
+            self._planning.refuse(name, draft, why)
+            if self._queue.next_idx == number:
+                if held is not None:
+                    held.release()
+                self._queue.schedule_failure(why, name=name, on_decided=clean)
+            if not elsewhere:
+                raise
 
     def _check_group(self) -> None:
         """The plan is made by torch's process group, and the decision by the barrier's ranks."""
@@ -191,20 +190,13 @@ class Checkpointer:
         check_memory(size_of(tensors))
         return None
 
-    def _refusal(self, step: int) -> ValueError | None:
-        """Why a step cannot be saved now. Another rank may see it otherwise, and so the save counts."""
+    def _check_new(self, step: int) -> None:
+        """Refuse a step that cannot be saved now. Another rank may see it otherwise, so the save counts."""
         if step in self._steps.values():
-            return ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
+            raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
         path = self._place.committed(step)
         if path is not None:
-            return ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
-        return None
-
-    def _give_up(self, name: str, held: Held | None, why: str) -> None:
-        """Count a save that is not begun: the other ranks count it too."""
-        if held is not None:
-            held.release()
-        self._queue.schedule_failure(why, name=name)
+            raise ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
 
     def _commit(self, step: int, draft: Draft, metadata: Metadata, decision: Decision) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
@@ -255,6 +247,7 @@ class Checkpointer:
         Raises:
             AsyncSaveError: a save was not committed, on any rank.
         """
+        self._planning.end()
         try:
             self._queue.close()
         finally:

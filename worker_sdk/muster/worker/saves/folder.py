@@ -85,8 +85,8 @@ class FolderDraft:
         return self._checkpoint
 
     def begin(self) -> None:
-        """Make its folder, and that of the notes in it."""
-        (self._unfinished / NOTES).mkdir(parents=True, exist_ok=True)
+        """Make its folder."""
+        self._unfinished.mkdir(parents=True, exist_ok=True)
 
     def enter(self, rank: int) -> None:
         """Nothing: who has removed the folder has removed what is to be renamed."""
@@ -99,7 +99,9 @@ class FolderDraft:
 
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something."""
-        (self._unfinished / NOTES / note).write_bytes(data)
+        path = self._unfinished / NOTES / note
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
         sync(self._unfinished)  # Torch has put what is in its files on the disk, and not their names.
 
     def take(self, notes: Sequence[str]) -> list[bytes]:
@@ -111,7 +113,8 @@ class FolderDraft:
             return path.read_bytes()
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{path}, which another rank has written, is not there: all ranks must share the folder."
+                f"{path}, which another rank has written, is not there: all ranks must save the same steps "
+                "in the same order, in one folder that they share."
             ) from error
 
     def commit(self, made: Committed, files: Mapping[str, int]) -> None:

@@ -1,20 +1,20 @@
 """When the ranks plan a save together: only if what one of them has to save is not what it had before.
 
 At each save every rank says at a barrier whether it has the same to save as before. One that has begins to
-write at once, and a thread says so. One that has not leaves its plan in the save's folder, waits until all
-have said theirs, and then for rank 0's word that everyone's share is in the folder. No collective is held:
-who is lost or does not come is named by the coordinator, and holds up nobody whose plan is the same.
+write at once, and a thread says so. One that has not waits until all have said theirs, leaves its plan in the
+save's folder, and waits for rank 0's word that everyone's share is there, too. No collective is held: who is
+lost or does not come is named by the coordinator, and holds up nobody whose plan is the same.
+
+Nothing is left in the folder before all have begun the save: until then rank 0 may be sweeping it, as one of
+another life.
 """
 
 import logging
 import os
-import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
@@ -24,8 +24,9 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.pending import EarlyWarning
 from muster.worker.saves.failure import failure_text
+from muster.worker.saves.groups import Group
 from muster.worker.saves.place import Draft
-from muster.worker.saves.plans import Plans
+from muster.worker.saves.plans import Plans, packed, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ CHANGED = b"changed"
 """What a rank hands in whose plan is another one. The usual word is empty: each rank is sent those of all."""
 EARLY_WARNING = 10.0
 """Seconds after which a rank that has to wait for the others logs for whom."""
+
+
+class SweptError(MusterError):
+    """A save has failed already: its folder is gone before this rank has read what it was to write."""
 
 
 class Meeting:
@@ -58,7 +63,12 @@ class Meeting:
         self._over = False
         self._planned: SavePlan | None = None
         self._metadata: Metadata | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def unplanned(self) -> SavePlan | None:
+        """What this rank has, if it is something else than before."""
+        return self.proposed if self.known is None else None
 
     def share(self) -> SavePlan:
         """What this rank writes: known at once, if nothing has changed for it.
@@ -66,17 +76,15 @@ class Meeting:
         Raises:
             BarrierError: not all ranks can begin the save, or rank 0 cannot plan it; the message names who.
             OutcomeUnknownError: the coordinator cannot be reached.
-            MusterError: it refused this process.
+            SweptError: the save has failed on another rank meanwhile, which hears of that with all others.
+            MusterError: the coordinator refused this process.
             OSError: rank 0's plan cannot be read.
         """
         if self.known is not None:
             return self.known
-        with self._ended:
-            self._ended.wait_for(lambda: self._over or self._error is not None)
-            if self._error is not None:
-                raise self._error
-            assert self._planned is not None
-            return self._planned
+        self._wait()
+        assert self._planned is not None
+        return self._planned
 
     def metadata(self) -> Metadata:
         """On rank 0, when all have written: of what they have.
@@ -84,12 +92,19 @@ class Meeting:
         Raises:
             MusterError: as :meth:`share`.
         """
+        self._wait()
+        assert self._metadata is not None
+        return self._metadata
+
+    def _wait(self) -> None:
         with self._ended:
-            self._ended.wait_for(lambda: self._over)
-            if self._error is not None:
-                raise self._error
-            assert self._metadata is not None
-            return self._metadata
+            self._ended.wait_for(lambda: self._over or self._error is not None)
+            error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # It holds the frames that it passes. If one held it, the state would live on.
 
     def end(self, planned: SavePlan | None, metadata: Metadata | None) -> None:
         """All ranks have begun it."""
@@ -97,7 +112,7 @@ class Meeting:
             self._over, self._planned, self._metadata, self._error = True, planned, metadata, None
             self._ended.notify_all()
 
-    def fail(self, error: Exception, *, over: bool = True) -> None:
+    def fail(self, error: BaseException, *, over: bool = True) -> None:
         """They have not; or, as long as it is not over, that is not known."""
         with self._ended:
             self._over, self._error = over, error
@@ -110,45 +125,53 @@ class Planning:
     Args:
         barrier: that decides the saves; a sibling of it is arrived at here.
         timeout: seconds that a rank is waited for.
+
+    Raises:
+        ConnectError: the coordinator could not be reached.
+        RefusedError: it refused.
     """
 
     def __init__(self, barrier: GrpcBarrier, timeout: float) -> None:
         self._owner = os.getpid()
-        self._table = _Table(barrier.sibling(f"{barrier.prefix}/plan"), timeout)
+        self._table = _Table(barrier, timeout)
+        # One for all saves: a fork beside one that begins may leave its child a lock.
+        self._thread = threading.Thread(target=self._table.serve, name="muster-planning", daemon=True)
+        self._thread.start()
 
     def __del__(self) -> None:
         """Nobody holds it any more. Nothing here may wait."""
         if hasattr(self, "_table") and os.getpid() == self._owner and not sys.is_finalizing():
-            self._table.close()
+            self._table.end()
 
     def begin(self, name: str, draft: Draft, proposed: SavePlan) -> Meeting:
-        """Begin a save: this rank has something to write. Every save is begun or refused, once.
+        """Begin a save: this rank has something to write. Every save is begun or refused.
 
         Args:
             name: of the save, for people.
-            draft: of the save; it has begun.
+            draft: of the save, and of no other.
             proposed: what this rank has.
-
-        Raises:
-            RuntimeError: the system has no room for another thread.
         """
-        return self._table.add(name, draft, proposed, None)
+        return self._table.add(name, draft, proposed)
 
     def refuse(self, name: str, draft: Draft, failure: str) -> None:
-        """Take no part in a save: all ranks that wait hear why.
+        """Take no part in a save, unless it is begun: all ranks that wait hear why.
 
         Args:
             name: of the save, for people.
             draft: of the save.
             failure: why.
         """
-        self._table.add(name, draft, None, failure)
+        if self._table.last is not draft:
+            self._table.add(name, draft, None, failure)
+
+    def end(self) -> None:
+        """No save follows. A coordinator that is away for as long as a save may take is given up."""
+        self._table.end()
 
     def close(self) -> None:
         """Wait until all meetings are over."""
-        thread = self._table.close()
-        if thread is not None:
-            thread.join()
+        self.end()
+        self._thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,104 +186,125 @@ class _Table:
     """Where the meetings are held, by a thread that keeps no :class:`Planning` alive."""
 
     def __init__(self, barrier: GrpcBarrier, timeout: float) -> None:
-        self._barrier = barrier
+        self._barrier = barrier.sibling(f"{barrier.prefix}/plan")
+        self._group = Group.of(barrier)
         self._timeout = timeout
+        self.last: Draft | None = None
+        """The draft of the save that was begun or refused last."""
         self._changed = threading.Condition()
         """Guards what follows."""
         self._waiting: deque[Meeting] = deque()
-        self._closing = False
-        self._thread: threading.Thread | None = None
+        self._ending = False
         self._own: _Own | None = None
         """None: this rank has to be planned for."""
         self._all = Plans()
         """On rank 0, and used by the thread alone."""
 
-    def add(self, name: str, draft: Draft, proposed: SavePlan | None, failure: str | None) -> Meeting:
+    def add(self, name: str, draft: Draft, proposed: SavePlan | None, failure: str | None = None) -> Meeting:
         with self._changed:
             own = self._own
             share = own.share if own is not None and proposed == own.proposed else None
             meeting = Meeting(name, draft, proposed, share, failure)
-            if share is None and proposed is not None:
+            if meeting.unplanned is not None:
                 # Until its plan is made, whatever this rank has is something else.
                 self._own = None
-            if self._thread is None:
-                # One for all saves: a fork beside one that begins may leave its child a lock.
-                thread = threading.Thread(target=self._serve, name="muster-planning", daemon=True)
-                thread.start()
-                self._thread = thread
+            # No call between these: who interrupts comes after one, and is to find both or neither.
+            self.last = draft
             self._waiting.append(meeting)
             self._changed.notify_all()
         return meeting
 
-    def close(self) -> threading.Thread | None:
+    def end(self) -> None:
         with self._changed:
-            self._closing = True
+            self._ending = True
             self._changed.notify_all()
-            return self._thread
 
     # ------------------------------------------------------------------ the thread
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
+                self._changed.wait_for(lambda: self._waiting or self._ending)
                 if not self._waiting:
                     return
                 meeting = self._waiting.popleft()
             try:
                 self._hold(meeting)
-            except Exception as error:
+            except OutcomeUnknownError as error:
+                # Nor can a later one be held: the group's next barrier is still this one's.
+                self._group.doubt(meeting.name)
+                for given_up in (meeting, *self._waiting):
+                    given_up.fail(error)
+                return
+            except BaseException as error:  # Whatever it is, the saves that follow need this thread.
                 if not isinstance(error, MusterError):
                     logger.exception("%s cannot be planned", meeting.name)
                 meeting.fail(error)
             del meeting
 
     def _hold(self, meeting: Meeting) -> None:
-        failure = meeting.failure
-        changes = meeting.known is None and failure is None
-        if changes:
-            try:
-                meeting.draft.enter(self._barrier.rank)
-                meeting.draft.leave(_proposed(self._barrier.rank), pickle.dumps(meeting.proposed))
-            except Exception as error:
-                failure = failure_text(error)
-        decision = self._vote(meeting, failure, CHANGED if changes else b"")
+        decision = self._vote(meeting, meeting.failure, CHANGED if meeting.unplanned is not None else b"")
         changed = sorted(rank for rank, word in decision.payloads.items() if word == CHANGED)
         planned = self._plan(meeting, changed) if changed else None
         meeting.end(planned, self._all.metadata)
 
     def _plan(self, meeting: Meeting, changed: list[int]) -> SavePlan | None:
         """Let rank 0 plan. Returns this rank's share, if it was among those who have changed."""
-        rank, plans, failure = self._barrier.rank, self._all, None
         whole = len(changed) == self._barrier.world_size
         if not whole:
             # The shares are uneven, or cannot be made: let each rank be planned for at its next save.
-            with self._changed:
-                self._own = None
-        if rank == 0:
-            try:
-                proposed = _take(meeting.draft, map(_proposed, changed))
-                plans = plans.changed(dict(zip(changed, proposed, strict=True)), self._barrier.world_size)
-                for one in changed:
-                    meeting.draft.leave(_share(one), pickle.dumps(plans.shares[one]))
-            except Exception as error:
-                failure = failure_text(error)
+            self._set_own(None)
+        self._vote(meeting, self._leave(meeting))
+        plans, failure = self._divide(meeting, changed) if self._barrier.rank == 0 else (self._all, None)
         self._vote(meeting, failure)
         self._all = plans
-        if rank not in changed:
+        if meeting.unplanned is None:
             return None
-        share: SavePlan = _take(meeting.draft, [_share(rank)])[0]
-        assert meeting.proposed is not None
+        try:
+            share = unpacked(meeting.draft.take([_share(self._barrier.rank)])[0])
+        except FileNotFoundError as error:
+            raise SweptError(
+                f"{meeting.name} has failed on another rank before it was planned here"
+            ) from error
         if whole:
-            with self._changed:
-                self._own = _Own(meeting.proposed, share)
+            self._set_own(_Own(meeting.unplanned, share))
         return share
+
+    def _leave(self, meeting: Meeting) -> str | None:
+        """Leave for rank 0 what this rank has, if that is something else. Returns why it cannot."""
+        if meeting.unplanned is None:
+            return None
+        try:
+            meeting.draft.enter(self._barrier.rank)
+            meeting.draft.leave(_proposed(self._barrier.rank), packed(meeting.unplanned))
+        except BaseException as error:
+            return failure_text(error)
+        return None
+
+    def _divide(self, meeting: Meeting, changed: list[int]) -> tuple[Plans, str | None]:
+        """On rank 0: plan, and leave for those who have changed their shares. Returns why it cannot, too."""
+        try:
+            proposed = meeting.draft.take([_proposed(rank) for rank in changed])
+            plans = self._all.changed(dict(zip(changed, proposed, strict=True)), self._barrier.world_size)
+            meeting.draft.enter(self._barrier.rank)
+            for rank in changed:
+                meeting.draft.leave(_share(rank), plans.shares[rank])
+        except BaseException as error:  # Torch has one that is no Exception.
+            return self._all, failure_text(error)
+        return plans, None
+
+    def _set_own(self, own: _Own | None) -> None:
+        with self._changed:
+            # A save that has begun since may be planned before this rank has heard of it.
+            if all(meeting.unplanned is None for meeting in self._waiting):
+                self._own = own
 
     def _vote(self, meeting: Meeting, failure: str | None, word: bytes = b"") -> Decision:
         """Arrive, for as long as it takes until all have.
 
         Raises:
-            MusterError: not all have come, one has failed, or that will not be known.
+            OutcomeUnknownError: the coordinator is given up.
+            MusterError: not all have come, or one has failed.
         """
         early = None
         if word:
@@ -270,7 +314,7 @@ class _Table:
             try:
                 decision = self._barrier.vote(failure, self._timeout, word, early)
             except OutcomeUnknownError as error:
-                if self._closing:
+                if self._ending:
                     raise
                 meeting.fail(error, over=False)
             else:
@@ -285,7 +329,3 @@ def _proposed(rank: int) -> str:
 
 def _share(rank: int) -> str:
     return f"share-{rank}"
-
-
-def _take(draft: Draft, notes: Iterable[str]) -> list[Any]:
-    return [pickle.loads(note) for note in draft.take(list(notes))]

@@ -1,6 +1,8 @@
 """Which rank writes what of a state that all of them have parts of; planning itself is torch's."""
 
-from collections.abc import Set
+import pickle
+import zlib
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,18 +12,33 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
 
+def packed(plan: SavePlan) -> bytes:
+    """A plan at rest.
+
+    It says the same words again and again, and is some thousand objects: those of all ranks would take more
+    than the metadata, and every collection of garbage would look at them.
+    """
+    return zlib.compress(pickle.dumps(plan), level=1)
+
+
+def unpacked(plan: bytes) -> SavePlan:
+    """A plan to read."""
+    known: SavePlan = pickle.loads(zlib.decompress(plan))
+    return known
+
+
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The plans of all ranks, which rank 0 knows."""
+    """The plans of all ranks, which rank 0 knows; packed."""
 
-    proposed: dict[int, SavePlan] = field(default_factory=dict)
+    proposed: Mapping[int, bytes] = field(default_factory=dict)
     """By rank: all that it has."""
-    shares: dict[int, SavePlan] = field(default_factory=dict)
+    shares: Mapping[int, bytes] = field(default_factory=dict)
     """By rank: what it writes of that."""
     metadata: Metadata | None = None
     """Of what all write."""
 
-    def changed(self, proposed: dict[int, SavePlan], world_size: int) -> "Plans":
+    def changed(self, proposed: Mapping[int, bytes], world_size: int) -> "Plans":
         """The plans when some ranks have something else to save.
 
         The others are writing their shares already, and these stay as they are. What they do not cover is
@@ -34,19 +51,19 @@ class Plans:
         Raises:
             ValueError: something would be written by nobody, or the whole is none that torch can save.
         """
-        kept = {rank: self._share(rank) for rank in range(world_size) if rank not in proposed}
-        covered = {item.index for share in kept.values() for item in share.items}
+        kept = {rank: unpacked(self._share(rank)) for rank in range(world_size) if rank not in proposed}
+        covered = _indices(kept.values())
         divided = [
-            _without(covered, proposed[rank]) if rank in proposed else kept[rank]
+            kept[rank] if rank in kept else _without(covered, unpacked(proposed[rank]))
             for rank in range(world_size)
         ]
+        self._check_whole(kept, _indices(divided))
         planned, metadata = DefaultSavePlanner().create_global_plan(divided)
         shares = FileSystemWriter(Path()).prepare_global_plan(planned)  # Names each one's files.
-        changed = Plans(self.proposed | proposed, dict(enumerate(shares)), metadata)
-        changed._check_whole()
-        return changed
+        made = {rank: packed(share) for rank, share in enumerate(shares) if rank in proposed}
+        return Plans({**self.proposed, **proposed}, {**self.shares, **made}, metadata)
 
-    def _share(self, rank: int) -> SavePlan:
+    def _share(self, rank: int) -> bytes:
         try:
             return self.shares[rank]
         except KeyError:
@@ -55,16 +72,20 @@ class Plans:
                 "Restart the job on all ranks."
             ) from None
 
-    def _check_whole(self) -> None:
-        written = {item.index for share in self.shares.values() for item in share.items}
-        for rank, plan in sorted(self.proposed.items()):
-            for item in plan.items:
+    def _check_whole(self, kept: Iterable[int], written: Set[MetadataIndex]) -> None:
+        """Who has not changed still has what others were to write."""
+        for rank in kept:
+            for item in unpacked(self.proposed[rank]).items:
                 if item.index not in written:
                     raise ValueError(
                         f"rank {rank} has {item.index.fqn} in its state, and the rank that was to write it "
                         "for all has it no more. Change the state of all ranks before the same save. The "
                         "next save is planned anew."
                     )
+
+
+def _indices(plans: Iterable[SavePlan]) -> set[MetadataIndex]:
+    return {item.index for plan in plans for item in plan.items}
 
 
 def _without(covered: Set[MetadataIndex], plan: SavePlan) -> SavePlan:

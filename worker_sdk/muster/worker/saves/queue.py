@@ -195,16 +195,19 @@ class AsyncCallsQueue:
             write = self._caller.start(request) if request.async_fn is not None else None
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it, and stay in step.
-            self._add(request, name, None, failure_text(error), on_written)
+            self._add(request, name, None, failure_text(error), on_written, on_decided=on_decided)
             raise
         return self._add(request, name, write, None, on_written, commit, on_decided, prepared)
 
-    def schedule_failure(self, reason: str, name: str = "") -> int:
+    def schedule_failure(
+        self, reason: str, name: str = "", on_decided: Callable[[], None] | None = None
+    ) -> int:
         """Take the place of a save that this rank cannot even begin: it fails, for all ranks.
 
         Args:
             reason: why; every rank reads it.
             name: as :meth:`schedule_async_request`.
+            on_decided: as :meth:`schedule_async_request`.
 
         Returns:
             The save's number.
@@ -214,7 +217,7 @@ class AsyncCallsQueue:
         """
         self.check_open()
         request = AsyncRequest(None, (), [], is_frozen=True, call_idx=self.next_idx)
-        return self._add(request, name, None, reason)
+        return self._add(request, name, None, reason, on_decided=on_decided)
 
     def check_open(self) -> None:
         """Refuse what a closed queue cannot do; one that was aborted goes on.

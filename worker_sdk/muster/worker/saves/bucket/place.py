@@ -137,7 +137,7 @@ class BucketDraft:
         if missing:
             raise FileNotFoundError(
                 f"{self.checkpoint}/{NOTES}/{missing[0]}, which another rank has written, is not there: all "
-                "ranks must share the bucket."
+                "ranks must save the same steps in the same order, in one bucket."
             )
         return [found[self._note(note)] for note in notes]
 

@@ -1,0 +1,17 @@
+"""What all tests of saves begin with."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from muster.worker.saves import groups
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own() -> Iterator[None]:
+    """No group is taken, numbered or in doubt from another test."""
+    # Not the tests' own: what they patch is to be undone before what they have asked for.
+    with pytest.MonkeyPatch.context() as patched:
+        for name, empty in (("_taken", set()), ("_numbered", set()), ("_in_doubt", {})):
+            patched.setattr(groups, name, empty)
+        yield

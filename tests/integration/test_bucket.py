@@ -145,6 +145,29 @@ def test_credentials_that_expire_fail_the_save_and_nothing_else(
     made.close()
 
 
+def test_credentials_in_a_file_may_be_replaced(
+    server: BucketServer, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "credentials"
+    for name, value in server.environ().items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    barrier: Any = FakeBarrier()
+    keys = [f"{job.rpartition('/')[2]}-{number}" for number in range(4)]
+    file.write_text(f"[default]\naws_access_key_id = {keys[0]}\naws_secret_access_key = anything\n")
+    made = Checkpointer(job, barrier=barrier, keep_last=1)
+    for step, key in enumerate(keys[1:]):
+        made.save(step, {"step": step})
+        assert made.finalize(blocking=True) == [step]
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = anything\n")
+        server.expire(keys[step])
+    into = {"step": 0}
+    assert made.load(into).step == into["step"] == 2
+    made.close()
+
+
 def test_what_a_folder_has_committed_is_no_bucket_of_ours(server: BucketServer, job: str):
     server.filesystem().pipe_file(f"{job}/step-0000000007/committed.json", b"{}")
     with pytest.raises(UncommittedError, match=r"step-0000000007/, which was committed by rename"):

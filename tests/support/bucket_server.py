@@ -27,7 +27,7 @@ FAULTS = ("503", "cut before", "cut after", "slow")
 SLOW = 0.3
 """Seconds."""
 EXPIRED = "EXPIRED"
-"""Of the access keys that begin so the server says that they have expired."""
+"""Of the access keys that begin so the server says from the start that they have expired."""
 READER = "READER"
 """Who has one of these may not write."""
 
@@ -43,7 +43,8 @@ class BucketServer:
         self.endpoint = f"http://127.0.0.1:{free_port()}"
         self._faults = folder / "faults.json"
         self._log = folder / "bucket-server.log"
-        self.spoil(0.0)
+        self._plan: dict[str, Any] = {"odds": 0.0, "what": FAULTS, "expired": [EXPIRED]}
+        self._tell()
 
     def __enter__(self) -> "BucketServer":
         port = self.endpoint.rpartition(":")[2]
@@ -70,8 +71,17 @@ class BucketServer:
 
     def spoil(self, odds: float, *what: str) -> None:
         """From now on so many of the requests meet one of these faults, drawn from the order they come in."""
+        self._plan |= {"odds": odds, "what": what or FAULTS}
+        self._tell()
+
+    def expire(self, access_key: str) -> None:
+        """From now on who comes with it, or one that begins so, is refused."""
+        self._plan["expired"].append(access_key)
+        self._tell()
+
+    def _tell(self) -> None:
         written = self._faults.with_suffix(".new")
-        written.write_text(json.dumps({"odds": odds, "what": what or FAULTS}))
+        written.write_text(json.dumps(self._plan))
         written.rename(self._faults)
 
     def environ(self, access_key: str = "anyone") -> dict[str, str]:
@@ -111,11 +121,12 @@ class Faulty:
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         said = environ.get("HTTP_AUTHORIZATION", "")
-        if f"Credential={EXPIRED}" in said:
+        plan = json.loads(self._faults.read_text())
+        if any(f"Credential={key}" in said for key in plan["expired"]):
             return refused(start, "400 Bad Request", "ExpiredToken", "The provided token has expired.")
         if f"Credential={READER}" in said and environ["REQUEST_METHOD"] != "GET":
             return refused(start, "403 Forbidden", "AccessDenied", "Access Denied")
-        fault = self._draw()
+        fault = self._draw(**plan)
         if fault == "503":
             return refused(start, "503 Slow Down", "SlowDown", "Please reduce your request rate.")
         if fault == "slow":
@@ -126,10 +137,9 @@ class Faulty:
         answer = list(self._serve(environ, start))
         return cut(environ) if fault == "cut after" else answer
 
-    def _draw(self) -> str:
-        plan = json.loads(self._faults.read_text())
+    def _draw(self, odds: float, what: list[str], **_: Any) -> str:
         with self._turn:
-            return self._chance.choice(plan["what"]) if self._chance.random() < plan["odds"] else ""
+            return self._chance.choice(what) if self._chance.random() < odds else ""
 
 
 def cut(environ: dict[str, Any]) -> NoReturn:

@@ -486,7 +486,9 @@ def test_who_makes_other_saves_is_named(job: Job):
     zero.save(2, state(2))
     one.save(3, state(3))
     for heard in job.heard():
-        assert "written-1, which another rank has written, is not there: all ranks must save the same" in heard
+        assert (
+            "written-1, which another rank has written, is not there: all ranks must save the same" in heard
+        )
     assert [path.name for path in job.folder.glob("step-*")] == ["step-0000000001"]
 
 

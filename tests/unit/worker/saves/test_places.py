@@ -36,6 +36,7 @@ def test_a_bucket():
         ("s3://bucket/st*r", None, ValueError, "which stand for others"),
         ("s3://bucket//job", None, ValueError, "no empty part"),
         ("gs://bucket/job", None, ImportError, "a package for gs:// that is not installed: .* gcsfs"),
+        ("memory://job", {"overwrite": False}, ValueError, "storage_options has overwrite, which torch's"),
         ("bucket/job", {"profile": "training"}, ValueError, "bucket/job is a folder, .* Name a scheme"),
     ],
     ids=str,

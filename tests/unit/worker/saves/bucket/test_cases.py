@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from muster.worker.saves.bucket.fsspec_objects import FsspecObjects
-from muster.worker.saves.bucket.protocol import Attempt, CheckpointBucket, LaterVersionError
+from muster.worker.saves.bucket.protocol import LOOKS, Attempt, CheckpointBucket, LaterVersionError
 from muster.worker.saves.committed import Committed, Life, UncommittedError
 
 FIRST = Life(0, 0)
@@ -177,6 +177,17 @@ def test_who_looks_while_retention_removes_finds_the_newer_one(
 
     monkeypatch.setattr(objects, "get", removed_meanwhile)
     assert CheckpointBucket(objects, objects.url, "job").latest() == newer[0]
+
+
+def test_who_is_shown_what_is_not_there_does_not_look_for_ever(
+    objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
+):
+    commit(objects, bucket, 1)
+    names = objects.names()
+    objects.remove(name for name in names if not name.endswith("/"))
+    monkeypatch.setattr(objects, "names", lambda: names)
+    with pytest.raises(OSError, match=f"lists checkpoints that are not there, at each of {LOOKS} looks"):
+        CheckpointBucket(objects, objects.url, "job").latest()
 
 
 def test_a_folder_of_checkpoints_is_refused(objects: FsspecObjects, bucket: CheckpointBucket):

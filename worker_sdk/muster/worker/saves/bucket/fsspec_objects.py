@@ -169,7 +169,9 @@ class FsspecObjects:
     def uploads(self) -> set[str]:
         """The folders with uploads that were not completed."""
         try:
-            found = self._ask("list its uploads", lambda: multipart.unfinished(self._fs, self._root))
+            found = self._ask(
+                "list its uploads", lambda: multipart.unfinished(self._fs, self._root), renews=False
+            )
         except OSError as error:
             self._warn(error)
             return set()
@@ -178,7 +180,7 @@ class FsspecObjects:
     def abort_uploads(self, folder: str) -> None:
         """End those of a folder."""
         try:
-            self._ask("abort an upload", lambda: multipart.abort(self._fs, self._path(folder)))
+            self._ask("abort an upload", lambda: multipart.abort(self._fs, self._path(folder)), renews=False)
         except OSError as error:
             self._warn(error)
 
@@ -194,15 +196,19 @@ class FsspecObjects:
     def _fs(self) -> AbstractFileSystem:
         if self._opened_by != os.getpid():
             # It has a thread and connections that a forked child has not.
-            self._opened_by, (self._opened, _) = os.getpid(), url_to_fs(self.url, **self.options)
+            self._opened_by = os.getpid()
+            self._open()
         return self._opened
+
+    def _open(self) -> None:
+        self._opened, _ = url_to_fs(self.url, **self.options)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _ask(self, what: str, request: Callable[[], T]) -> T:
+    def _ask(self, what: str, request: Callable[[], T], *, renews: bool = True) -> T:
         try:
-            return request()
+            return self._renewing(request) if renews else request()
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.url} cannot {what}: {error}. Is it there?") from error
         except PermissionError as error:
@@ -213,6 +219,16 @@ class FsspecObjects:
         except Exception as error:
             # Each store's client has errors of its own, which need not be OSErrors.
             raise OSError(f"{self.url} cannot {what}: {type(error).__name__}: {error}") from error
+
+    def _renewing(self, request: Callable[[], T]) -> T:
+        """Ask again when refused: credentials in a file may have been replaced since they were read."""
+        try:
+            return request()
+        except PermissionError:
+            # Torch's writers and readers find by the same options what is opened here.
+            type(self._fs).clear_instance_cache()
+            self._open()
+            return request()  # What was refused was not done.
 
 
 def _opened(url: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, str]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class BucketPlace:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], run_id: str) -> None:
+        _check_options(options)
         self._objects = FsspecObjects(url, options)
         self._objects.check()
         self._run_id = run_id
@@ -154,6 +156,16 @@ class BucketDraft:
 
     def _note(self, note: str) -> str:
         return f"{self._attempt.name}/{NOTES}/{note}"
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Torch's writer hands on to fsspec what it does not know."""
+    known = sorted(options.keys() & signature(FsspecWriter).parameters.keys())
+    if known:
+        raise ValueError(
+            f"storage_options has {known[0]}, which torch's writer takes for itself. Name what fsspec's "
+            "implementation of the scheme takes."
+        )
 
 
 def _entered(rank: int) -> str:

@@ -29,6 +29,8 @@ FORMAT = 1
 COMMITTED = "committed"
 ABANDONED = "abandoned"
 VERDICT = ".json"
+LOOKS = 10
+"""How often the last checkpoint is looked for, while others remove what is found."""
 PROBE = ".probe-"
 """How the names of objects begin that were made to see whether that can be done."""
 
@@ -160,11 +162,15 @@ class CheckpointBucket:
             UncommittedError: it is of a later version of Muster.
             OSError: the store does not answer.
         """
-        while True:
+        for _ in range(LOOKS):
             found, vanished = self._look()
             if found is not None or not vanished:
                 return found
             # Retention removes a checkpoint when there is a newer one, which this look may have missed.
+        raise OSError(
+            f"{self.url} lists checkpoints that are not there, at each of {LOOKS} looks. Does another job "
+            "save there, or does something between this process and the store show what was?"
+        )
 
     def _look(self) -> tuple[Committed | None, bool]:
         """The last checkpoint, of those that did not vanish at the look; whether one did."""

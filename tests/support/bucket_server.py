@@ -123,12 +123,14 @@ class Faulty:
         said = environ.get("HTTP_AUTHORIZATION", "")
         plan = json.loads(self._faults.read_text())
         if any(f"Credential={key}" in said for key in plan["expired"]):
-            return refused(start, "400 Bad Request", "ExpiredToken", "The provided token has expired.")
+            return refused(
+                environ, start, "400 Bad Request", "ExpiredToken", "The provided token has expired."
+            )
         if f"Credential={READER}" in said and environ["REQUEST_METHOD"] != "GET":
-            return refused(start, "403 Forbidden", "AccessDenied", "Access Denied")
+            return refused(environ, start, "403 Forbidden", "AccessDenied", "Access Denied")
         fault = self._draw(**plan)
         if fault == "503":
-            return refused(start, "503 Slow Down", "SlowDown", "Please reduce your request rate.")
+            return refused(environ, start, "503 Slow Down", "SlowDown", "Please reduce your request rate.")
         if fault == "slow":
             time.sleep(SLOW)
         if fault == "cut before":
@@ -148,10 +150,16 @@ def cut(environ: dict[str, Any]) -> NoReturn:
     raise ConnectionAbortedError
 
 
-def refused(start: Callable[..., Any], status: str, code: str, why: str) -> Iterable[bytes]:
+def refused(
+    environ: dict[str, Any], start: Callable[..., Any], status: str, code: str, why: str
+) -> Iterable[bytes]:
     """S3's way to say no."""
-    start(status, [("Content-Type", "application/xml")])
-    return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{why}</Message></Error>".encode()]
+    # What is left unread would reset the connection, and with it the answer.
+    length = -1 if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
+    environ["wsgi.input"].read(length)
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{why}</Message></Error>".encode()
+    start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
 
 def main() -> None:

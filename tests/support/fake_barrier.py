@@ -1,8 +1,9 @@
 """A barrier without a coordinator: the test says what is decided, and hears what was said."""
 
 import queue
+from dataclasses import replace
 
-from muster.worker.decision import Decision, Outcome
+from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
 from tests.support.patience import PATIENCE
 
 
@@ -14,22 +15,27 @@ class FakeBarrier:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.sequence = 0
+        self.timeouts: list[float] = []
+        """Of its votes."""
         self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
 
     def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+        self.timeouts.append(timeout)
         self.said.put(failure if failure is not None else payload)
         answer = self.answers.get(timeout=PATIENCE)
         if isinstance(answer, Exception):
             raise answer
         self.sequence += 1
-        return answer
+        return replace(answer, sequence=self.sequence - 1)
 
     def heard(self) -> bytes | str:
         """What this rank said next: its payload, or why it has failed."""
         return self.said.get(timeout=PATIENCE)
 
 
-def decided(outcome: Outcome = Outcome.RELEASED, **payloads: bytes) -> Decision:
+def decided(outcome: Outcome = Outcome.RELEASED, *missing: int, **payloads: bytes) -> Decision:
     said = {int(rank.removeprefix("rank_")): word for rank, word in payloads.items()}
-    return Decision("checkpoint/dcp", 0, outcome, "rank 1 (there, pid 7) is to blame", payloads=said)
+    absent = tuple(MissingRank(rank, "there", 7, MissingState.NOT_ARRIVED, 0.0) for rank in missing)
+    message = "rank 1 (there, pid 7) is to blame"
+    return Decision("checkpoint/dcp", 0, outcome, message, missing=absent, payloads=said)

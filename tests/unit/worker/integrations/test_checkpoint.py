@@ -1,6 +1,7 @@
 """Torch's own save and load through the committed writer and reader, in one process."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,17 @@ def test_one_writer_may_save_one_after_the_other(tmp_path: Path):
         dcp.save(state(step), checkpoint_id=tmp_path / f"step-{step}", storage_writer=writer)
     assert names(tmp_path) == {"step-1", "step-2"}
     assert loaded(tmp_path / "step-1") == 1.0
+
+
+def test_parts_of_different_saves_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where a rank has left a save that another makes in a thread of its own."""
+    dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "step-1"))
+    monkeypatch.setattr(
+        CommittedWriter, "prepare_local_plan", lambda _, plan: replace(plan, storage_data="step-1")
+    )
+    with pytest.raises(dcp.CheckpointException, match="rank 0 saves 'step-2', and rank 0 'step-1'"):
+        dcp.save(state(2.0), storage_writer=CommittedWriter(tmp_path / "step-2"))
+    assert names(tmp_path) == {"step-1"}
 
 
 def test_it_saves_aside_as_well(tmp_path: Path):

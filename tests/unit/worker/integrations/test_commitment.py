@@ -15,7 +15,7 @@ from muster.worker.errors import (
 )
 from muster.worker.group_barrier import GroupBarrier
 from muster.worker.integrations import commitment as module
-from muster.worker.integrations.commitment import DONE, GIVEN_UP, NOT_YET, Commitment
+from muster.worker.integrations.commitment import BEGINS, DONE, GIVEN_UP, NOT_YET, Commitment
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE
@@ -31,7 +31,7 @@ def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
     barrier = FakeBarrier(rank)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0, **arguments)
-    assert barrier.heard() == DONE
+    assert barrier.heard() == BEGINS
     barrier.answers.put(decided())
     return save, barrier
 
@@ -293,23 +293,6 @@ def test_rank_0_does_not_end_in_the_midst_of_the_commit(monkeypatch: pytest.Monk
         assert len(calls) == aborted
 
 
-def test_an_earlier_save_that_others_only_now_give_up_is_not_this_one():
-    save, barrier = begun(pace=0.001)
-    assert barrier.heard() == NOT_YET
-    barrier.answers.put(decided(rank_0=NOT_YET, rank_1=GIVEN_UP))
-    assert barrier.heard() == DONE, "all begin"
-    barrier.answers.put(decided())
-    result = in_thread(save.written)
-    while barrier.heard() == NOT_YET:
-        barrier.answers.put(decided(rank_0=NOT_YET))
-    barrier.answers.put(decided())
-    assert result.result(PATIENCE).outcome is Outcome.RELEASED
-    save.failed("enough")
-    barrier.heard()
-    barrier.answers.put(decided(Outcome.ABORTED))
-    save.join(PATIENCE)
-
-
 def test_it_asks_of_a_barrier_what_ours_has():
     for name in ("prefix", "world_size", "run_id", "generation", "rank", "sequence", "vote"):
         assert hasattr(GroupBarrier, name) or name in GroupBarrier.__doc__, name  # type: ignore[operator]
@@ -321,8 +304,8 @@ def test_nothing_is_committed_where_another_rank_does_something_else(stage: str)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0)
     result = in_thread(save.written)
-    for _ in range(("begin", "written", "committed").index(stage)):
-        assert barrier.heard() == DONE
+    for word in (BEGINS, DONE)[: ("begin", "written", "committed").index(stage)]:
+        assert barrier.heard() == word
         barrier.answers.put(decided())
     if stage == "committed":
         save.committed()

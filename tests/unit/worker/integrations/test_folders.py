@@ -12,7 +12,7 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations import commitment as module
 from muster.worker.integrations.aside import Aside, Marker, read
-from muster.worker.integrations.commitment import DONE
+from muster.worker.integrations.commitment import BEGINS
 from muster.worker.integrations.folders import FolderSaves, committed, rotate
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
@@ -54,7 +54,7 @@ def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path)
         return saves.choose(as_barrier, lambda: path)
 
     loaded = in_thread(save_and_load)
-    assert barrier.heard() == DONE, "it begins"
+    assert barrier.heard() == BEGINS + b"step-2"
     barrier.answers.put(decided())
     failure = barrier.heard()
     assert isinstance(failure, str), "not the first word of its load"

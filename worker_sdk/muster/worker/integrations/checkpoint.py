@@ -145,7 +145,7 @@ class CommittedWriter(FileSystemWriter):
                 f"{'leads' if is_coordinator else 'does not lead'} torch's save. Give a barrier of the ranks "
                 "of its process group: CommittedWriter(…, barrier=GrpcBarrier(…))."
             )
-        commitment = Commitment(barrier, self._timeout, self._on_lost)
+        commitment = Commitment(barrier, self._timeout, self._on_lost, name=self._name.name)
         if self._save is not None:
             self._save.dropped.detach()
         dropped = weakref.finalize(self, commitment.give_up)
@@ -154,8 +154,8 @@ class CommittedWriter(FileSystemWriter):
         self._save = _Save(barrier, commitment, aside, dropped)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Torch's; rank 0 makes the folder."""
-        return plan
+        """Torch's; says which checkpoint this rank saves. Rank 0 makes the folder."""
+        return replace(plan, storage_data=self._name.name)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Torch's, on rank 0: say where all write.
@@ -164,10 +164,12 @@ class CommittedWriter(FileSystemWriter):
             FileExistsError: there is a checkpoint of this name, and it is not to be replaced.
             IsADirectoryError: the name is that of a folder of something else.
             OSError: the folder cannot be made.
+            ValueError: the ranks save different checkpoints.
         """
         assert self._save is not None
         aside, group = self._save.aside, Group.of(self._save.barrier)
         with _told(self._save.commitment):
+            _check_same(self._name.name, plans)
             if not self.overwrite and os.path.lexists(self._name):
                 raise FileExistsError(f"{self._name} is there, and overwrite=False.")
             check_name(self._name)
@@ -178,7 +180,7 @@ class CommittedWriter(FileSystemWriter):
             aside.begin()
             return [
                 replace(plan, storage_data=_Place(plan.storage_data.prefix, str(aside.unfinished)))
-                for plan in super().prepare_global_plan(plans)
+                for plan in super().prepare_global_plan([replace(plan, storage_data=None) for plan in plans])
             ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -213,6 +215,16 @@ class CommittedWriter(FileSystemWriter):
             )
         _unfinished.pop(Group.of(barrier), None)
         self._save.commitment.committed()
+
+
+def _check_same(name: str, plans: list[SavePlan]) -> None:
+    """Raises: ValueError: torch's collectives have let different saves meet, whose parts would be mixed."""
+    for rank, plan in enumerate(plans):
+        if plan.storage_data not in (None, name):
+            raise ValueError(
+                f"rank 0 saves {name!r}, and rank {rank} {plan.storage_data!r}. Make the same saves in the "
+                "same order on all ranks, and restart the job."
+            )
 
 
 @contextmanager

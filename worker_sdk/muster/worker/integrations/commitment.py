@@ -3,10 +3,11 @@
 import atexit
 import logging
 import os
+import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
@@ -42,6 +43,13 @@ COLLECTIVES = {"torch.distributed.distributed_c10d", "torch.distributed._functio
 DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
 """What a rank hands in at a barrier of a save. The usual word is empty: each rank is sent those of all."""
 WORDS = frozenset({DONE, NOT_YET, GIVEN_UP})
+BEGINS = b"\0"
+"""How the first word of a save begins, the one that says which save it is; no path has this in it."""
+LONGEST_NAME = 64
+"""Bytes of a save's name in that word, at most: its end, where the steps are."""
+LATE = 30.0
+"""Seconds that a rank waits for the others, at most, which began, or gave up, before it came: a little more
+than ranks are apart that are at the same save."""
 
 
 class ElsewhereError(UncommittedError):
@@ -56,15 +64,21 @@ class Commitment:
     until all have written at one. At each moment of the save a barrier waits for all ranks, and so whoever is
     lost or does not come is named to all others. In the same way all hear whether rank 0 has committed it.
 
+    Where a rank has left a save at a moment at which the others have not, it is at another than they when
+    they meet again. So each says at first which save it begins: whoever is behind gives his up, the others
+    wait for him, and all begin the same one, at one barrier.
+
     Args:
         barrier: of all ranks that save. The saves of its group are made one after the other.
         timeout: seconds that a rank may take for its part, and that it is waited for at each barrier.
         on_lost: what becomes of this process if a rank is lost, or does not come in time.
         pace: seconds until the first word of a rank that is not done.
+        name: the save's, the same on all ranks, in the order in which they are made, as ``step-9`` comes
+            before ``step-10``; default: the framework sees to it that all ranks make the same one.
 
     Attributes:
         rank: this one's.
-        number: of the save, the same on all ranks: that of its first barrier.
+        number: of the save: where this rank's first barrier of it was to be.
         caller: the thread that makes it.
 
     Raises:
@@ -73,7 +87,12 @@ class Commitment:
     """
 
     def __init__(
-        self, barrier: GrpcBarrier, timeout: float, on_lost: OnLost = "raise", pace: float = PACE
+        self,
+        barrier: GrpcBarrier,
+        timeout: float,
+        on_lost: OnLost = "raise",
+        pace: float = PACE,
+        name: str = "",
     ) -> None:
         if on_lost not in ("raise", "abort"):
             raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
@@ -86,8 +105,13 @@ class Commitment:
         self._timeout = timeout
         self._on_lost = on_lost
         self._pace = pace
+        self._word = BEGINS + name.encode("utf-8", "backslashreplace")[-LONGEST_NAME:]
         self._changed = threading.Condition()
         """Guards what follows."""
+        self._attended = False
+        """Whether its thread has begun."""
+        self._begun: Decision | None = None
+        """That all have begun it."""
         self._written = False
         self._committed = False
         """Of rank 0: whether it has done what is to be done when all have written."""
@@ -108,7 +132,39 @@ class Commitment:
             self.number = barrier.sequence
             start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
         except BaseException:
-            self._over.set()
+            with self._changed:
+                if self._attended:  # An interruption came after that.
+                    self._given_up = True
+                    self._changed.notify_all()
+                else:
+                    self._over.set()
+            raise
+
+    def begun(self) -> int:
+        """Wait until all ranks have begun this save.
+
+        Returns:
+            Its number, the same on all ranks.
+
+        Raises:
+            BarrierError: not all have come; the message names who has not.
+            MusterError: the others are at a later save.
+            OutcomeUnknownError: the coordinator cannot be reached, so that this rank does not know.
+            RefusedError: it refused this process.
+        """
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._begun or self._decision or self._error)
+                if self._begun is not None:
+                    return self._begun.sequence
+                if self._error is not None:
+                    raise self._error
+                assert self._decision is not None
+                raise error_for(self._decision)
+        except MusterError:
+            raise
+        except BaseException as error:  # An interruption.
+            self.failed(failure_text(error))
             raise
 
     def written(self) -> Decision:
@@ -232,15 +288,18 @@ class Commitment:
     # ------------------------------------------------------------------ the thread
 
     def _attend(self) -> None:
+        with self._changed:
+            if self.is_over:
+                return
+            self._attended = True
         leads = self._barrier.rank == 0
         try:
-            decision = self._vote(None, DONE)
-            while decision.outcome is Outcome.RELEASED:
+            decision = self._begin()
+            if decision.outcome is Outcome.RELEASED:
+                with self._changed:
+                    self._begun = decision
+                    self._changed.notify_all()
                 decision = self._until_all(lambda: self._written)
-                if not (self._goes_on and GIVEN_UP in decision.payloads.values()):
-                    break
-                # Others have only now given up an earlier save, which this rank never began: here all begin.
-                decision = self._vote(None, DONE)
             if self._settle(decision, "not all ranks have written save {}", aborts=True):
                 # The others have nothing more to do.
                 self._settle(
@@ -256,11 +315,45 @@ class Commitment:
         finally:
             self._over.set()
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the main thread is still in the midst of it."""
+    def _begin(self) -> Decision:
+        """Go from barrier to barrier until all begin this save at one, or it comes to nothing.
+
+        Raises:
+            MusterError: the others are at a later save.
+        """
+        late: Decision | None = None
+        timeout = self._timeout
+        overdue = time.monotonic() + self._timeout
+        while True:
+            decision = self._vote(None, self._word, timeout, lambda word: word.startswith(BEGINS))
+            if decision.outcome is Outcome.RELEASED:
+                if set(decision.payloads.values()) <= {self._word}:
+                    return decision
+                self._check_ahead(decision.payloads, waits=time.monotonic() < overdue)
+            elif self.rank in {missing.rank for missing in decision.missing}:
+                # It was decided before this rank came: another save may have, or the others wait further on.
+                late = late or decision
+                timeout = min(timeout, LATE)
+            else:
+                return late or decision
+
+    def _check_ahead(self, words: Mapping[int, bytes], *, waits: bool) -> None:
+        """Where the ranks begin different saves: go on with this one, if the others are still to come to it.
+
+        Raises:
+            MusterError: they are not, or it was given up.
+        """
+        others = {rank: word for rank, word in sorted(words.items()) if word != self._word}
+        where = ", ".join(f"rank {rank} at {_name_of(word)!r}" for rank, word in others.items())
+        what = f'save {_name_of(self._word)!r} of group "{self._barrier.prefix}"'
         with self._changed:
-            return not self._written and not self._given_up and self._failure is None
+            if self._given_up or self._failure is not None:
+                raise MusterError(f"{what} was given up before all had begun it: {where}.")
+        if not waits or any(_order(word) > _order(self._word) for word in others.values()):
+            raise MusterError(
+                f"{what} is given up: not all ranks make it, since {where}. The next one may be of all."
+            )
+        logger.warning("%s waits: %s", what, where)
 
     def _until_all(self, done: Callable[[], bool]) -> Decision:
         """Go from barrier to barrier until all are done at one, or one fails."""
@@ -277,7 +370,7 @@ class Commitment:
                     self._failure = self._failure or f"{OVERDUE} {self._timeout:g} s"
                 word = DONE if done() else GIVEN_UP if self._given_up else NOT_YET
                 failure = None if done() else self._failure
-            decision = self._vote(failure, word)
+            decision = self._vote(failure, word, self._timeout, WORDS.__contains__)
             words = decision.payloads.values()
             if decision.outcome is not Outcome.RELEASED or NOT_YET not in words or GIVEN_UP in words:
                 return decision
@@ -308,17 +401,19 @@ class Commitment:
             os.abort()
         return False
 
-    def _vote(self, failure: str | None, word: bytes) -> Decision:
+    def _vote(
+        self, failure: str | None, word: bytes, timeout: float, is_known: Callable[[bytes], bool]
+    ) -> Decision:
         """Arrive; while the coordinator is away, go on asking."""
         while True:
             try:
-                decision = self._barrier.vote(failure, self._timeout, word)
+                decision = self._barrier.vote(failure, timeout, word)
             except OutcomeUnknownError as error:
                 self._tell(error)
             else:
                 with self._changed:
                     self._error = None
-                if strangers := sorted(set(decision.payloads.values()) - WORDS):
+                if strangers := sorted(word for word in decision.payloads.values() if not is_known(word)):
                     raise out_of_step(self._barrier, f"some say {strangers[0]!r} where all make a save")
                 return decision
 
@@ -327,6 +422,21 @@ class Commitment:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+
+
+def is_of_a_save(word: bytes) -> bool:
+    """Whether a rank that says this at a barrier makes a save."""
+    return word in WORDS or word.startswith(BEGINS)
+
+
+def _name_of(word: bytes) -> str:
+    return word.removeprefix(BEGINS).decode("utf-8", "replace")
+
+
+def _order(word: bytes) -> tuple[list[str | int], bytes]:
+    """What to sort the names of saves by: as people would, by the numbers in them."""
+    parts = re.split(r"([0-9]+)", _name_of(word))
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], word
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import error_for
 from muster.worker.integrations.aside import Aside, Marker, read, remove, sweep, sync_below
 from muster.worker.integrations.commitment import (
-    WORDS,
     Commitment,
     OnLost,
+    is_of_a_save,
     out_of_step,
     take_turn,
     told,
@@ -91,9 +91,9 @@ class FolderSaves:
             MusterError: a rank gave the save up.
             OutcomeUnknownError: the coordinator cannot be reached.
         """
-        commitment = Commitment(barrier, self._timeout, self._on_lost)
+        commitment = Commitment(barrier, self._timeout, self._on_lost, name=path.name)
         alias = alias or self._name
-        aside = Aside(path, barrier.generation, commitment.number, alias, path.name, barrier.run_id)
+        aside = Aside(path, barrier.generation, commitment.begun(), alias, path.name, barrier.run_id)
         place = aside.unfinished.parent
         with told(commitment):
             write(aside.unfinished)
@@ -151,7 +151,7 @@ class FolderSaves:
             raise failure
         if decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
-        if len(decision.payloads) < barrier.world_size or WORDS.intersection(decision.payloads.values()):
+        if len(decision.payloads) < barrier.world_size or any(map(is_of_a_save, decision.payloads.values())):
             raise out_of_step(barrier, "some make a save where others load")
         return decision.payloads
 

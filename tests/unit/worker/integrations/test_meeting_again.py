@@ -1,0 +1,269 @@
+"""Ranks that are at different saves, since some have left one at a moment at which others have not."""
+
+import enum
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.worker.decision import Outcome
+from muster.worker.errors import BarrierAbortedError, MusterError
+from muster.worker.fork_guard import start_thread
+from muster.worker.integrations import commitment as module
+from muster.worker.integrations.commitment import BEGINS, DONE, GIVEN_UP, LATE, Commitment
+from tests.support.fake_barrier import FakeBarrier, decided
+from tests.support.fake_group import FakeGroup, Seat
+from tests.support.meeting import in_thread
+from tests.support.patience import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_last", {})
+
+
+class Does(enum.Enum):
+    """What a rank does where a save is to be made."""
+
+    SAVES = "it saves"
+    SKIPS = "it was interrupted before"
+    LEAVES = "it is interrupted when it has begun"
+    GIVES_UP = "a collective fails, in the midst of the save"
+    FAILS = "its disk is full"
+    OUTLASTS = "it lets the others wait in vain"
+
+
+class Job:
+    """Ranks that save, without a coordinator."""
+
+    def __init__(self, ranks: int = 2) -> None:
+        self.group = FakeGroup(ranks)
+        self.parts: dict[int, set[tuple[int, str]]] = defaultdict(set)
+        """Who has written what, by the number of the save."""
+        self.committed: list[str] = []
+
+    def run(self, *programs: list[Does]) -> list[list[bool]]:
+        """Which saves each rank was told are checkpoints, if each goes its own way."""
+        results = [
+            in_thread(partial(self._rank, seat, does))
+            for seat, does in zip(self.group.seats, programs, strict=True)
+        ]
+        return [result.result(PATIENCE) for result in results]
+
+    def _rank(self, seat: Seat, program: list[Does]) -> list[bool]:
+        try:
+            return [self._save(seat, f"step-{step}", does) for step, does in enumerate(program)]
+        finally:
+            self.group.leave(seat.rank)
+
+    def _save(self, seat: Seat, name: str, does: Does) -> bool:
+        if does is Does.OUTLASTS:
+            self.group.outlast(seat.rank)
+        if does in (Does.SKIPS, Does.OUTLASTS):
+            return False
+        barrier: Any = seat
+        save = Commitment(barrier, 60.0, name=name)
+        if does is Does.LEAVES:
+            return False
+        try:
+            self._write(save, name, does)
+        except MusterError:
+            return False
+        return True
+
+    def _write(self, save: Commitment, name: str, does: Does) -> None:
+        number = save.begun()
+        if does is Does.GIVES_UP:
+            save.give_up()
+        if does is Does.FAILS:
+            save.failed("No space left on device")
+        self.parts[number].add((save.rank, name))
+        save.written()
+        if save.rank == 0:
+            save.claim()
+            assert self.parts[number] == {(seat.rank, name) for seat in self.group.seats}, "it is torn"
+            self.committed.append(name)
+            save.committed()
+        save.confirmed()
+
+
+PLAIN = [Does.SAVES] * 3
+
+
+@pytest.mark.parametrize("does", list(Does))
+def test_ranks_that_are_one_save_apart_meet_at_the_next_one(does: Does):
+    job = Job()
+    results = job.run([*PLAIN, Does.SAVES, *PLAIN, *PLAIN], [*PLAIN, does, *PLAIN, *PLAIN])
+    assert results[0] == results[1], "what one takes for a checkpoint is one to all"
+    assert all(results[0][:3])
+    assert all(results[0][-3:])
+    made = {f"step-{step}" for step, is_one in enumerate(results[0]) if is_one}
+    assert set(job.committed) == made
+
+
+def faults(*kinds: Does) -> st.SearchStrategy[list[Does]]:
+    return st.lists(st.sampled_from(kinds), min_size=4, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    programs=st.permutations(range(3)).flatmap(
+        lambda order: st.tuples(
+            *(faults(*Does) if who == 0 else faults(*set(Does) - {Does.OUTLASTS}) for who in order)
+        )
+    )
+)
+def test_wherever_ranks_leave_their_saves_they_meet_again(programs: tuple[list[Does], ...]):
+    module._last.clear()
+    job = Job(3)
+    results = job.run(*(program + 3 * PLAIN for program in programs))
+    assert [result[-2:] for result in results] == [[True, True]] * 3
+    assert len(job.committed) == len(set(job.committed))
+
+
+def begun(rank: int, name: str, timeout: float = 300.0) -> tuple[Commitment, FakeBarrier]:
+    """A save of which a rank has said that it begins."""
+    barrier = FakeBarrier(rank)
+    as_barrier: Any = barrier
+    save = Commitment(as_barrier, timeout, name=name)
+    assert barrier.heard() == BEGINS + name.encode()
+    return save, barrier
+
+
+def at(**names: str) -> Any:
+    """What is decided where ranks begin these saves."""
+    words: dict[str, Any] = {rank: BEGINS + name.encode() for rank, name in names.items()}
+    return decided(**words)
+
+
+def test_who_is_behind_gives_his_save_up():
+    save, barrier = begun(0, "step-9")
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-10"))
+    with pytest.raises(MusterError, match=r"save 'step-9' .* is given up: .* since rank 1 at 'step-10'"):
+        save.begun()
+    save.join(PATIENCE)
+    assert barrier.said.empty()
+
+
+def test_who_is_ahead_waits_for_the_others(caplog: pytest.LogCaptureFixture):
+    save, barrier = begun(1, "step-10")
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-10"))
+    assert barrier.heard() == BEGINS + b"step-10"
+    assert "save 'step-10' of group \"checkpoint/dcp\" waits: rank 0 at 'step-9'" in caplog.text
+    barrier.answers.put(at(rank_0="step-10", rank_1="step-10"))
+    assert save.begun() == 1
+    save.failed("enough")
+    barrier.heard()
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_but_not_for_ever():
+    save, barrier = begun(1, "step-10", timeout=0.001)
+    save.join(0.01)
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-10"))
+    with pytest.raises(MusterError, match=r"'step-10' .* is given up: .* since rank 0 at 'step-9'"):
+        save.begun()
+
+
+def test_nobody_waits_for_a_save_that_was_given_up():
+    save, barrier = begun(1, "step-10")
+    save.give_up()
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-10"))
+    with pytest.raises(MusterError, match=r"was given up before all had begun it: rank 0 at 'step-9'"):
+        save.begun()
+
+
+def test_one_of_two_names_that_look_alike_comes_first():
+    behind = []
+    for rank, name in enumerate(("step-1", "step-01")):
+        save, barrier = begun(rank, name, timeout=60.0)
+        barrier.answers.put(at(rank_0="step-1", rank_1="step-01"))
+        barrier.answers.put(decided(Outcome.MEMBER_LOST))
+        save.join(PATIENCE)
+        behind.append(barrier.said.empty())
+    assert sorted(behind) == [False, True]
+
+
+def test_who_comes_to_what_was_decided_before_goes_on_to_where_the_others_wait():
+    save, barrier = begun(1, "step-9")
+    for _ in range(2):
+        barrier.answers.put(decided(Outcome.TIMED_OUT, 1))
+        assert barrier.heard() == BEGINS + b"step-9"
+    assert barrier.timeouts == [300.0, LATE, LATE], "they may not wait at all"
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-9"))
+    assert save.begun() == 2
+    save.failed("enough")
+    barrier.heard()
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_if_they_do_not_its_own_lateness_is_the_reason():
+    save, barrier = begun(1, "step-9")
+    barrier.answers.put(decided(Outcome.ABORTED, 1))
+    barrier.answers.put(decided(Outcome.TIMED_OUT, 0))
+    with pytest.raises(BarrierAbortedError):
+        save.begun()
+
+
+def test_who_is_interrupted_while_he_waits_for_the_others_fails_the_save_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    save, barrier = begun(0, "step-9")
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(save._changed, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save.begun()
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-9"))
+    assert "KeyboardInterrupt" in str(barrier.heard())
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_an_interruption_at_the_very_beginning_leaves_no_two_saves_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    barrier = FakeBarrier(0)
+    as_barrier: Any = barrier
+
+    def interrupted(*arguments: Any) -> None:
+        start_thread(*arguments)
+        assert barrier.heard() == BEGINS + b"step-9"
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "start_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Commitment(as_barrier, 60.0, name="step-9")
+    second = in_thread(lambda: Commitment(as_barrier, 60.0, name="step-10"))
+    assert not second.done()
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-9"))
+    assert barrier.heard() == GIVEN_UP
+    barrier.answers.put(decided(rank_0=GIVEN_UP, rank_1=DONE))
+    assert second.result(PATIENCE).number == 2
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+
+
+def test_of_a_thread_that_never_began_nobody_waits_for_the_end(monkeypatch: pytest.MonkeyPatch):
+    barrier = FakeBarrier(0)
+    as_barrier: Any = barrier
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "start_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Commitment(as_barrier, 60.0)
+    save = Commitment(as_barrier, 60.0)
+    assert barrier.heard() == BEGINS
+    barrier.answers.put(decided(Outcome.MEMBER_LOST))
+    save.join(PATIENCE)

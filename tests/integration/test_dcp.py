@@ -1,7 +1,5 @@
 """Jobs that save with ``torch.distributed.checkpoint`` while ranks fail: with Muster's writer, or without."""
 
-import random
-import time
 from pathlib import Path
 
 import pytest
@@ -66,30 +64,6 @@ def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
         coordinator.start()
         life.end()
         assert [life.said(rank)[-1] for rank in range(RANKS)] == [f"saved {SAVES}"] * RANKS
-
-
-def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool):
-    chance = random.Random(15)
-    lives, saves, at = 40 if thorough else 3, 0, 0
-    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        for number in range(lives):
-            life = live(coordinator, tmp_path, number, "committed")
-            life.speaks()
-            time.sleep(chance.uniform(0.0, 0.3))  # Into one of its saves.
-            life.ranks[chance.randrange(RANKS)].kill()
-            life.end()
-            said = [life.said(rank) for rank in range(RANKS)]
-            if number > 0:
-                first = {lines[0] for lines in said if lines}
-                assert len(first) == 1, said
-                resumed_at = int(first.pop().split()[1])
-                assert resumed_at in (at, at + 1), f"resumed at {resumed_at}, and {at} was committed"
-                at = resumed_at
-            committed = [int(line.split()[1]) for lines in said for line in lines if line.startswith("saved")]
-            saves += len(set(committed))
-            at = max(committed, default=at)
-    print(f"{saves} saves in {lives} lives, each of which lost a rank")
-    assert saves
 
 
 def test_torchs_own_writer_mixes_two_steps(tmp_path: Path):

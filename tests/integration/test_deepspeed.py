@@ -1,7 +1,5 @@
 """Jobs that DeepSpeed trains while ranks fail: with Muster's adapter, or without."""
 
-import random
-import time
 from functools import partial
 from pathlib import Path
 
@@ -106,35 +104,6 @@ def test_a_decoupled_writer_that_dies_fails_the_save_of_all_and_latest_stays(tmp
         assert (tmp_path / "out" / "latest").read_text() == f"global_step{FAULTY - 1}"
         committed = {path.parent.name for path in (tmp_path / "out").glob(f"*/{MARKER}")}
         assert committed == {f"global_step{step}" for step in range(1, FAULTY)}
-
-
-@pytest.mark.parametrize(
-    "seed", [15, *(pytest.param(seed, marks=pytest.mark.thorough_only) for seed in (16, 17))]
-)
-def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(tmp_path: Path, thorough: bool, seed: int):
-    chance = random.Random(seed)
-    lives, saves, at = 14 if thorough else 3, 0, 0
-    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        for number in range(lives):
-            tag = chance.choice(["steps", "last"])
-            life = live(coordinator, tmp_path, number, f"committed 1 default {tag}")
-            until(partial(speaks, life), partial(life.logged, 0))
-            time.sleep(chance.uniform(0.0, 0.3))  # Into one of its saves.
-            life.ranks[chance.randrange(RANKS)].kill()
-            life.end()
-            lines = said(life)
-            assert not any(line.startswith("mixed") for rank in lines for line in rank), lines
-            if number > 0:
-                first = {rank[0] for rank in lines if rank}
-                assert len(first) == 1, lines
-                resumed = int(first.pop().split()[1])
-                assert resumed in (at, at + 1), f"resumed at {resumed}, and {at} was committed"
-                at = resumed
-            committed = [int(line.split()[1]) for rank in lines for line in rank if line.startswith("saved")]
-            saves += len(set(committed))
-            at = max(committed, default=at)
-    print(f"{saves} saves in {lives} lives, each of which lost a rank")
-    assert saves
 
 
 def test_deepspeed_itself_goes_on_with_the_weights_of_two_steps(tmp_path: Path):

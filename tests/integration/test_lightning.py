@@ -1,7 +1,5 @@
 """Jobs that Lightning trains, while ranks fail: with Muster's strategies, or with Lightning's own."""
 
-import random
-import time
 from pathlib import Path
 
 import pytest
@@ -94,43 +92,6 @@ def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: 
         expected[FAULTY - 1] = f"failed {FAULTY}"
         assert said(life) == [expected, expected]
         assert resumed(coordinator, tmp_path, "ddp") == SAVES
-
-
-@pytest.mark.parametrize(
-    ("kind", "lasts", "seed"),
-    [
-        ("ddp", 0.1, 16),
-        pytest.param("ddp", 0.1, 17, marks=pytest.mark.thorough_only),
-        pytest.param("model_parallel", 0.3, 16, marks=pytest.mark.thorough_only),
-        pytest.param("model_parallel", 0.3, 17, marks=pytest.mark.thorough_only),
-    ],
-)
-def test_whenever_a_rank_is_killed_all_resume_from_the_same_step(
-    tmp_path: Path, kind: str, lasts: float, seed: int, thorough: bool
-):
-    chance = random.Random(seed)
-    lives, at = 10 if thorough else 2, 0
-    saves: set[int] = set()
-    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        for number in range(lives):
-            life = live(coordinator, tmp_path, number, kind, "committed")
-            life.speaks()
-            time.sleep(chance.uniform(0.0, lasts))  # Into one of its saves.
-            life.ranks[chance.randrange(RANKS)].kill()
-            life.end()
-            lines = [line.split() for rank in range(RANKS) for line in life.said(rank)]
-            first = {(weights, step) for word, weights, step in (one for one in lines if one[0] == "resumed")}
-            if number > 0:
-                assert len(first) == 1, lines
-                weights, step = first.pop()
-                assert weights == step, "the weights are those of another step"
-                assert int(step) in (at, at + 1), f"resumed at {step}, and {at} was committed"
-                at = int(step)
-            committed = {int(line[1]) for line in lines if line[0] == "saved"}
-            saves |= committed
-            at = max(committed, default=at)
-    print(f"{len(saves)} saves in {lives} lives, each of which lost a rank")
-    assert saves
 
 
 def test_lightnings_own_strategy_mixes_two_steps(tmp_path: Path):

@@ -1,7 +1,5 @@
 """Jobs of JAX that save with Orbax while processes fail: with Muster's barrier, or with JAX's own."""
 
-import random
-import time
 from pathlib import Path
 
 import pytest
@@ -86,29 +84,6 @@ def test_a_process_that_raises_fails_the_save_of_all_and_all_train_on_from_the_l
                 assert failed.startswith("failed "), (said, life.logged(rank))
                 assert "No space left on device" in failed
                 assert said == WHOLE, life.logged(rank)
-
-
-def test_whenever_a_process_is_killed_all_resume_from_a_whole_checkpoint(tmp_path: Path, thorough: bool):
-    chance = random.Random(15)
-    lives, saves, at = 40 if thorough else 2, 0, 0
-    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        job = Job(coordinator, tmp_path)
-        for number in range(lives):
-            life = job.live(number, "committed")
-            speaks(life)
-            time.sleep(chance.uniform(0.0, 2.0))  # Into one of its saves.
-            life.ranks[chance.randrange(RANKS)].kill()
-            life.end()
-            said = [said_by(life, rank) for rank in range(RANKS)]
-            starts = {line for lines in said for line in lines if line.startswith("resumed")}
-            assert starts <= {f"resumed {at}", f"resumed {at + 1}"}, (starts, at)
-            assert len(starts) <= 1, said
-            at = max((int(start.split()[1]) for start in starts), default=at)
-            committed = {int(line.split()[1]) for lines in said for line in lines if line.startswith("saved")}
-            saves += len(committed)
-            at = max(committed, default=at)
-    print(f"{saves} saves in {lives} lives, each of which lost a process")
-    assert saves
 
 
 def test_without_it_nobody_says_why_and_all_wait_until_the_timeout(tmp_path: Path):

@@ -1,9 +1,10 @@
 """A rank of a job that trains with Accelerate: ``FOLDER MODE [WHO WHAT WHEN]``.
 
-MODE is ``committed`` or ``plain``: with Muster's saves, or with Accelerate's own, the control. The weight is
-the number of the step that made it. Each step is saved, and one checkpoint is kept. Every life of the job but
-the first resumes. At the third save rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save,
-``writing``, or ``after`` it has written. Whose save has failed goes on from the last checkpoint.
+MODE is ``committed`` or ``plain``: with Muster's saves, or with Accelerate's own, the control; or
+``endless``: committed, until it is killed. The weight is the number of the step that made it. Each step is
+saved, and one checkpoint is kept. Every life of the job but the first resumes. At the third save rank WHO
+does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written. Whose
+save has failed goes on from the last checkpoint.
 """
 
 import os
@@ -21,7 +22,7 @@ from accelerate.utils import ProjectConfiguration
 from muster.worker import MusterError
 from muster.worker.integrations.accelerate import commit_together
 from muster.worker.integrations.folders import committed
-from tests.support.transformers_job import FAULTY, STEPS, strike
+from tests.support.transformers_job import FAULTY, STEPS, chance_at, strike
 
 
 def doom(model: torch.nn.Linear, what: str, when: str) -> None:
@@ -43,9 +44,15 @@ def doom(model: torch.nn.Linear, what: str, when: str) -> None:
 
 
 def whole(folder: Path, step: int, ranks: int) -> str:
-    """Whether each rank's part of a step's checkpoint is there."""
-    parts = [folder / f"checkpoint_{step - 1}" / f"random_states_{rank}.pkl" for rank in range(ranks)]
-    return "whole" if all(part.exists() for part in parts) else "torn"
+    """Whether each rank's part of a step's checkpoint is there, and of that step."""
+    for rank in range(ranks):
+        part = folder / f"checkpoint_{step - 1}" / f"random_states_{rank}.pkl"
+        if not part.exists():
+            return "torn"
+        found = torch.load(part, weights_only=False)["torch_manual_seed"]
+        if not torch.equal(found, chance_at(step, rank)):
+            return "mixed"
+    return "whole"
 
 
 def main() -> None:
@@ -57,7 +64,7 @@ def main() -> None:
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     project = ProjectConfiguration(sys.argv[1], automatic_checkpoint_naming=True, total_limit=1)
     accelerator: Any = Accelerator(cpu=True, project_config=project)
-    if mode == "committed":
+    if mode != "plain":
         accelerator = commit_together(accelerator)
     bare = torch.nn.Linear(1, 1)
     torch.nn.init.zeros_(bare.weight)
@@ -73,10 +80,11 @@ def main() -> None:
         doom(bare, what, when)
     if life > 0 and (mode == "plain" or committed(folder, "checkpoint_")):
         resume()
-    while bare.weight.item() < STEPS * (1 + life):
+    while mode == "endless" or bare.weight.item() < STEPS * (1 + life):
         with torch.no_grad():
             bare.weight += 1
         step = int(bare.weight.item())
+        torch.random.set_rng_state(chance_at(step, accelerator.process_index))
         if (step, str(accelerator.process_index), when) == (FAULTY, who, "before"):
             strike(what)
         try:

@@ -1,9 +1,9 @@
 """A rank of a job that saves with ``torch.distributed.checkpoint``: ``PATH MODE [WHO WHAT WHEN]``.
 
-MODE is ``committed`` or ``plain``: with Muster's writer, or with torch's own, the control. Each save is of
-the same name, and a step later. Every life of the job but the first resumes. At the third save rank WHO does
-WHAT (``kill``, ``raise``, ``stop``) at WHEN: ``before`` the save, ``planning`` it, ``writing``, or ``after``
-it has written.
+MODE is ``committed`` or ``plain``: with Muster's writer, or with torch's own, the control; or ``endless``:
+committed, until it is killed. Each save is of the same name, and a step later. Every life of the job but the
+first resumes. At the third save rank WHO does WHAT (``kill``, ``raise``, ``stop``) at WHEN: ``before`` the
+save, ``planning`` it, ``writing``, or ``after`` it has written.
 """
 
 import os
@@ -24,6 +24,8 @@ from muster.worker.integrations.checkpoint import CommittedReader, CommittedWrit
 
 FAULTY = 3
 SAVES = 5
+ENDLESS = 100_000
+"""So many saves are made in a life that is killed before."""
 
 
 def strike(what: str) -> None:
@@ -54,6 +56,11 @@ def state_of(rank: int, step: int) -> dict[str, torch.Tensor]:
     return {f"part-{rank}": torch.full((1000,), float(step))}
 
 
+def steps_of(part: torch.Tensor) -> list[int]:
+    """Whose weights a part of the state holds."""
+    return sorted({int(weight) for weight in part})
+
+
 def main() -> None:
     """Resume, and save; print a line of each."""
     path, mode = Path(sys.argv[1]), sys.argv[2]
@@ -61,15 +68,16 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    ours = mode == "committed"
+    ours = mode != "plain"
     reader = CommittedReader(path) if ours else FileSystemReader(path)
     start = 0
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         state = state_of(rank, 0)
         dcp.load(state, storage_reader=reader)
-        start = int(state[f"part-{rank}"][0])
-        print("resumed", start, flush=True)
-    for step in range(start + 1, start + SAVES + 1):
+        steps = steps_of(state[f"part-{rank}"])
+        start = steps[0]
+        print("resumed", *steps, flush=True)
+    for step in range(start + 1, start + (ENDLESS if mode == "endless" else SAVES) + 1):
         writer = CommittedWriter(path) if ours else FileSystemWriter(path)
         if step == FAULTY and str(rank) == who:
             if when == "before":

@@ -1,9 +1,10 @@
 """A rank of a job that DeepSpeed trains and saves: ``FOLDER MODE STAGE WRITER TAG [WHO WHAT WHEN]``.
 
-MODE is ``committed`` or ``plain``: with Muster's adapter, or without, the control. STAGE is ZeRO's, WRITER
-``default`` or ``decoupled``, TAG a name for all saves, or ``steps`` for one each. Every life of the job but
-the first resumes. At the third save of a life rank WHO does WHAT (``kill``, ``raise``, ``stop``; ``writer``:
-its decoupled writer is killed) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written.
+MODE is ``committed`` or ``plain``: with Muster's adapter, or without, the control; or ``endless``: committed,
+until it is killed. STAGE is ZeRO's, WRITER ``default`` or ``decoupled``, TAG a name for all saves, or
+``steps`` for one each. Every life of the job but the first resumes. At the third save of a life rank WHO does
+WHAT (``kill``, ``raise``, ``stop``; ``writer``: its decoupled writer is killed) at WHEN: ``before`` the save,
+``writing``, or ``after`` it has written.
 
 Each step takes the same from each weight, and so a life sees whether those it has loaded are of one step.
 """
@@ -22,6 +23,7 @@ import torch
 
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations.deepspeed import commit_together
+from tests.support.dcp_job import ENDLESS
 
 FAULTY = 3
 SAVES = 5
@@ -60,6 +62,8 @@ def made(stage: int, writer: str) -> Any:
     """An engine, of a model whose weights are 0."""
     # Torchrun gives the first, and mpirun what DeepSpeed's decoupled writer asks for.
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    if writer == "decoupled":  # It refuses to load what it has itself written, otherwise.
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     # What DeepSpeed would compile for itself, for a minute or more.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo", timeout=timedelta(seconds=20), verbose=False)
@@ -97,14 +101,14 @@ def main() -> None:
     torch.set_num_threads(1)
     engine = made(int(stage), writer)
     try:
-        if mode == "committed":
+        if mode != "plain":
             commit_together(engine)
         start = 0
         if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
             _, client_state = engine.load_checkpoint(folder)
             start = client_state["step"] if client_state else 0
             print("resumed", start, flush=True)
-        for save in range(1, SAVES + 1):
+        for save in range(1, (ENDLESS if mode == "endless" else SAVES) + 1):
             step = start + save
             train(engine)
             if not are_of_one_step(engine):

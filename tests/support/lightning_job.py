@@ -1,9 +1,10 @@
 """A rank of a job that Lightning trains: ``FOLDER KIND MODE [WHO WHAT WHEN]``.
 
 KIND is ``ddp``, ``fsdp`` or ``model_parallel``, MODE ``committed`` or ``plain``: with Muster's strategy, or
-with Lightning's own, the control. The weights are the number of the step that made them. Each step is saved
-under the same name. Every life of the job but the first resumes. At the third save rank WHO does WHAT
-(``kill``, ``raise``, ``stop``) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written.
+with Lightning's own, the control; or ``endless``: committed, until it is killed. The weights are the number
+of the step that made them. Each step is saved under the same name. Every life of the job but the first
+resumes. At the third save rank WHO does WHAT (``kill``, ``raise``, ``stop``) at WHEN: ``before`` the save,
+``writing``, or ``after`` it has written.
 """
 
 import os
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from muster.worker.errors import MemberLostError
 from muster.worker.integrations.lightning import committed
-from tests.support.dcp_job import FAULTY, SAVES, strike
+from tests.support.dcp_job import ENDLESS, FAULTY, SAVES, strike
 
 GLOO: dict[str, Any] = {"process_group_backend": "gloo", "timeout": timedelta(seconds=20)}
 
@@ -92,8 +93,9 @@ class Model(LightningModule):  # type: ignore[misc]
 class Saving(Callback):  # type: ignore[misc]
     """Saves each step, and prints a line of it."""
 
-    def __init__(self, path: Path, fault: list[str]) -> None:
+    def __init__(self, path: Path, last: int, fault: list[str]) -> None:
         self.path = path
+        self.last = last
         self.fault = fault
         self.saves = 0
 
@@ -104,7 +106,7 @@ class Saving(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Trainer, module: Model, *_: object) -> None:
         step = trainer.global_step
         self.saves += 1
-        trainer.should_stop = self.saves == SAVES
+        trainer.should_stop = self.saves == self.last
         if step == FAULTY and self.fault:
             trainer.strategy.barrier()  # All have trained the step.
         if step == FAULTY and self.fault and self.fault[0] == str(trainer.global_rank):
@@ -135,9 +137,9 @@ def main() -> None:
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=committed(strategy) if mode == "committed" else strategy,
+        strategy=strategy if mode == "plain" else committed(strategy),
         plugins=[TorchElasticEnvironment()],
-        callbacks=[Saving(path, sys.argv[4:])],
+        callbacks=[Saving(path, ENDLESS if mode == "endless" else SAVES, sys.argv[4:])],
         max_epochs=1000,
         logger=False,
         enable_checkpointing=False,

@@ -1,10 +1,11 @@
 """A process of a job that trains with JAX and saves with Orbax: ``FOLDER MODE [WHO WHAT WHEN]``.
 
 MODE is ``committed`` or ``plain``, with Muster's barrier or with JAX's own, the control; or ``checkpointer``:
-with Muster's, and an ``AsyncCheckpointer`` of no manager. The weights, of which each process has its part,
-are the number of the step that made them. Each step is saved. Every life of the job but the first resumes.
-At the third save process WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or
-``after`` it has written. Whose save has failed goes on from the last checkpoint.
+with Muster's, and an ``AsyncCheckpointer`` of no manager; or ``endless``: committed, until it is killed. The
+weights, of which each process has its part, are the number of the step that made them. Each step is saved.
+Every life of the job but the first resumes. At the third save process WHO does WHAT (``kill``, ``raise``) at
+WHEN: ``before`` the save, ``writing``, or ``after`` it has written. Whose save has failed goes on from the
+last checkpoint.
 """
 
 import os
@@ -128,7 +129,7 @@ def main() -> None:
     step = resume() if life else 0
     if str(rank) == who and when != "before":
         doom(what, when)
-    while step < STEPS * (1 + life):
+    while mode == "endless" or step < STEPS * (1 + life):
         step += 1
         try:
             if (step, str(rank), when) == (FAULTY, who, "before"):

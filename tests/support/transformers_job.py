@@ -1,11 +1,13 @@
 """A rank of a job that trains with Transformers' Trainer: ``FOLDER MODE [WHO WHAT WHEN]``.
 
-MODE is ``committed`` or ``plain``: with Muster's callback, or without it, the control. Each step is saved,
-and two checkpoints are kept. Every life of the job but the first resumes. At the third step rank WHO does
-WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written. Whose save
-has failed trains on from the last checkpoint.
+MODE is ``committed`` or ``plain``: with Muster's callback, or without it, the control; or ``endless``:
+committed, until it is killed. Each step is saved, and two checkpoints are kept. The weight is the number of
+the step, and each rank's random numbers are what they are to be at it. Every life of the job but the first
+resumes. At the third step rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``,
+or ``after`` it has written. Whose save has failed trains on from the last checkpoint.
 """
 
+import json
 import os
 import signal
 import sys
@@ -16,10 +18,12 @@ from typing import Any
 os.environ["DS_ACCELERATOR"] = "cpu"  # Else accelerate says what it has found, where it finds DeepSpeed.
 
 import torch
+from safetensors.torch import load_file
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from muster.worker import MusterError
 from muster.worker.integrations.transformers import CommitCallback, latest
+from tests.support.dcp_job import ENDLESS
 
 FAULTY = 3
 STEPS = 5
@@ -36,8 +40,18 @@ class Line(torch.nn.Module):
         return {"loss": ((self.weight * x - labels) ** 2).mean()}
 
 
+def chance_at(step: int, rank: int) -> torch.Tensor:
+    """What a rank's random numbers are to come from at a step."""
+    return torch.Generator().manual_seed(1000 * step + rank).get_state()
+
+
 class Teller(TrainerCallback):  # type: ignore[misc]
     """Prints a line for each step that was saved."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        with torch.no_grad():
+            model.weight.fill_(state.global_step)
+        torch.random.set_rng_state(chance_at(state.global_step, args.process_index))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         print("saved", state.global_step, flush=True)
@@ -69,9 +83,19 @@ def doom(trainer: Trainer, what: str, when: str) -> None:
 
 
 def whole(checkpoint: Path, ranks: int) -> str:
-    """Whether each rank's part is there."""
+    """Whether each rank's part is there, and all that was written is of the checkpoint's step."""
     parts = [checkpoint / f"rng_state_{rank}.pth" for rank in range(ranks)]
-    return "whole" if all(part.exists() for part in parts) else "torn"
+    if not all(part.exists() for part in parts):
+        return "torn"
+    step = int(checkpoint.name.rpartition("-")[2])
+    steps = {
+        json.loads((checkpoint / "trainer_state.json").read_text())["global_step"],
+        torch.load(checkpoint / "scheduler.pt")["last_epoch"],
+        int(load_file(checkpoint / "model.safetensors")["weight"]),
+    }
+    chances = [torch.load(part, weights_only=False)["cpu"] for part in parts]
+    as_they_were = all(torch.equal(chance, chance_at(step, rank)) for rank, chance in enumerate(chances))
+    return "whole" if steps == {step} and as_they_were else "mixed"
 
 
 def main() -> None:
@@ -85,7 +109,7 @@ def main() -> None:
         output_dir=str(folder),
         use_cpu=True,
         ddp_timeout=20,
-        max_steps=STEPS * (1 + life),
+        max_steps=ENDLESS if mode == "endless" else STEPS * (1 + life),
         per_device_train_batch_size=1,
         save_steps=1,
         save_total_limit=2,
@@ -107,7 +131,7 @@ def main() -> None:
     trainer._load_from_checkpoint = load
     if str(arguments.process_index) == who:
         doom(trainer, what, when)
-    resumes = latest(folder) is not None if mode == "committed" else life > 0
+    resumes = life > 0 if mode == "plain" else latest(folder) is not None
     try:
         trainer.train(resume_from_checkpoint=resumes)
     except (MusterError, OSError) as error:

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProjectConfiguration
 
 from muster.worker.integrations import accelerate as module
-from muster.worker.integrations.accelerate import commit_together
+from muster.worker.integrations.accelerate import commit_together, latest
 from muster.worker.integrations.aside import REPLACED
 from muster.worker.saves.directory import UncommittedError
 from tests.support.alone import take_part_alone
@@ -52,9 +52,11 @@ def names(folder: Path) -> set[str]:
 
 def test_automatic_names_are_kept_counted_and_resumed_from(tmp_path: Path):
     made, model = prepared(tmp_path)
+    assert latest(tmp_path) is None
     for step in (1.0, 2.0):
         fill(model, step)
         path = made.save_state()
+    assert latest(tmp_path) == Path(path)
     assert path == str(tmp_path / "checkpoints" / "checkpoint_1")
     assert names(tmp_path / "checkpoints") == {"checkpoint_0", "checkpoint_1"}
     fill(model, 0.0)

@@ -153,3 +153,10 @@ def test_what_one_rank_cannot_load_none_does(tmp_path: Path):
     barrier.answers.put(decided(Outcome.ABORTED))
     with pytest.raises(BarrierAbortedError, match="is to blame"):
         saves.choose(as_barrier, lambda: path)
+
+
+def test_ranks_that_the_framework_has_left_alone_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    saves = FolderSaves("checkpoint/folders", "folders", None, 60.0, "raise")
+    with pytest.raises(ValueError, match=r"WORLD_SIZE=2, and each of these ranks would train and save alone"):
+        saves.meet(0, 1)

@@ -5,6 +5,7 @@ Tried with accelerate 1.15.0. Where its accelerator differs, the import says so.
 
 import inspect
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +15,10 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.aside import read, restore, sweep
 from muster.worker.integrations.commitment import OnLost
 from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
-from muster.worker.saves.directory import MARKER
+from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
-__all__ = ["commit_together"]
+__all__ = ["commit_together", "latest"]
 
 TRIED = "accelerate 1.15.0"
 PREFIX = "checkpoint/accelerate"
@@ -101,6 +102,17 @@ def commit_together(
         restore(folder)
         sweep(folder, UNFINISHED)
     return accelerator
+
+
+def latest(project_dir: str | Path) -> Path | None:
+    """What ``load_state()`` loads where names are automatic; what is not committed is passed over.
+
+    Args:
+        project_dir: the accelerator's.
+    """
+    with suppress(UncommittedError):
+        return newest(_checkpoints(project_dir), NAMED)
+    return None
 
 
 class CommittedSaves(Accelerator):  # type: ignore[misc]
@@ -190,7 +202,12 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
     def _automatic(self) -> Path | None:
         """Where checkpoints are that the accelerator names."""
         automatic = self.project_configuration.automatic_checkpoint_naming
-        return Path(self.project_dir) / "checkpoints" if automatic else None
+        return _checkpoints(self.project_dir) if automatic else None
+
+
+def _checkpoints(project_dir: str | Path) -> Path:
+    """Where Accelerate puts checkpoints that it names."""
+    return Path(project_dir) / "checkpoints"
 
 
 def _check_replaceable(path: Path) -> None:

@@ -56,9 +56,11 @@ class FolderSaves:
         Raises:
             ConnectError: the coordinator could not be reached.
             RefusedError: it refused this process.
-            ValueError: there is none in the environment, or the barrier is of other ranks.
+            ValueError: there is none in the environment, the barrier is of other ranks, or the framework has
+                left those ranks alone that were started with it.
         """
         if self._barrier is None:
+            _check_joined(world_size)
             self._barrier = GrpcBarrier(rank, world_size, self._prefix)
         theirs = (self._barrier.rank, self._barrier.world_size)
         if theirs != (rank, world_size):
@@ -154,6 +156,17 @@ class FolderSaves:
         if len(decision.payloads) < barrier.world_size or any(map(is_of_a_save, decision.payloads.values())):
             raise out_of_step(barrier, "some make a save where others load")
         return decision.payloads
+
+
+def _check_joined(world_size: int) -> None:
+    """See that a framework has all the ranks: each that it leaves alone would save under the same names."""
+    started = os.environ.get("WORLD_SIZE", "1")
+    if world_size == 1 and started != "1":
+        raise ValueError(
+            f"WORLD_SIZE={started}, and each of these ranks would train and save alone: without a GPU the "
+            "framework joins them if it is told to use the processor, by Accelerator(cpu=True) or "
+            "TrainingArguments(use_cpu=True)."
+        )
 
 
 def committed(folder: Path, named: str) -> list[Path]:

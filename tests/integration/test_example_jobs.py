@@ -1,0 +1,48 @@
+"""Examples of jobs in frameworks, under torchrun: a rank is killed, and all go on from what they saved."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from muster.worker.saves.directory import MARKER
+from tests.support import agents
+from tests.support.coordinator import Coordinator
+from tests.support.judge import children_of
+from tests.support.patience import until
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS = 2
+
+JOBS = {
+    "dcp_job": ("--steps", "400"),
+    "transformers_job": ("--steps", "150", "--save-every", "25"),
+    "accelerate_job": ("--epochs", "8"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+
+@pytest.mark.parametrize("example", JOBS)
+def test_a_job_whose_rank_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path, example: str):
+    folder = tmp_path / "checkpoints"
+    command = (str(EXAMPLES / f"{example}.py"), str(folder), *JOBS[example])
+    with (
+        Coordinator(tmp_path, session_ttl=2.0) as coordinator,
+        agents.Job(tmp_path, coordinator.endpoint, command=command, ranks=RANKS) as job,
+    ):
+        agent = job.agent("1")
+        until(lambda: list(folder.glob(f"**/{MARKER}")), agent.said)
+        ranks = sorted(pid for pid in children_of(agent.process.pid) if is_of(pid, example))
+        assert len(ranks) == RANKS
+        os.kill(ranks[-1], signal.SIGKILL)
+        assert agent.wait() == 0, agent.said()
+        assert agent.said().count(" goes on from ") == RANKS, agent.said()
+
+
+def is_of(pid: int, example: str) -> bool:
+    return f"{example}.py" in Path(f"/proc/{pid}/cmdline").read_text()

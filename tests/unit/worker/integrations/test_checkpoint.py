@@ -39,6 +39,7 @@ class Alone:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitment, "_last", {})
+    monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(Alone, "sequence", 0)
     monkeypatch.setattr(module, "GrpcBarrier", Alone)
 

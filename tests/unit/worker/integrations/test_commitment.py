@@ -15,7 +15,7 @@ from muster.worker.errors import (
 )
 from muster.worker.group_barrier import GroupBarrier
 from muster.worker.integrations import commitment as module
-from muster.worker.integrations.commitment import BEGINS, DONE, GIVEN_UP, NOT_YET, Commitment
+from muster.worker.integrations.commitment import AGAIN, BEGINS, DONE, GIVEN_UP, NOT_YET, Commitment
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE
@@ -24,6 +24,7 @@ from tests.support.patience import PATIENCE
 @pytest.fixture(autouse=True)
 def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_last", {})
+    monkeypatch.setattr(module, "_highest", {})
 
 
 def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
@@ -31,7 +32,7 @@ def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
     barrier = FakeBarrier(rank)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0, **arguments)
-    assert barrier.heard() == BEGINS
+    assert barrier.heard() == BEGINS + AGAIN
     barrier.answers.put(decided())
     return save, barrier
 
@@ -311,7 +312,7 @@ def test_nothing_is_committed_where_another_rank_does_something_else(stage: str)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0)
     result = in_thread(save.written)
-    for word in (BEGINS, DONE)[: ("begin", "written", "committed").index(stage)]:
+    for word in (BEGINS + AGAIN, DONE)[: ("begin", "written", "committed").index(stage)]:
         assert barrier.heard() == word
         barrier.answers.put(decided())
     if stage == "committed":

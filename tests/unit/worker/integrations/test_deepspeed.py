@@ -129,6 +129,7 @@ class Engine(DeepSpeedEngine):  # type: ignore[misc]
 @pytest.fixture(autouse=True)
 def comm(monkeypatch: pytest.MonkeyPatch) -> Comm:
     monkeypatch.setattr(commitment, "_last", {})
+    monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(module, "GrpcBarrier", Alone)
     monkeypatch.setattr(module, "_swept", set())
     alone = Comm()

@@ -22,6 +22,7 @@ from tests.support.patience import PATIENCE
 @pytest.fixture(autouse=True)
 def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_last", {})
+    monkeypatch.setattr(module, "_highest", {})
 
 
 def saves_of(barrier: FakeBarrier) -> tuple[FolderSaves, Any]:

@@ -2,6 +2,7 @@
 
 import enum
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.worker.decision import Outcome
-from muster.worker.errors import BarrierAbortedError, MusterError
+from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.fork_guard import start_thread
 from muster.worker.integrations import commitment as module
-from muster.worker.integrations.commitment import BEGINS, DONE, GIVEN_UP, LATE, Commitment
+from muster.worker.integrations.commitment import AGAIN, BEGINS, DONE, GIVEN_UP, LATE, NOT_YET, Commitment
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.fake_group import FakeGroup, Seat
 from tests.support.meeting import in_thread
@@ -23,6 +24,7 @@ from tests.support.patience import PATIENCE
 @pytest.fixture(autouse=True)
 def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_last", {})
+    monkeypatch.setattr(module, "_highest", {})
 
 
 class Does(enum.Enum):
@@ -118,18 +120,21 @@ def faults(*kinds: Does) -> st.SearchStrategy[list[Does]]:
 )
 def test_wherever_ranks_leave_their_saves_they_meet_again(programs: tuple[list[Does], ...]):
     module._last.clear()
+    module._highest.clear()
     job = Job(3)
     results = job.run(*(program + 3 * PLAIN for program in programs))
     assert [result[-2:] for result in results] == [[True, True]] * 3
     assert len(job.committed) == len(set(job.committed))
 
 
-def begun(rank: int, name: str, timeout: float = 300.0) -> tuple[Commitment, FakeBarrier]:
+def begun(
+    rank: int, name: str, timeout: float = 300.0, *, again: bool = False, pace: float = PATIENCE
+) -> tuple[Commitment, FakeBarrier]:
     """A save of which a rank has said that it begins."""
     barrier = FakeBarrier(rank)
     as_barrier: Any = barrier
-    save = Commitment(as_barrier, timeout, name=name)
-    assert barrier.heard() == BEGINS + name.encode()
+    save = Commitment(as_barrier, timeout, name=name, pace=pace)
+    assert barrier.heard() == BEGINS + (AGAIN if again else b"") + name.encode()
     return save, barrier
 
 
@@ -202,6 +207,84 @@ def test_who_comes_to_what_was_decided_before_goes_on_to_where_the_others_wait()
     save.join(PATIENCE)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "waited", "then"),
+    [
+        (Outcome.TIMED_OUT, 300.0, LATE),
+        (Outcome.TIMED_OUT, LATE, 120.0),
+        (Outcome.TIMED_OUT, 120.0, 300.0),
+        (Outcome.MEMBER_LOST, LATE, LATE),
+    ],
+)
+def test_where_some_have_waited_in_vain_before_they_are_waited_for_longer(
+    outcome: Outcome, waited: float, then: float
+):
+    """Else ranks that come to their saves a minute apart would miss each other for ever."""
+    save, barrier = begun(1, "step-9")
+    barrier.answers.put(replace(decided(outcome, 1), wait=waited))
+    assert barrier.heard() == BEGINS + b"step-9"
+    assert barrier.timeouts == [300.0, then]
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def ends(save: Commitment, barrier: FakeBarrier) -> None:
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_a_name_that_was_used_before_tells_nobody_who_is_behind():
+    ends(*begun(1, "last"))
+    save, barrier = begun(1, "last", again=True)
+    barrier.answers.put(decided(Outcome.MEMBER_LOST, 1))
+    with pytest.raises(MemberLostError):
+        save.begun()
+    assert len(barrier.timeouts) == 1, "it does not go on to where others may make another save"
+    ends(*begun(1, "slot-1"))
+    save, barrier = begun(1, "slot-0", again=True)
+    words: Any = {"rank_0": BEGINS + b"last", "rank_1": BEGINS + AGAIN + b"slot-0"}
+    barrier.answers.put(decided(**words))
+    with pytest.raises(MusterError, match=r"save 'slot-0' .* is given up: .* since rank 0 at 'last'"):
+        save.begun()
+
+
+def test_nobody_waits_for_who_uses_a_name_again():
+    save, barrier = begun(1, "step-10")
+    words: Any = {"rank_0": BEGINS + AGAIN + b"step-9", "rank_1": BEGINS + b"step-10"}
+    barrier.answers.put(decided(**words))
+    with pytest.raises(MusterError, match=r"save 'step-10' .* is given up: .* since rank 0 at 'step-9'"):
+        save.begun()
+
+
+def test_an_earlier_save_of_the_name_that_others_only_now_give_up_is_not_this_one():
+    ends(*begun(0, "last"))
+    save, barrier = begun(0, "last", again=True, pace=0.001)
+    word = BEGINS + AGAIN + b"last"
+    both: Any = {"rank_0": word, "rank_1": word}
+    barrier.answers.put(decided(**both))
+    assert save.begun() == 0
+    assert barrier.heard() == NOT_YET
+    barrier.answers.put(decided(rank_0=NOT_YET, rank_1=GIVEN_UP))
+    assert barrier.heard() == word, "all begin"
+    barrier.answers.put(decided(**both))
+    save.failed("enough")
+    assert barrier.heard() in (NOT_YET, "enough")
+    ends(save, barrier)
+
+
+def test_who_has_been_told_that_the_coordinator_is_away_has_given_up():
+    save, barrier = begun(1, "step-9")
+    away = OutcomeUnknownError("the coordinator is away", "checkpoint/dcp", 0, Outcome.UNKNOWN)
+    barrier.answers.put(away)
+    with pytest.raises(OutcomeUnknownError):
+        save.begun()
+    assert barrier.heard() == BEGINS + b"step-9"
+    barrier.answers.put(at(rank_0="step-9", rank_1="step-9"))
+    assert barrier.heard() == GIVEN_UP
+    barrier.answers.put(decided(rank_1=GIVEN_UP))
+    save.join(PATIENCE)
+
+
 def test_if_they_do_not_its_own_lateness_is_the_reason():
     save, barrier = begun(1, "step-9")
     barrier.answers.put(decided(Outcome.ABORTED, 1))
@@ -263,7 +346,7 @@ def test_of_a_thread_that_never_began_nobody_waits_for_the_end(monkeypatch: pyte
         patch.setattr(module, "start_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Commitment(as_barrier, 60.0)
-    save = Commitment(as_barrier, 60.0)
-    assert barrier.heard() == BEGINS
+    save = Commitment(as_barrier, 60.0, name="step-9")
+    assert barrier.heard() == BEGINS + b"step-9"
     barrier.answers.put(decided(Outcome.MEMBER_LOST))
     save.join(PATIENCE)

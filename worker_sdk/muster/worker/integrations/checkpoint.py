@@ -213,8 +213,8 @@ class CommittedWriter(FileSystemWriter):
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
                 )
             )
-        _unfinished.pop(Group.of(barrier), None)
-        self._save.commitment.committed()
+            _unfinished.pop(Group.of(barrier), None)
+            self._save.commitment.committed()
 
 
 def _check_same(name: str, plans: list[SavePlan]) -> None:

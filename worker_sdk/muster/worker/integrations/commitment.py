@@ -45,11 +45,15 @@ DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
 WORDS = frozenset({DONE, NOT_YET, GIVEN_UP})
 BEGINS = b"\0"
 """How the first word of a save begins, the one that says which save it is; no path has this in it."""
+AGAIN = b"\1"
+"""Comes before the name of a save that does not come after all others of this rank."""
 LONGEST_NAME = 64
 """Bytes of a save's name in that word, at most: its end, where the steps are."""
 LATE = 30.0
-"""Seconds that a rank waits for the others, at most, which began, or gave up, before it came: a little more
+"""Seconds that a rank waits for the others, at first, which began, or gave up, before it came: a little more
 than ranks are apart that are at the same save."""
+LONGER = 4
+"""How many times longer than those before a rank waits which had waited so in vain."""
 
 
 class ElsewhereError(UncommittedError):
@@ -66,7 +70,8 @@ class Commitment:
 
     Where a rank has left a save at a moment at which the others have not, it is at another than they when
     they meet again. So each says at first which save it begins: whoever is behind gives his up, the others
-    wait for him, and all begin the same one, at one barrier.
+    wait for him, and all begin the same one, at one barrier. Only names that go up tell who is behind: nobody
+    waits, or goes on to where others wait, for a save with a name that was used before.
 
     Args:
         barrier: of all ranks that save. The saves of its group are made one after the other.
@@ -74,7 +79,7 @@ class Commitment:
         on_lost: what becomes of this process if a rank is lost, or does not come in time.
         pace: seconds until the first word of a rank that is not done.
         name: the save's, the same on all ranks, in the order in which they are made, as ``step-9`` comes
-            before ``step-10``; default: the framework sees to it that all ranks make the same one.
+            before ``step-10``.
 
     Attributes:
         rank: this one's.
@@ -105,7 +110,6 @@ class Commitment:
         self._timeout = timeout
         self._on_lost = on_lost
         self._pace = pace
-        self._word = BEGINS + name.encode("utf-8", "backslashreplace")[-LONGEST_NAME:]
         self._changed = threading.Condition()
         """Guards what follows."""
         self._attended = False
@@ -129,6 +133,9 @@ class Commitment:
         self._over = threading.Event()
         try:
             take_turn(barrier, self)
+            said = name.encode("utf-8", "backslashreplace")[-LONGEST_NAME:]
+            self._goes_up = _goes_up(barrier, said)
+            self._word = BEGINS + (b"" if self._goes_up else AGAIN) + said
             self.number = barrier.sequence
             start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
         except BaseException:
@@ -162,6 +169,7 @@ class Commitment:
                 assert self._decision is not None
                 raise error_for(self._decision)
         except MusterError:
+            self.give_up()  # It may be begun yet, when the coordinator is there again.
             raise
         except BaseException as error:  # An interruption.
             self.failed(failure_text(error))
@@ -295,11 +303,15 @@ class Commitment:
         leads = self._barrier.rank == 0
         try:
             decision = self._begin()
-            if decision.outcome is Outcome.RELEASED:
+            while decision.outcome is Outcome.RELEASED:
                 with self._changed:
-                    self._begun = decision
+                    self._begun = self._begun or decision
                     self._changed.notify_all()
                 decision = self._until_all(lambda: self._written)
+                if self._goes_up or not (self._goes_on and GIVEN_UP in decision.payloads.values()):
+                    break
+                # Others have only now given up an earlier save of this name: here all begin.
+                decision = self._begin()
             if self._settle(decision, "not all ranks have written save {}", aborts=True):
                 # The others have nothing more to do.
                 self._settle(
@@ -314,6 +326,12 @@ class Commitment:
             self._tell(MusterError(f"save {self.number} cannot be decided: {error!r}"))
         finally:
             self._over.set()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the main thread is still in the midst of it."""
+        with self._changed:
+            return not self._written and not self._given_up and self._failure is None
 
     def _begin(self) -> Decision:
         """Go from barrier to barrier until all begin this save at one, or it comes to nothing.
@@ -330,10 +348,10 @@ class Commitment:
                 if set(decision.payloads.values()) <= {self._word}:
                     return decision
                 self._check_ahead(decision.payloads, waits=time.monotonic() < overdue)
-            elif self.rank in {missing.rank for missing in decision.missing}:
+            elif self._goes_up and self.rank in {missing.rank for missing in decision.missing}:
                 # It was decided before this rank came: another save may have, or the others wait further on.
                 late = late or decision
-                timeout = min(timeout, LATE)
+                timeout = _patience(decision, self._timeout)
             else:
                 return late or decision
 
@@ -349,11 +367,15 @@ class Commitment:
         with self._changed:
             if self._given_up or self._failure is not None:
                 raise MusterError(f"{what} was given up before all had begun it: {where}.")
-        if not waits or any(_order(word) > _order(self._word) for word in others.values()):
+        if not (waits and self._goes_up and all(map(self._is_behind, others.values()))):
             raise MusterError(
                 f"{what} is given up: not all ranks make it, since {where}. The next one may be of all."
             )
         logger.warning("%s waits: %s", what, where)
+
+    def _is_behind(self, word: bytes) -> bool:
+        """Whether who says this has still to come to this save."""
+        return not word.startswith(BEGINS + AGAIN) and _order(word) < _order(self._word)
 
     def _until_all(self, done: Callable[[], bool]) -> Decision:
         """Go from barrier to barrier until all are done at one, or one fails."""
@@ -430,7 +452,17 @@ def is_of_a_save(word: bytes) -> bool:
 
 
 def _name_of(word: bytes) -> str:
-    return word.removeprefix(BEGINS).decode("utf-8", "replace")
+    return word.removeprefix(BEGINS).removeprefix(AGAIN).decode("utf-8", "replace")
+
+
+def _patience(missed: Decision, timeout: float) -> float:
+    """Seconds that a rank waits for others which did not wait for it.
+
+    It may be the first there, and then they have as long to come: if some have waited so in vain before,
+    ranks are further apart than that.
+    """
+    polled = missed.outcome is Outcome.TIMED_OUT and missed.wait < timeout - 1
+    return min(timeout, max(LATE, LONGER * missed.wait if polled else 0.0))
 
 
 def _order(word: bytes) -> tuple[list[str | int], bytes]:
@@ -471,6 +503,8 @@ def is_own(error: BaseException, rank: int) -> bool:
 
 _last: dict[Group, Commitment] = {}
 """By group, the save that was begun last."""
+_highest: dict[Group, bytes] = {}
+"""By group, of the names of its saves the one that comes after the others."""
 _last_lock = threading.Lock()
 
 
@@ -499,6 +533,17 @@ def take_turn(barrier: GrpcBarrier, following: Commitment | None = None) -> None
             last.give_up()  # The framework has raised out of it, without a word.
         last.join(LOOK)
         last.check_reached()
+
+
+def _goes_up(barrier: GrpcBarrier, name: bytes) -> bool:
+    """Whether a save comes after all that were begun before, as far as names tell; it is begun now."""
+    group = Group.of(barrier)
+    with _last_lock:
+        highest = _highest.get(group, b"")
+        if _order(name) <= _order(highest):
+            return False
+        _highest[group] = name
+        return True
 
 
 def out_of_step(barrier: GrpcBarrier, why: str) -> MusterError:

@@ -237,7 +237,8 @@ class _Saves:
         folder = Path(save_dir)
         _check_names(save_dir, name)
         self._end_decoupled()
-        commitment = Commitment(self._barrier, self._timeout, self._on_lost)
+        said = f"{self._engine.global_steps} {name}"
+        commitment = Commitment(self._barrier, self._timeout, self._on_lost, name=said)
         with _told(commitment):
             aside = self._agree(commitment, folder, name)
         writer = self._engine.checkpoint_engine
@@ -372,7 +373,7 @@ class _Saves:
                     self._unfinished = None
                     if save.save_latest:
                         _let_latest_name(save.folder, save.tag)
-                save.commitment.committed()
+                    save.commitment.committed()
             save.commitment.confirmed()
         except MusterError:
             save.commitment.give_up()

@@ -112,7 +112,7 @@ class FolderSaves:
                 commitment.claim()
                 marker = (barrier.run_id, barrier.generation, barrier.world_size)
                 aside.commit(Marker(*marker, decision.prefix, decision.sequence))
-            commitment.committed()
+                commitment.committed()
         commitment.confirmed()
 
     def choose(self, barrier: GrpcBarrier, find: Callable[[], Path]) -> Path:

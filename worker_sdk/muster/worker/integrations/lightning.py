@@ -155,9 +155,9 @@ class _Saves:
             )
         return self._barrier
 
-    def begin(self, barrier: GrpcBarrier) -> Commitment:
-        """A save, on all ranks."""
-        return Commitment(barrier, self._timeout, self._on_lost)
+    def begin(self, barrier: GrpcBarrier, step: object) -> Commitment:
+        """A save of a step, on all ranks."""
+        return Commitment(barrier, self._timeout, self._on_lost, name=f"step {step}")
 
     def make_room(self, aside: Aside) -> None:
         """On rank 0, before it is written: remove what failed saves have left.
@@ -242,7 +242,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         if "://" in str(filepath):
             raise ValueError(f"{filepath} is not in a folder: what is committed must be renamed. Name one.")
         barrier = self._saves.barrier(self.global_rank, self.world_size)
-        commitment = self._saves.begin(barrier)
+        commitment = self._saves.begin(barrier, checkpoint.get("global_step"))
         path = Path(filepath)
         # Lightning resumes by the highest number of whatever has this in its name.
         alias = path.name.replace("hpc_ckpt_", "hpc-ckpt-")
@@ -265,7 +265,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                 )
                 commitment.claim()
                 self._saves.commit(aside, marker)
-            commitment.committed()
+                commitment.committed()
         commitment.confirmed()
 
     def load_checkpoint(

@@ -286,7 +286,6 @@ class _Table:
         try:
             proposed = meeting.draft.take([_proposed(rank) for rank in changed])
             plans = self._all.changed(dict(zip(changed, proposed, strict=True)), self._barrier.world_size)
-            meeting.draft.enter(self._barrier.rank)
             for rank in changed:
                 meeting.draft.leave(_share(rank), plans.shares[rank])
         except BaseException as error:  # Torch has one that is no Exception.

@@ -85,7 +85,8 @@ class BucketPlace:
 
     def reader(self, made: Committed) -> StorageReader:
         """Torch's reader of a checkpoint."""
-        return FsspecReader(str(made.path), **self._objects.options)
+        # What was opened before may have credentials that were replaced since.
+        return FsspecReader(str(made.path), skip_instance_cache=True, **self._objects.options)
 
     def sweep(self, keep_last: int | None, decided: Life) -> None:
         """Remove what failed saves have left, and all but the last checkpoints."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
 
 from muster.worker import Checkpointer
 from muster.worker.saves.committed import UncommittedError
@@ -161,8 +162,13 @@ def test_credentials_in_a_file_may_be_replaced(
     for step, key in enumerate(keys[1:]):
         made.save(step, {"step": step})
         assert made.finalize(blocking=True) == [step]
+        last = made.latest()
         file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = anything\n")
         server.expire(keys[step])
+    assert last is not None
+    # As a rank does that has asked for nothing since.
+    dcp.load(into := {"step": 0}, storage_reader=made._place.reader(last), no_dist=True)
+    assert into["step"] == 2
     into = {"step": 0}
     assert made.load(into).step == into["step"] == 2
     made.close()

@@ -24,6 +24,8 @@ MAGIC = "*?[]"
 """What fsspec takes for a pattern."""
 UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP)
 """Of a request that a store does not know."""
+UNEXPLAINED = errno.EINVAL
+"""Of a request whose answer has no room for a reason: S3's to HEAD, when a token has expired."""
 FRESH: dict[str, Any] = {"use_listings_cache": False}
 """For any of fsspec's: a listing shows what is there, and not what was."""
 
@@ -224,7 +226,9 @@ class FsspecObjects:
         """Ask again when refused: credentials in a file may have been replaced since they were read."""
         try:
             return request()
-        except PermissionError:
+        except OSError as error:
+            if not (isinstance(error, PermissionError) or error.errno == UNEXPLAINED):
+                raise
             # Torch's writers and readers find by the same options what is opened here.
             type(self._fs).clear_instance_cache()
             self._open()

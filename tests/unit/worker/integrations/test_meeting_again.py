@@ -199,8 +199,11 @@ def test_who_comes_to_what_was_decided_before_goes_on_to_where_the_others_wait()
         barrier.answers.put(decided(Outcome.TIMED_OUT, 1))
         assert barrier.heard() == BEGINS + b"step-9"
     assert barrier.timeouts == [300.0, LATE, LATE], "they may not wait at all"
+    barrier.answers.put(at(rank_0="step-8", rank_1="step-9"))
+    assert barrier.heard() == BEGINS + b"step-9"
+    assert barrier.timeouts[-1] == 300.0, "who is behind is on his way"
     barrier.answers.put(at(rank_0="step-9", rank_1="step-9"))
-    assert save.begun() == 2
+    assert save.begun() == 3
     save.failed("enough")
     barrier.heard()
     barrier.answers.put(decided(Outcome.ABORTED))

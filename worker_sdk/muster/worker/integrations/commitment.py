@@ -348,6 +348,7 @@ class Commitment:
                 if set(decision.payloads.values()) <= {self._word}:
                     return decision
                 self._check_ahead(decision.payloads, waits=time.monotonic() < overdue)
+                timeout = self._timeout  # Who is behind is on his way.
             elif self._goes_up and self.rank in {missing.rank for missing in decision.missing}:
                 # It was decided before this rank came: another save may have, or the others wait further on.
                 late = late or decision

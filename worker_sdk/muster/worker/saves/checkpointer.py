@@ -27,6 +27,7 @@ from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.committed import Committed, Life
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
+from muster.worker.saves.huge_pages import HugePages
 from muster.worker.saves.place import Draft
 from muster.worker.saves.places import place_at
 from muster.worker.saves.planning import Planning, SweptError
@@ -84,6 +85,7 @@ class Checkpointer:
         self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
+        self._huge_pages = HugePages()
         self._first = self._barrier.sequence
         """The barrier of its first save: a job that is started again has names of its own."""
         self._steps: dict[int, int] = {}
@@ -126,15 +128,19 @@ class Checkpointer:
         planner = DefaultSavePlanner()
         name = f"step {step}"
         held: Held | None = None
+        shared = self._huge_pages.saving([])
 
         def clean() -> None:
             if self._leads:
                 self._place.sweep(self._keep_last, life)
+            self._huge_pages.renew(shared)
 
         try:
             self._check_new(step)
             self._steps[number] = step
             held = self._stage(state_dict)
+            if held is None:
+                shared = self._huge_pages.saving(tensors_of(state_dict))
             draft.begin()
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
             meeting = self._planning.begin(name, draft, planner.create_local_plan())
@@ -248,6 +254,7 @@ class Checkpointer:
             AsyncSaveError: a save was not committed, on any rank.
         """
         self._planning.end()
+        self._huge_pages.saving([])  # There is no next fork.
         try:
             self._queue.close()
         finally:

@@ -1,0 +1,190 @@
+"""The memory of a state, in huge pages: which, when, and that nothing of it changes."""
+
+import errno
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.worker.saves.huge_pages import (
+    GAP,
+    PIECE,
+    SETTINGS,
+    HugePages,
+    Stretch,
+    collapse,
+    huge_page_size,
+    stretches_of,
+)
+
+HUGE = 2**21
+KIB = 2**10
+
+
+class At(torch.Tensor):
+    """A tensor that says that it is somewhere."""
+
+    where: int
+
+    def data_ptr(self) -> int:
+        return self.where
+
+
+def at(start: int, length: int) -> torch.Tensor:
+    tensor = torch.empty(1, dtype=torch.uint8).expand(length).as_subclass(At)
+    tensor.where = start
+    return tensor
+
+
+class Kernel:
+    """Moves memory, or has none."""
+
+    def __init__(self, answers: dict[int, int] | None = None) -> None:
+        self.moved: list[tuple[int, int]] = []
+        self._answers = answers or {}
+
+    def __call__(self, start: int, length: int) -> int:
+        self.moved.append((start, length))
+        return self._answers.get(len(self.moved), 0)
+
+
+def test_only_whole_huge_pages_are_moved():
+    assert stretches_of([at(HUGE + 64, 3 * HUGE)], HUGE) == [Stretch(2 * HUGE, 4 * HUGE)]
+    assert stretches_of([at(HUGE + 64, HUGE)], HUGE) == []
+
+
+def test_small_tensors_fill_one_with_their_neighbours():
+    neighbours = [at(HUGE + number * 64 * KIB, 60 * KIB) for number in reversed(range(64))]
+    assert stretches_of(neighbours, HUGE) == [Stretch(HUGE, 2 * HUGE)]
+
+
+def test_tensors_far_apart_are_two_stretches():
+    far = [at(HUGE, HUGE), at(2 * HUGE + GAP + 1, 2 * HUGE)]
+    assert stretches_of(far, HUGE) == [Stretch(HUGE, 2 * HUGE), Stretch(3 * HUGE, 4 * HUGE)]
+
+
+def test_a_tensor_without_a_place_on_the_host_does_not_count():
+    others = [torch.eye(3).to_sparse(), torch.ones(3, device="meta"), at(0, 4 * HUGE)]
+    assert stretches_of(others, HUGE) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 50 * HUGE), st.integers(0, 5 * HUGE)), max_size=8))
+def test_stretches_are_aligned_apart_and_within_what_tensors_span(places: list[tuple[int, int]]):
+    stretches = stretches_of([at(start, length) for start, length in places], HUGE)
+    for stretch in stretches:
+        assert stretch.start % HUGE == stretch.end % HUGE == 0
+        assert stretch.start < stretch.end
+        assert any(start <= stretch.start < start + length for start, length in places)
+    for one, two in pairwise(stretches):
+        assert one.end <= two.start
+    assert sum(one.end - one.start for one in stretches) <= sum(length + GAP for _, length in places)
+
+
+def test_all_of_a_state_is_moved_piece_by_piece():
+    kernel = Kernel()
+    pages = HugePages(HUGE, kernel)
+    pages.renew(pages.saving([at(PIECE, 2 * PIECE + HUGE), at(8 * PIECE, HUGE)]))
+    assert kernel.moved == [(PIECE, PIECE), (2 * PIECE, PIECE), (3 * PIECE, HUGE), (8 * PIECE, HUGE)]
+
+
+def test_nothing_is_moved_for_a_save_that_another_has_followed():
+    kernel = Kernel()
+    pages = HugePages(HUGE, kernel)
+    first = pages.saving([at(PIECE, PIECE)])
+    second = pages.saving([at(PIECE, PIECE)])
+    pages.renew(first)
+    assert kernel.moved == []
+    pages.renew(second)
+    assert kernel.moved == [(PIECE, PIECE)]
+
+
+def test_a_save_that_begins_stops_it():
+    moved = []
+
+    def move(start: int, length: int) -> int:
+        moved.append((start, length))
+        pages.saving([])
+        return 0
+
+    pages = HugePages(HUGE, move)
+    pages.renew(pages.saving([at(PIECE, 5 * PIECE)]))
+    assert moved == [(PIECE, PIECE)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "calls"), [(errno.ENOMEM, 1), (errno.EBUSY, 1), (errno.EINVAL, 3), (errno.EAGAIN, 3)]
+)
+def test_it_ends_where_there_is_no_room_and_passes_what_cannot_be_moved(problem: int, calls: int):
+    kernel = Kernel({1: problem})
+    pages = HugePages(HUGE, kernel)
+    pages.renew(pages.saving([at(PIECE, 3 * PIECE)]))
+    assert len(kernel.moved) == calls
+
+
+def test_where_there_are_none_nothing_is_done():
+    kernel = Kernel()
+    pages = HugePages(0, kernel)
+    pages.renew(pages.saving([at(PIECE, PIECE)]))
+    assert kernel.moved == []
+
+
+@pytest.mark.parametrize(
+    ("enabled", "size"),
+    [("always [madvise] never", HUGE), ("[always] madvise never", HUGE), ("always madvise [never]", 0)],
+)
+def test_an_administrator_who_wants_none_is_heeded(tmp_path: Path, enabled: str, size: int):
+    (tmp_path / "enabled").write_text(f"{enabled}\n")
+    (tmp_path / "hpage_pmd_size").write_text(f"{HUGE}\n")
+    assert huge_page_size(tmp_path) == size
+
+
+def test_a_system_without_the_settings_has_none(tmp_path: Path):
+    assert huge_page_size(tmp_path) == 0
+
+
+def test_memory_is_the_same_afterwards_while_training_changes_it():
+    weight = torch.zeros(16 * 2**20 // 4)
+    pages = HugePages(HUGE)
+    ended = threading.Event()
+
+    def train() -> None:
+        for _ in range(50):
+            weight.add_(1)
+        ended.set()
+
+    training = threading.Thread(target=train)
+    training.start()
+    while not ended.is_set():
+        pages.renew(pages.saving([weight]))
+    training.join()
+    assert torch.equal(weight, torch.full_like(weight, 50))
+
+
+@pytest.mark.skipif(
+    not huge_page_size() or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1),
+    reason=f"needs Linux 6.1 or newer, and other than [never] in {SETTINGS}/enabled",
+)
+def test_the_kernel_has_moved_it():
+    weight = torch.ones(16 * 2**20 // 4)
+    assert not huge_bytes(weight)
+    for stretch in stretches_of([weight], HUGE):
+        assert collapse(stretch.start, stretch.end - stretch.start) == 0
+    assert huge_bytes(weight) >= 7 * HUGE
+
+
+def huge_bytes(tensor: torch.Tensor) -> int:
+    """How much of the mapping that a tensor is in is in huge pages."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word:
+            start, end = (int(address, 16) for address in word.split("-"))
+            here = start <= tensor.data_ptr() < end
+        elif here and word == "AnonHugePages:":
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the tensor is in no mapping")

@@ -24,8 +24,9 @@ help: ## Show the targets.
 
 venv: .venv/.installed ## Set up .venv.
 
-.venv/.frameworks-installed: .venv/.installed requirements/frameworks.txt
+.venv/.frameworks-installed: .venv/.installed requirements/frameworks.txt requirements/frameworks-alone.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/frameworks.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/frameworks-alone.txt
 	@touch $@
 
 frameworks: .venv/.frameworks-installed

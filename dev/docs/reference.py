@@ -58,6 +58,7 @@ PAGES = {
         "What each needs, changes and cannot do is in [In your framework](../integrations.md).",
         (
             *("integrations.checkpoint.CommittedWriter", "integrations.checkpoint.CommittedReader"),
+            "integrations.torchtitan.CommittedCheckpointManager",
             *("integrations.deepspeed.commit_together", "integrations.deepspeed.adopt"),
             "integrations.transformers.CommitCallback",
             "integrations.accelerate.commit_together",

@@ -99,9 +99,9 @@ def test_a_shell_can_complete_commands(tmp_path: Path):
         [str(MUSTER)], env={**os.environ, **completing}, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["doctor"], "")
-    script = subprocess.run(
-        [str(MUSTER), "--show-completion", "bash"], capture_output=True, text=True, timeout=PATIENCE
-    )
+    # It looks which shell it was called by.
+    command = ["bash", "-c", f"{MUSTER} --show-completion bash; exit $?"]
+    script = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (script.returncode, script.stderr) == (0, "")
     assert "complete -o default -F _muster_completion muster" in script.stdout
 

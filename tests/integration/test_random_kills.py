@@ -21,6 +21,7 @@ JOBS = {
     "lightning-ddp": Job(program="lightning_job", arguments=("ddp", "endless")),
     "lightning-fsdp": Job(program="lightning_job", arguments=("model_parallel", "endless")),
     "dcp": Job(program="dcp_job", arguments=("endless",)),
+    "torchtitan": Job(program="torchtitan_job", arguments=("endless",)),
     "orbax": Job(program="orbax_job", arguments=("endless",)),
 }
 

@@ -1,15 +1,25 @@
 """Lives of a job whose ranks save through a framework's adapter, one process each."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.support.coordinator import Coordinator, free_port
+from tests.support.nursery import nursery
 from tests.support.patience import PATIENCE, until
 
 RANKS = 2
-ROOT = Path(__file__).parents[2]
+DCP = "torch.distributed.checkpoint"
+FRAMEWORKS = {
+    "dcp_job": (DCP,),
+    "torchtitan_job": (DCP, "torchtitan.components.checkpointer"),
+    "deepspeed_job": (DCP, "deepspeed"),
+    "transformers_job": (DCP, "transformers.trainer"),
+    "accelerate_job": (DCP, "transformers.trainer"),
+    "sharded_job": (DCP, "transformers.trainer"),
+    "lightning_job": (DCP, "lightning"),
+    "orbax_job": (),
+}
+"""What takes a program long to import; JAX has threads, and cannot be forked."""
 
 
 class Life:
@@ -39,15 +49,15 @@ class Life:
         }
         self.ranks = []
         for rank in range(RANKS):
-            with (
-                (self.folder / f"rank-{rank}").open("w") as out,
-                (self.folder / f"log-{rank}").open("w") as log,
-            ):
-                command = [sys.executable, "-m", f"tests.support.{program}", *arguments]
-                environment["RANK"] = str(rank)
-                self.ranks.append(
-                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=log)
+            self.ranks.append(
+                nursery(*FRAMEWORKS[program]).fork(
+                    f"tests.support.{program}",
+                    arguments,
+                    environment | {"RANK": str(rank)},
+                    self.folder / f"rank-{rank}",
+                    self.folder / f"log-{rank}",
                 )
+            )
 
     def end(self, *, but: int = -1) -> None:
         """Wait until its ranks have ended, but for one that is killed then."""

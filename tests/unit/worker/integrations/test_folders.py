@@ -90,6 +90,15 @@ def test_nothing_is_loaded_where_a_rank_sees_another_checkpoint(tmp_path: Path):
         saves.choose(as_barrier, lambda: path)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_rank_0_finds_none_all_hear_that(rank: int):
+    barrier = FakeBarrier(rank)
+    saves, as_barrier = saves_of(barrier)
+    barrier.answers.put(decided(rank_0=b"/", rank_1=b"."))
+    assert saves.choose_any(as_barrier, lambda: None) is None
+    assert barrier.heard() == (b"/", b".")[rank]
+
+
 def saved_by_rank_0(barrier: FakeBarrier, folder: Path, others: Callable[[Path], None]) -> Future[None]:
     """Rank 0 saves; what the others do to the place where all write is the test's."""
     saves, as_barrier = saves_of(barrier)

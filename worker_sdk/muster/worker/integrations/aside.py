@@ -218,11 +218,21 @@ def remove(path: Path) -> None:
     Args:
         path: of a folder, a file or a link; it need not be there.
     """
-    # Renamed first: half of a checkpoint must not look like one, and who still writes it must not commit it.
     if os.path.lexists(path):
-        doomed = _doomed(path)
-        path.rename(doomed)
-        _destroy(doomed)
+        _destroy(retire(path))
+
+
+def retire(path: Path) -> Path:
+    """Take a checkpoint's name away, before it is removed.
+
+    Half of a checkpoint must not look like one, and who still writes it must not commit it.
+
+    Returns:
+        Where it is to be removed; whoever sweeps the folder does so, too.
+    """
+    doomed = _doomed(path)
+    path.rename(doomed)
+    return doomed
 
 
 def sync_below(folder: Path) -> None:

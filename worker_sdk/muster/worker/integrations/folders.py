@@ -23,6 +23,8 @@ from muster.worker.saves.failure import failure_text
 
 ANOTHERS = b"."
 """What ranks say that look for no checkpoint, since rank 0 does."""
+NONE = b"/"
+"""What rank 0 says that has found none; the root of all folders is none either."""
 
 
 class FolderSaves:
@@ -128,8 +130,21 @@ class FolderSaves:
             RuntimeError: they do not find the same.
             OSError, ValueError: this one cannot.
         """
+        chosen = self.choose_any(barrier, find)
+        assert chosen is not None
+        return chosen
+
+    def choose_any(self, barrier: GrpcBarrier, find: Callable[[], Path | None]) -> Path | None:
+        """As :meth:`choose`, where rank 0 may find none: then that is what all hear."""
+
+        def name() -> bytes:
+            found = find()
+            return NONE if found is None else os.fsencode(read(found)[0])
+
         take_turn(barrier)
-        found = self._by_all(barrier, lambda: os.fsencode(read(find())[0]) if barrier.rank == 0 else ANOTHERS)
+        found = self._by_all(barrier, name if barrier.rank == 0 else lambda: ANOTHERS)
+        if found[0] == NONE:
+            return None
         path = Path(os.fsdecode(found[0]))
         # Who goes on alone would hang in the next collective.
         markers = self._by_all(barrier, lambda: repr(read(path)[1]).encode())
@@ -180,7 +195,13 @@ def committed(folder: Path, named: str) -> list[Path]:
 
 
 def rotate(checkpoints: list[Path], limit: int, kept: Set[Path]) -> None:
-    """Remove the oldest, by when they were committed: their numbers may be of a run that was rolled back.
+    """Remove what is :func:`stale`."""
+    for old in stale(checkpoints, limit, kept):
+        remove(old)
+
+
+def stale(checkpoints: list[Path], limit: int, kept: Set[Path] = frozenset()) -> list[Path]:
+    """The oldest, by when they were committed: their numbers may be of a run that was rolled back.
 
     Args:
         checkpoints: those that are committed.
@@ -188,8 +209,7 @@ def rotate(checkpoints: list[Path], limit: int, kept: Set[Path]) -> None:
         kept: those that stay in any case.
     """
     others = sorted((one for one in checkpoints if one not in kept), key=_committed_at)
-    for old in others[: max(0, len(checkpoints) - limit)]:
-        remove(old)
+    return others[: max(0, len(checkpoints) - limit)]
 
 
 def _committed_at(path: Path) -> float:

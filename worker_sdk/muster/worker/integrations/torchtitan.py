@@ -1,0 +1,194 @@
+"""torchtitan's checkpoints, committed by all ranks or by none: a checkpoint manager in place of its own.
+
+Tried with torchtitan 0.3.0. Where its manager differs, the import says so.
+"""
+
+import inspect
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
+from torchtitan.tools import filesystem
+from torchtitan.tools.utils import GarbageCollection
+
+from muster.worker.integrations.aside import restore, retire, sweep
+from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
+from muster.worker.integrations.commitment import OnLost
+from muster.worker.integrations.folders import FolderSaves, committed, stale
+from muster.worker.saves.queue import DEFAULT_TIMEOUT
+
+__all__ = ["CommittedCheckpointManager", "latest"]
+
+TRIED = "torchtitan 0.3.0"
+PREFIX = "checkpoint/torchtitan"
+"""The group by whose barriers the ranks choose what to load, and saves are decided that are not torch's."""
+NAMED = "step-"
+"""How checkpoints are named; their steps follow."""
+METADATA = ".metadata"
+"""Of torch's format, which is the one to go on from: the last save of a job may be in another."""
+
+_SIGNATURES = {
+    "dcp_save": ["self", "state_dict", "checkpoint_id", "async_mode", "enable_garbage_collection", "to_hf"],
+    "dcp_load": ["self", "state_dict", "checkpoint_id", "from_hf", "from_quantized"],
+    "_load": ["self", "step"],
+    "_find_load_step": ["self", "folder"],
+    "_should_purge": ["self"],
+    "_purge_stale_checkpoints": ["self"],
+}
+for _name, _parameters in _SIGNATURES.items():
+    if list(inspect.signature(getattr(CheckpointManager, _name, lambda: None)).parameters) != _parameters:
+        raise ImportError(
+            f"muster.worker.integrations.torchtitan was tried with {TRIED}; here CheckpointManager.{_name} "
+            "differs."
+        )
+
+
+class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
+    """torchtitan's checkpoint manager, whose checkpoints have their names when all ranks have written.
+
+    One line of a job's configuration changes::
+
+        checkpoint=CommittedCheckpointManager.Config(enable=True, interval=500)
+
+    If a rank fails, dies or does not come, all others hear who it was. What is not committed is not resumed
+    from, nor does it count for ``keep_latest_k``. All ranks load what rank 0 has found. They must share the
+    folder.
+
+    Args:
+        config: as torchtitan's; also how long to wait for a rank, and what then.
+        **parts: what torchtitan hands to its manager.
+
+    Raises:
+        ValueError: the folder is in a bucket, or ``on_lost`` is not one of its values.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):  # type: ignore[misc]
+        """torchtitan's, and how long to wait."""
+
+        timeout: float = DEFAULT_TIMEOUT
+        """Seconds that a rank may take for its part of a save, and that it is waited for."""
+
+        on_lost: OnLost = "raise"
+        """With "abort", this process is aborted if a rank is lost or does not come in time."""
+
+    def __init__(self, config: Config, **parts: Any) -> None:  # noqa: ANN401
+        super().__init__(config, **parts)
+        if not self.enable:
+            return
+        if filesystem.is_remote(self.folder):
+            raise ValueError(
+                f"{self.folder} is in a bucket, and what is committed gets its name by a rename. Name a "
+                "folder that all ranks share."
+            )
+        self._timeout = config.timeout
+        self._on_lost = config.on_lost
+        self._saves = FolderSaves(PREFIX, NAMED, None, config.timeout, config.on_lost)
+
+    def dcp_save(
+        self,
+        state_dict: dict[str, Any],
+        checkpoint_id: str,
+        async_mode: AsyncMode,
+        enable_garbage_collection: bool = False,
+        to_hf: bool = False,
+    ) -> Future[Any] | AsyncSaveResponse | None:
+        """torchtitan's: all ranks save.
+
+        Raises:
+            BarrierError: not all have written; the message names who has not, and why. Of an asynchronous
+                save its future raises it.
+            CheckpointException: a rank could not write, or plan; torch's word for it.
+            MusterError: a rank gave the save up.
+            OutcomeUnknownError: the coordinator cannot be reached.
+        """
+        if to_hf:  # torchtitan writes this in two steps, into a folder that it is given.
+
+            def write(unfinished: Path) -> None:
+                theirs(self, state_dict, str(unfinished), async_mode, to_hf=True)
+
+            theirs = CheckpointManager.dcp_save
+            self._saves.save(self._saves.meet(*_ranks()), Path(checkpoint_id), write)
+            saved = None
+        else:
+            saved = self._save_by_torch(state_dict, checkpoint_id, async_mode)
+        if enable_garbage_collection:
+            GarbageCollection.collect("GC collection invoked by checkpointer.")
+        return saved
+
+    def _save_by_torch(
+        self, state_dict: dict[str, Any], name: str, async_mode: AsyncMode
+    ) -> Future[Any] | AsyncSaveResponse | None:
+        writer = CommittedWriter(name, timeout=self._timeout, on_lost=self._on_lost)
+        if async_mode is AsyncMode.ASYNC:
+            return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+        if async_mode is AsyncMode.ASYNC_WITH_PINNED_MEM:
+            return dcp.async_save(
+                state_dict,
+                storage_writer=writer,
+                process_group=self.pg,
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+                async_stager=self.stager,
+            )
+        dcp.save(state_dict, storage_writer=writer)
+        return None
+
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
+        """torchtitan's; of this job's own checkpoints, only one that was committed.
+
+        Raises:
+            CheckpointException: it was not, on any rank.
+        """
+        if from_hf or Path(checkpoint_id).parent != Path(self.folder):
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)  # What training begins with.
+            return
+        dcp.load(state_dict, storage_reader=CommittedReader(checkpoint_id))
+        if MODEL in self.states:
+            self.states[MODEL].load_state_dict(state_dict)
+
+    def _load(self, step: int = -1) -> bool:
+        """torchtitan's; what rank 0 finds is everyone's.
+
+        Raises:
+            BarrierError: not all ranks have come, or one does not see it; the message names who.
+        """
+        barrier = self._saves.meet(*_ranks())
+        folder = Path(self.folder)
+        if barrier.rank == 0 and folder.is_dir() and not self.load_only:
+            restore(folder)
+            sweep(folder)
+        if step == -1:
+            newest = self._saves.choose_any(barrier, lambda: latest(folder))
+            step = -1 if newest is None else int(newest.name.removeprefix(NAMED))
+        return bool(super()._load(step))
+
+    def _find_load_step(self, folder: str = "") -> int:
+        """torchtitan's, for each rank; asked only where rank 0 has found none for all."""
+        return -1
+
+    def _purge_stale_checkpoints(self) -> None:
+        """torchtitan's; what is not committed does not count."""
+        if self._should_purge():
+            for old in stale(committed(Path(self.folder), NAMED), self.keep_latest_k):
+                self.purge_queue.put(str(retire(old)))
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The committed checkpoint of the highest step in a folder, to go on from.
+
+    Args:
+        folder: of the job's checkpoints: torchtitan's dump folder, and the name of the configuration's.
+    """
+    found = [one for one in committed(Path(folder), NAMED) if (one / METADATA).exists()]
+    return found[-1] if found else None
+
+
+def _ranks() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import muster.worker
+from tests.support import daemon
 from tests.support import helm as charts
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
@@ -21,6 +22,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker("also_through_relay")
     if marked is not None and "coordinator" in metafunc.fixturenames:
         metafunc.parametrize("coordinator", ["direct", "relayed"], indirect=True)
+
+
+daemon.forks = True
 
 
 @pytest.fixture

@@ -49,15 +49,15 @@ class Life:
         }
         self.ranks = []
         for rank in range(RANKS):
-            self.ranks.append(
-                nursery(*FRAMEWORKS[program]).fork(
-                    f"tests.support.{program}",
-                    arguments,
-                    environment | {"RANK": str(rank)},
-                    self.folder / f"rank-{rank}",
-                    self.folder / f"log-{rank}",
+            with (
+                (self.folder / f"rank-{rank}").open("w") as out,
+                (self.folder / f"log-{rank}").open("w") as log,
+            ):
+                module, own = f"tests.support.{program}", environment | {"RANK": str(rank)}
+                forked = nursery(*FRAMEWORKS[program]).fork(
+                    module, arguments, own, out.fileno(), log.fileno()
                 )
-            )
+                self.ranks.append(forked)
 
     def end(self, *, but: int = -1) -> None:
         """Wait until its ranks have ended, but for one that is killed then."""

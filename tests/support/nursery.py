@@ -1,8 +1,8 @@
 """Processes that begin with what takes long to import: forked from one that has imported it.
 
-A rank that imports a framework takes seconds of a processor before it does anything, and the tests start
-hundreds. Here one process does so for all, and stays without threads and without gRPC's state; what it forks
-runs a module as ``python -m`` would.
+A rank that imports a framework takes seconds of a processor before it does anything, a coordinator most of
+one, and the tests start hundreds of each. Here one process imports, for all; it has no threads and nothing of
+gRPC's state but its code. What it forks runs a module as ``python -m`` would.
 """
 
 import atexit
@@ -14,42 +14,55 @@ import random
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KEPT = 2
+KEPT = 3
 """Nurseries of one process of pytest: each has the memory of what it has imported."""
+MOST = 100_000
+"""Bytes of a request: its environment, above all."""
 
 
 class Forked:
-    """A process that was forked; not a child of this one."""
+    """A process that a nursery has forked, with what :class:`subprocess.Popen` has."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._handle: int | None = None
-        with suppress(ProcessLookupError):  # It has ended already.
-            self._handle = os.pidfd_open(pid)
+    def __init__(self, name: str, report: int) -> None:
+        self._name = name
+        self._report = Connection(report, writable=False)
+        self.pid: int = self._report.recv()
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Returns:
+            Its exit code; of a signal, its number below 0.
+        """
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
+        return code
 
     def kill(self) -> None:
         """SIGKILL it, if it still runs."""
-        if self._handle is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until it has ended."""
-        if self._handle is None:
-            return
-        poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
-        if not poll.poll(None if timeout is None else timeout * 1000):
-            raise TimeoutError(f"process {self.pid} runs on after {timeout} s")
-        os.close(self._handle)
-        self._handle = None
+    def _ended(self, timeout: float | None) -> int | None:
+        if self._code is None and self._report.poll(timeout):
+            self._code = self._report.recv()
+            self._report.close()
+        return self._code
 
 
 class Nursery:
@@ -60,18 +73,17 @@ class Nursery:
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *modules],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+                pass_fds=[theirs.fileno()],
+            )
 
     def fork(
-        self, module: str, arguments: Sequence[str], environment: dict[str, str], out: Path, log: Path
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int, log: int
     ) -> Forked:
         """Run a module.
 
@@ -79,21 +91,21 @@ class Nursery:
             module: its name.
             arguments: its own.
             environment: all of it.
-            out: where its standard output goes.
-            log: where its standard error goes.
+            out: the file descriptor of its standard output.
+            log: that of its standard error.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(
-            json.dumps([module, list(arguments), environment, str(out), str(log)]),
-            file=self._process.stdin,
-            flush=True,
-        )
-        return Forked(int(self._process.stdout.readline()))
+        request = json.dumps([module, list(arguments), dict(environment), str(Path.cwd())]).encode()
+        ours, report = os.pipe()
+        try:
+            socket.send_fds(self._control, [request], [report, out, log])
+        finally:
+            os.close(report)
+        return Forked(module, ours)
 
     def close(self) -> None:
-        """End it; what it has forked runs on."""
-        self._process.communicate()
+        """End it; what it has forked runs on, and nobody says how it ends."""
+        self._control.close()
+        self._process.wait()
 
 
 _kept: dict[tuple[str, ...], Nursery] = {}
@@ -119,28 +131,57 @@ def _close_all() -> None:
 
 
 def main() -> None:
-    """Import, then fork for each line."""
-    for module in sys.argv[1:]:
+    """Import; then fork for each request, and say how each ends."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for them here.
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            _run(*json.loads(line))
-            return
-        print(pid, flush=True)
+    children: dict[int, tuple[int, Connection]] = {}
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for handle, _ in poll.poll():
+            if handle in children:
+                pid, report = children.pop(handle)
+                poll.unregister(handle)
+                os.close(handle)
+                _say(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                report.close()
+                continue
+            request, handed, _, _ = socket.recv_fds(control, MOST, 3)
+            if not request:
+                return
+            report, files = Connection(handed[0], readable=False), handed[1:]
+            pid = os.fork()
+            if pid == 0:
+                for other, (_, theirs) in children.items():
+                    os.close(other)
+                    theirs.close()
+                report.close()
+                control.close()
+                _run(*json.loads(request), *files)
+                return
+            for file in files:
+                os.close(file)
+            _say(report, pid)
+            children[os.pidfd_open(pid)] = pid, report
+            poll.register(next(reversed(children)), select.POLLIN)
 
 
-def _run(module: str, arguments: list[str], environment: dict[str, str], out: str, log: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    for number, (path, how) in enumerate(((os.devnull, os.O_RDONLY), (out, flags), (log, flags))):
-        handle = os.open(path, how, 0o644)
+def _say(report: Connection, number: int) -> None:
+    with suppress(BrokenPipeError):  # Whoever asked for it may have gone.
+        report.send(number)
+
+
+def _run(module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: int) -> None:
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for number, handle in enumerate(files, 1):
         os.dup2(handle, number)
         os.close(handle)
     os.environ.clear()
     os.environ.update(environment)
+    os.chdir(folder)
     random.seed()
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

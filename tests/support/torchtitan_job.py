@@ -86,7 +86,9 @@ class Job:
     @property
     def weights(self) -> torch.Tensor:
         """This rank's part of them."""
-        return self.model.weight.to_local()  # type: ignore[operator]
+        weight: Any = self.model.weight
+        local: torch.Tensor = weight.to_local()
+        return local
 
     def resume(self, step: int) -> None:
         """Load a step, and say what it holds."""
@@ -114,15 +116,16 @@ class Job:
 
 def doom(what: str, when: str) -> None:
     """Let the next write go wrong."""
-    theirs = FileSystemWriter._write_data
+    writers: Any = FileSystemWriter
+    theirs = writers._write_data
 
     def ours(*arguments: Any) -> Any:
-        FileSystemWriter._write_data = theirs  # type: ignore[method-assign]
+        writers._write_data = theirs
         written = theirs(*arguments) if when == "after" else None
         strike(what)
         return written
 
-    FileSystemWriter._write_data = ours  # type: ignore[method-assign]
+    writers._write_data = ours
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import muster.worker
-from tests.support import daemon
 from tests.support import helm as charts
+from tests.support import nursery
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 from tests.support.relay import RelayedCoordinator
@@ -24,7 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("coordinator", ["direct", "relayed"], indirect=True)
 
 
-daemon.forks = True
+nursery.forks = True
 
 
 @pytest.fixture

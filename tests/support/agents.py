@@ -4,11 +4,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.patience import PATIENCE, until
+from tests.support.torchrun import torchrun
 
 PROGRAM = '''
 """Reduce a number over all workers again and again, until a file tells to finish; then pass a barrier."""
@@ -158,19 +158,16 @@ class Agent:
         self._job = job
         self._log = job.folder / f"{name}.log"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = torchrun(
                 [
-                    *(sys.executable, "-m", "torch.distributed.run"),
                     *("--rdzv-backend=muster", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.run_id}"),
                     f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
                     *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", "--local-addr=127.0.0.1"),
                     *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
                     *job.command,
                 ],
-                env=os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
+                log,
             )
 
     def said(self) -> str:

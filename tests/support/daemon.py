@@ -7,15 +7,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.nursery import Forked, nursery
+from tests.support import nursery
 from tests.support.patience import PATIENCE
 
 MUSTER = Path(sys.executable).with_name("muster")
 COMMAND = ("muster.service.cli.main", "muster.service.cli.serve", "muster.service.app", "muster.relay")
 """What the command imports."""
-forks = False
-"""Whether ``muster`` is forked from a process that has imported it. Tests do so, for most of a short one
-would be imports; who measures starts what users start."""
 
 
 class Daemon:
@@ -33,13 +30,13 @@ class Daemon:
         self.log_path = log_path
         self._program = program
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._process: subprocess.Popen[bytes] | nursery.Forked | None = None
 
     def _launch(self, *arguments: str) -> None:
         with self.log_path.open("ab") as log:
-            if forks and self._program == (str(MUSTER),):
+            if nursery.forks and self._program == (str(MUSTER),):
                 environment = os.environ if self._environment is None else self._environment
-                self._process = nursery(*COMMAND).fork(
+                self._process = nursery.nursery(*COMMAND).fork(
                     "tests.support.muster_command", arguments, environment, log.fileno(), log.fileno()
                 )
                 return

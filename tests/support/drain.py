@@ -1,13 +1,12 @@
 """Torchrun's agents of a job that is told to end, one for each of its ranks."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.patience import PATIENCE
+from tests.support.torchrun import Agent, torchrun
 
 PROGRAM = Path(__file__).with_name("drained.py")
 NUMBERS = 1000
@@ -23,7 +22,7 @@ def job(
     run: str = "job",
     numbers: int = NUMBERS,
     grace: float = PATIENCE,
-) -> Iterator[list[subprocess.Popen[str]]]:
+) -> Iterator[list[Agent]]:
     """Start a job; at the end it is ended.
 
     Args:
@@ -35,8 +34,8 @@ def job(
         numbers: as of the program.
         grace: seconds that torch's agents give their workers when they are ended.
     """
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster", f"--rdzv-id={run}"),
+    arguments = [
+        *("--rdzv-backend=muster", f"--rdzv-id={run}"),
         *(f"--rdzv-endpoint={endpoint}", f"--nnodes={ranks}", "--nproc-per-node=1"),
         *("--local-addr=127.0.0.1", str(PROGRAM), str(folder), mode, str(numbers)),
     ]
@@ -45,10 +44,7 @@ def job(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{grace:.0f}",
     }
     with (folder / "agents.log").open("a") as log:
-        agents = [
-            subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
-            for _ in range(ranks)
-        ]
+        agents = [torchrun(arguments, environment, log) for _ in range(ranks)]
     try:
         yield agents
     finally:

@@ -27,6 +27,8 @@ KEPT = 3
 """Nurseries of one process of pytest: each has the memory of what it has imported."""
 MOST = 100_000
 """Bytes of a request: its environment, above all."""
+forks = False
+"""Whether tests have ``muster`` and torchrun forked, too. Who measures starts what users start."""
 
 
 class Forked:
@@ -55,8 +57,16 @@ class Forked:
 
     def kill(self) -> None:
         """SIGKILL it, if it still runs."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM it, if it still runs."""
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     def _ended(self, timeout: float | None) -> int | None:
         if self._code is None and self._report.poll(timeout):

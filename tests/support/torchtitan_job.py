@@ -110,6 +110,7 @@ class Job:
             self.manager.maybe_wait_for_saving()
         except (CheckpointException, MusterError) as error:
             print("failed", self.progress.step, *str(error).split(), flush=True)
+            raise  # As torchtitan's trainer does.
         else:
             print("saved", self.progress.step, flush=True)
 

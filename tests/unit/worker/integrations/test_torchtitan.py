@@ -3,6 +3,7 @@
 import inspect
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torchtitan.components.checkpointer import CheckpointManager
@@ -12,7 +13,7 @@ from muster.worker.integrations.aside import Aside, Marker
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
 
 
-def manager(folder: str, **options: object) -> CommittedCheckpointManager:
+def manager(folder: str, **options: Any) -> CommittedCheckpointManager:
     config = CommittedCheckpointManager.Config(enable=True, folder=folder, **options)
     built = config.build(
         dataloader=None, model_parts=[], optimizers=None, lr_schedulers=None, states={}, sd_adapter=None

@@ -29,15 +29,15 @@ KIB = 2**10
 class At(torch.Tensor):
     """A tensor that says that it is somewhere."""
 
-    where: int
+    address: int
 
     def data_ptr(self) -> int:
-        return self.where
+        return self.address
 
 
 def at(start: int, length: int) -> torch.Tensor:
     tensor = torch.empty(1, dtype=torch.uint8).expand(length).as_subclass(At)
-    tensor.where = start
+    tensor.address = start
     return tensor
 
 

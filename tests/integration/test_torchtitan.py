@@ -86,3 +86,23 @@ def test_a_last_save_in_safetensors_is_committed_and_not_gone_on_from(tmp_path: 
         assert weights["weight"].tolist() == [[float(FAULTY)]] * RANKS
         said = live(coordinator, tmp_path, 2, "committed")
         assert said == [[f"resumed {FAULTY - 1} whole", f"saved {FAULTY}"]] * RANKS
+
+
+def test_a_step_that_was_named_and_is_not_committed_is_refused_by_all(tmp_path: Path):
+    torn = tmp_path / f"out/checkpoint/step-{FAULTY - 1}"
+    torn.mkdir(parents=True)
+    (torn / ".metadata").touch()
+    with Coordinator(tmp_path) as coordinator:
+        life = Life(coordinator, "torchtitan_job", tmp_path, 0, str(tmp_path / "out"), "committed-back")
+        life.end()
+        for rank in range(RANKS):
+            assert life.said(rank) == []
+            assert life.ranks[rank].wait() == 1
+        assert f"{torn} is not a committed checkpoint" in life.logged(0)
+        assert "rank 0 (" in life.logged(1)
+
+
+def test_what_was_saved_without_it_can_be_begun_with(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        assert live(coordinator, tmp_path, 0, "plain") == [TRAINED] * RANKS
+        assert live(coordinator, tmp_path, 1, "committed-from") == [[f"resumed {FAULTY} whole"]] * RANKS

@@ -1,11 +1,12 @@
 """A rank of a job that checkpoints by torchtitan's manager: ``FOLDER MODE [WHO WHAT WHEN]``.
 
 MODE is ``committed`` or ``plain``: with Muster's manager, or with torchtitan's own, the control; or
-``endless``: committed and asynchronous, until it is killed. With ``-back`` after it, all go back to the step
-before the last, and train on by other data; with ``-hf``, the last save is in safetensors. The model is
-sharded; its weights are the number of the step, and of the data. Each step is saved, and two checkpoints are
-kept. Every life of the job but the first resumes. At the third save rank WHO does WHAT (``kill``, ``raise``,
-``stop``) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written.
+``endless``: committed and asynchronous, until it is killed. With ``-back``, all go back to the step before
+the last, and train on by other data; with ``-hf``, the last save is in safetensors; with ``-from``, the last
+step's checkpoint is named as the one to begin with. The model is sharded; its weights are the number of the
+step, and of the data. Each step is saved, and two checkpoints are kept. Every life of the job but the first
+resumes. At the third save rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save,
+``writing``, or ``after`` it has written.
 """
 
 import logging
@@ -60,7 +61,7 @@ class ToHuggingFace:
 class Job:
     """The parts that torchtitan's trainer has."""
 
-    def __init__(self, folder: Path, kind: type[CheckpointManager], async_mode: str, hf: bool) -> None:
+    def __init__(self, folder: Path, kind: type[CheckpointManager], async_mode: str, how: str) -> None:
         self.model = torch.nn.Linear(1, dist.get_world_size(), bias=False)
         fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         self.progress = Progress()
@@ -71,8 +72,10 @@ class Job:
             interval=1,
             keep_latest_k=2,
             async_mode=async_mode,
-            last_save_model_only=hf,
-            last_save_in_hf=hf,
+            initial_load_path=str(folder / f"checkpoint/step-{FAULTY}") if how == "from" else None,
+            initial_load_model_only=False,
+            last_save_model_only=how == "hf",
+            last_save_in_hf=how == "hf",
         ).build(
             dataloader=None,
             model_parts=[self.model],
@@ -138,7 +141,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     kind = CheckpointManager if mode == "plain" else CommittedCheckpointManager
-    job = Job(folder, kind, "async" if mode == "endless" else "disabled", how == "hf")
+    job = Job(folder, kind, "async" if mode == "endless" else "disabled", how)
     job.resume(FAULTY - 1 if how == "back" else -1)
     if how == "back":
         job.progress.data = OTHER_DATA

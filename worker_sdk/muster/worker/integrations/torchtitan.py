@@ -89,6 +89,8 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         self._timeout = config.timeout
         self._on_lost = config.on_lost
         self._saves = FolderSaves(PREFIX, NAMED, None, config.timeout, config.on_lost)
+        self._resumes = False
+        """Whether it loads what was committed here, and not what training begins with."""
 
     def dcp_save(
         self,
@@ -141,13 +143,13 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
     ) -> None:
-        """torchtitan's; of this job's own checkpoints, only one that was committed.
+        """torchtitan's; to go on from a checkpoint of this job, only from one that was committed.
 
         Raises:
             CheckpointException: it was not, on any rank.
         """
-        if from_hf or Path(checkpoint_id).parent != Path(self.folder):
-            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)  # What training begins with.
+        if not self._resumes:
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         dcp.load(state_dict, storage_reader=CommittedReader(checkpoint_id))
         if MODEL in self.states:
@@ -158,16 +160,18 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 
         Raises:
             BarrierError: not all ranks have come, or one does not see it; the message names who.
+            UncommittedError: the step was named, and not committed.
         """
         barrier = self._saves.meet(*_ranks())
         folder = Path(self.folder)
-        if barrier.rank == 0 and folder.is_dir() and not self.load_only:
+        if barrier.rank == 0 and folder.is_dir():
             restore(folder)
-            sweep(folder)
-        if step == -1:
-            newest = self._saves.choose_any(barrier, lambda: latest(folder))
-            step = -1 if newest is None else int(newest.name.removeprefix(NAMED))
-        return bool(super()._load(step))
+            if not self.load_only and self.save_future is None:
+                sweep(folder)
+        named = None if step == -1 else folder / f"{NAMED}{step}"
+        chosen = self._saves.choose_any(barrier, lambda: named or latest(folder))
+        self._resumes = chosen is not None
+        return bool(super()._load(-1 if chosen is None else int(chosen.name.removeprefix(NAMED))))
 
     def _find_load_step(self, folder: str = "") -> int:
         """torchtitan's, for each rank; asked only where rank 0 has found none for all."""

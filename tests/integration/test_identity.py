@@ -151,23 +151,28 @@ def refused_since(coordinator: Coordinator, began: str) -> list[dict[str, Any]]:
     return [line for line in coordinator.log("token.refused") if line["timestamp"] >= began]
 
 
+def lasting(issuer: Issuer, *said: Any, **more: Any) -> str:
+    """A token that is made when the tests are collected, and must be good when one of them has its turn."""
+    return issuer.token(*said, seconds=86_400.0, **more)
+
+
 CLAIMS = {"iss": URL, "aud": "muster", "sub": "system:serviceaccount:team-a:trainer", "exp": 4e9}
 BAD: dict[str, tuple[str, str, str]] = {
-    "wrong audience": (ISSUER.token(aud="vault"), "TOKEN_UNKNOWN", "aud"),
+    "wrong audience": (lasting(ISSUER, aud="vault"), "TOKEN_UNKNOWN", "aud"),
     "expired": (ISSUER.token(seconds=-1), "TOKEN_EXPIRED", "exp"),
-    "not yet valid": (ISSUER.token(nbf=4e9), "TOKEN_UNKNOWN", "nbf"),
+    "not yet valid": (lasting(ISSUER, nbf=4e9), "TOKEN_UNKNOWN", "nbf"),
     "alg none": (forged({"alg": "none"}, CLAIMS), "TOKEN_UNKNOWN", "alg"),
     "HS256 with the public key": (
         forged({"alg": "HS256", "kid": "first"}, CLAIMS, public_pem(ISSUER.private)),
         "TOKEN_UNKNOWN",
         "alg",
     ),
-    "forged": (Issuer(private=key("thief")).token(), "TOKEN_UNKNOWN", "signature"),
-    "unknown key": (ISSUER.token(headers={"kid": "other"}), "TOKEN_UNKNOWN", "kid"),
-    "another issuer": (Issuer("https://other").token(), "TOKEN_UNKNOWN", "issuer"),
-    "another namespace": (ISSUER.token("team-b/trainer"), "TOKEN_UNKNOWN", "rules"),
-    "role too low": (ISSUER.token("monitoring/prometheus"), "ROLE_TOO_LOW", "role"),
-    "run not allowed": (ISSUER.token("team-a/trainer"), "RUN_NOT_ALLOWED", "run"),
+    "forged": (lasting(Issuer(private=key("thief"))), "TOKEN_UNKNOWN", "signature"),
+    "unknown key": (lasting(ISSUER, headers={"kid": "other"}), "TOKEN_UNKNOWN", "kid"),
+    "another issuer": (lasting(Issuer("https://other")), "TOKEN_UNKNOWN", "issuer"),
+    "another namespace": (lasting(ISSUER, "team-b/trainer"), "TOKEN_UNKNOWN", "rules"),
+    "role too low": (lasting(ISSUER, "monitoring/prometheus"), "ROLE_TOO_LOW", "role"),
+    "run not allowed": (lasting(ISSUER, "team-a/trainer"), "RUN_NOT_ALLOWED", "run"),
     "garbage": ("garbage-0123456789", "TOKEN_UNKNOWN", "shape"),
 }
 

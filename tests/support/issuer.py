@@ -79,7 +79,7 @@ class Issuer:
         self,
         account: str = "team-a/trainer",
         *,
-        seconds: float = 86_400.0,
+        seconds: float = 600.0,
         now: float | None = None,
         headers: dict[str, Any] | None = None,
         **claims: Any,
@@ -88,7 +88,7 @@ class Issuer:
 
         Args:
             account: ``NAMESPACE/NAME``.
-            seconds: until it expires; default: longer than the tests that make it when they are collected.
+            seconds: until it expires.
             now: seconds since 1970; default: the system's clock.
             headers: further ones, or others.
             claims: further ones, or others; None: without it.

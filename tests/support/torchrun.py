@@ -8,8 +8,13 @@ from typing import IO, Any, TypeAlias
 from tests.support import nursery
 
 Agent: TypeAlias = subprocess.Popen[bytes] | nursery.Forked
-IMPORTS = ("torch.distributed.launcher.api",)
-"""What it imports."""
+IMPORTS = (
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.multiprocessing.subprocess_handler",
+    "torch.distributed.checkpoint",
+    "muster.worker",
+)
+"""What it and its workers import."""
 
 
 def torchrun(arguments: Sequence[str], environment: Mapping[str, str], log: IO[Any]) -> Agent:
@@ -20,12 +25,11 @@ def torchrun(arguments: Sequence[str], environment: Mapping[str, str], log: IO[A
         environment: all of it.
         log: where its output goes, and that of its workers.
     """
-    module = "torch.distributed.run"
     if nursery.forks:
         forking = nursery.nursery(*IMPORTS)
-        return forking.fork(module, arguments, environment, log.fileno(), log.fileno())
+        return forking.fork("tests.support.forking_agent", arguments, environment, log.fileno(), log.fileno())
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -61,6 +61,8 @@ class Upstream:
         self._counts = counts
         self._patience = patience
         self._channels: dict[Target, grpc.aio.Channel] = {}
+        self._latest: Target | None = None
+        """Whose connection was asked for last: it stays open when nobody uses it."""
         self._users: dict[Target, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[Line, Outbox] = {}
@@ -231,7 +233,9 @@ class Upstream:
 
     @asynccontextmanager
     async def channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
-        """The connection to a coordinator, shared by all who use it; it is closed when another one is used.
+        """The connection to a coordinator, shared by all who use it.
+
+        It is closed when nobody uses it and another one has been asked for.
 
         Raises:
             EnvironmentValueError: the token or a certificate cannot be used.
@@ -240,6 +244,7 @@ class Upstream:
         key = replace(target, connect_timeout_ms=0)
         if key not in self._channels:
             self._channels[key] = _open(target)
+        self._latest = key
         self._users[key] = self._users.get(key, 0) + 1
         try:
             yield self._channels[key]
@@ -253,8 +258,9 @@ class Upstream:
             self._users[key] -= 1
             if not self._users[key]:
                 del self._users[key]
-            for unused in [one for one in self._channels if one != key and one not in self._users]:
-                await self._close(unused)
+            for one in list(self._channels):
+                if one not in (self._latest, *self._users):
+                    await self._close(one)
 
     async def _close(self, key: Target) -> None:
         channel = self._channels.pop(key, None)

@@ -50,3 +50,15 @@ async def test_a_coordinator_that_is_back_is_seen_while_they_are_kept(monkeypatc
         pass
     await upstream.close()
     assert given["grpc.initial_reconnect_backoff_ms"] <= given["grpc.max_reconnect_backoff_ms"] < HOLD * 1000
+
+
+async def test_a_connection_that_was_replaced_is_closed_when_its_last_user_leaves():
+    """Nobody may come to the new one, or leave it, for hours."""
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", counts=Counts())
+    replacing = upstream.channel(Target("127.0.0.1:1", "", keepalive_ms=100))
+    async with upstream.channel(Target("127.0.0.1:1", "")) as replaced:
+        await replacing.__aenter__()
+        assert replaced.get_state() is not grpc.ChannelConnectivity.SHUTDOWN
+    assert replaced.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+    await replacing.__aexit__(None, None, None)
+    await upstream.close()

@@ -9,6 +9,7 @@ import pytest
 from muster.worker.saves.directory import MARKER
 from tests.support import agents
 from tests.support.coordinator import Coordinator
+from tests.support.forking_agent import LONGEST_NAME
 from tests.support.judge import children_of
 from tests.support.patience import until
 
@@ -37,12 +38,12 @@ def test_a_job_whose_rank_is_killed_goes_on_from_its_last_checkpoint(tmp_path: P
     ):
         agent = job.agent("1")
         until(lambda: list(folder.glob(f"**/{MARKER}")), agent.said)
-        ranks = sorted(pid for pid in children_of(agent.process.pid) if is_of(pid, example))
+        ranks = sorted(pid for pid in children_of(agent.process.pid) if name_of(pid) == example[:LONGEST_NAME])
         assert len(ranks) == RANKS
         os.kill(ranks[-1], signal.SIGKILL)
         assert agent.wait() == 0, agent.said()
         assert agent.said().count(" goes on from ") == RANKS, agent.said()
 
 
-def is_of(pid: int, example: str) -> bool:
-    return f"{example}.py" in Path(f"/proc/{pid}/cmdline").read_text()
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().rstrip()

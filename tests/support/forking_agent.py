@@ -26,6 +26,9 @@ PYTHON = (sys.executable, "-u")
 PR_SET_CHILD_SUBREAPER = 36
 """Of include/uapi/linux/prctl.h."""
 
+LONGEST_NAME = 15
+"""Bytes of a process's name (TASK_COMM_LEN of include/linux/sched.h, less one)."""
+
 
 class Worker:
     """A child process, with what the agent uses of :class:`subprocess.Popen`."""
@@ -110,6 +113,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: str, fi
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    # Its command line is still that of the process that imported; here it can be told from others.
+    Path("/proc/self/comm").write_text(Path(command[0]).stem[:LONGEST_NAME])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     if command[0] == "-m":

@@ -38,7 +38,9 @@ def test_a_job_whose_rank_is_killed_goes_on_from_its_last_checkpoint(tmp_path: P
     ):
         agent = job.agent("1")
         until(lambda: list(folder.glob(f"**/{MARKER}")), agent.said)
-        ranks = sorted(pid for pid in children_of(agent.process.pid) if name_of(pid) == example[:LONGEST_NAME])
+        ranks = sorted(
+            pid for pid in children_of(agent.process.pid) if name_of(pid) == example[:LONGEST_NAME]
+        )
         assert len(ranks) == RANKS
         os.kill(ranks[-1], signal.SIGKILL)
         assert agent.wait() == 0, agent.said()

@@ -85,11 +85,11 @@ def spawned_write(answer: Any) -> SpawnedWrite:
     pipe = SimpleNamespace(poll=lambda: True, recv=answer)
     worker: Any = SimpleNamespace(pid=ONE, pipe=pipe, wait=lambda _: True)
     held: Any = SimpleNamespace(release=lambda: None)
-    return SpawnedWrite(worker, 0.0, 0.0, held)
+    return SpawnedWrite(worker, 7, 0.0, 0.0, held)
 
 
 def test_a_workers_write_is_under_way_until_its_answer_was_taken():
-    write = spawned_write(lambda: "no room")
+    write = spawned_write(lambda: (7, "no room"))
     assert saves.under_way() == [ONE]
     assert write.wait(PATIENCE).failure == "no room"
     assert saves.under_way() == []

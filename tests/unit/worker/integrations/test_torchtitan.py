@@ -1,16 +1,23 @@
 """torchtitan's manager with Muster's saves, where no rank is needed."""
 
 import inspect
+import os
 import runpy
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torchtitan.components.checkpointer import CheckpointManager
+import torch
+from torch.distributed.checkpoint.staging import DefaultStager
+from torchtitan.components.checkpointer import AsyncMode, CheckpointManager
 
 from muster.worker.integrations import torchtitan as module
 from muster.worker.integrations.aside import Aside, Marker
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
+from muster.worker.saves.directory import MARKER, UncommittedError
 
 
 def manager(folder: str, **options: Any) -> CommittedCheckpointManager:
@@ -46,18 +53,133 @@ def test_what_becomes_of_a_lost_rank_is_checked(tmp_path: Path):
         manager(str(tmp_path), on_lost="explode")
 
 
+def commit(folder: Path, step: int, *, metadata: bool = True, age: float = 0.0) -> Path:
+    """Make a checkpoint of torch's format, or another, that was committed some seconds ago."""
+    path = folder / f"step-{step}"
+    aside = Aside(path, 0, step)
+    aside.begin()
+    if metadata:
+        (aside.unfinished / ".metadata").touch()
+    aside.commit(Marker("job", 0, 2, "checkpoint/dcp", step))
+    committed = time.time() - age
+    os.utime(path / MARKER, (committed, committed))
+    return path
+
+
+def replace_half(path: Path) -> None:
+    """As a process leaves it that is killed while it replaces a checkpoint."""
+    path.rename(path.with_name(f".{path.name}.replaced"))
+
+
 def test_the_latest_is_one_to_go_on_from(tmp_path: Path):
     assert latest(tmp_path) is None
     for step, metadata in ((9, True), (10, True), (11, False)):
-        aside = Aside(tmp_path / f"step-{step}", 0, step)
-        aside.begin()
-        if metadata:
-            (aside.unfinished / ".metadata").touch()
-        aside.commit(Marker("job", 0, 2, "checkpoint/dcp", step))
+        commit(tmp_path, step, metadata=metadata)
     torn = tmp_path / "step-12"
     torn.mkdir()
     (torn / ".metadata").touch()
     assert latest(tmp_path) == tmp_path / "step-10"
+    replace_half(commit(tmp_path, 13))
+    assert latest(tmp_path) == tmp_path / "step-10"
+
+
+def test_a_step_that_was_named_must_have_its_name(tmp_path: Path):
+    """torchtitan looks for it there."""
+    replace_half(commit(tmp_path, 13))
+    with pytest.raises(UncommittedError, match="step-13 is being replaced"):
+        module._in_its_place(tmp_path / "step-13")
+
+
+@pytest.fixture
+def purging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
+    """Has a manager that keeps two purge, and tells what is left."""
+    made = manager(str(tmp_path), keep_latest_k=2)
+    monkeypatch.setattr(made, "_should_purge", lambda: True)
+
+    def purge(**known: Path) -> set[str]:
+        for name, path in known.items():
+            setattr(made, f"_{name}", path)
+        made._purge_stale_checkpoints()
+        made.close()
+        return {path.name for path in tmp_path.iterdir()}
+
+    return purge
+
+
+def test_those_are_kept_that_were_committed_last(tmp_path: Path, purging: Callable[..., set[str]]):
+    """A run that was rolled back commits lower steps than it has."""
+    for step, age in ((10, 50), (20, 40), (30, 30), (11, 20), (12, 10)):
+        commit(tmp_path, step, age=age)
+    assert purging() == {"step-30", "step-12"}
+
+
+def test_what_cannot_be_gone_on_from_does_not_count_for_those_that_are_kept(
+    tmp_path: Path, purging: Callable[..., set[str]]
+):
+    for step in (10, 20):
+        commit(tmp_path, step, age=50)
+    for step in (30, 40):
+        commit(tmp_path, step, metadata=False)
+    assert purging() == {"step-10", "step-20", "step-30", "step-40"}
+
+
+@pytest.mark.parametrize("what", ["loaded", "writing"])
+def test_what_is_in_use_is_kept(tmp_path: Path, purging: Callable[..., set[str]], what: str):
+    """An asynchronous save may give its name to a new one at this moment."""
+    for step, age in ((10, 50), (20, 40), (30, 30)):
+        commit(tmp_path, step, age=age)
+    assert purging(**{what: tmp_path / "step-10"}) == {"step-10", "step-30"}
+
+
+def test_what_cannot_be_removed_stops_nobody(
+    tmp_path: Path,
+    purging: Callable[..., set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Rank 0 alone would raise, and the others wait for it."""
+
+    def refuse(_: Path) -> Path:
+        raise PermissionError("not yours")
+
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
+    monkeypatch.setattr(module, "retire", refuse)
+    assert purging() == {"step-10", "step-20", "step-30"}
+    assert "not yours" in caplog.text
+
+
+def test_closing_waits_for_the_last_save_and_its_failure_is_told_once(tmp_path: Path):
+    made = manager(str(tmp_path))
+    made.async_mode = AsyncMode.ASYNC
+    made.save_future = Future()
+    made.save_future.set_exception(OSError("no space"))
+    with pytest.raises(OSError, match="no space"):
+        made.close()
+    assert made.purge_thread is not None
+    assert not made.purge_thread.is_alive()
+    made.close()
+
+
+def test_an_asynchronous_save_is_of_all_that_the_state_holds_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A data loader goes on counting in its state."""
+
+    def save(state: dict[str, Any], async_stager: DefaultStager, **_: Any) -> Future[Any]:
+        staged.update(async_stager.stage(state))
+        return Future()
+
+    staged: dict[str, Any] = {}
+    monkeypatch.setattr(module, "CommittedWriter", lambda *_, **__: None)
+    monkeypatch.setattr(module.dcp, "async_save", save)
+    state = {"weight": torch.zeros(1), "seen": [1, 2]}
+    made = manager(str(tmp_path))
+    made.pg = None
+    made.dcp_save(state, str(tmp_path / "step-1"), AsyncMode.ASYNC)
+    state["weight"].add_(1)
+    state["seen"].append(3)
+    assert staged == {"weight": torch.zeros(1), "seen": [1, 2]}
 
 
 @pytest.mark.parametrize("name", ["dcp_save", "_load", "_purge_stale_checkpoints"])

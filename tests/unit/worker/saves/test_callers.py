@@ -204,6 +204,53 @@ def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatc
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+def test_an_interrupt_before_it_is_known_who_was_born_leaves_no_child(monkeypatch: pytest.MonkeyPatch):
+    fork = os.fork
+
+    def interrupted() -> int:
+        if pid := fork():
+            raise KeyboardInterrupt
+        return pid
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    with no_file_left(), no_child_left(), pytest.raises(KeyboardInterrupt):
+        ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_when_the_worker_has_a_request_is_no_answer_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The next would be taken for written as soon as this one is."""
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    caller = PersistentCaller()
+    try:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(callers.saves, "begin", interrupt)
+            caller.start(AsyncRequest(time.sleep, (0,), []))
+        assert caller.start(AsyncRequest(fail, ("raises",), [])).wait(PATIENCE).failure is not None
+        assert (
+            caller.start(AsyncRequest((tmp_path / "saved").write_text, ("it",), [])).wait(PATIENCE).failure
+            is None
+        )
+    finally:
+        caller.close()
+    assert (tmp_path / "saved").read_text() == "it"
+
+
+def test_an_answer_to_another_request_is_none(monkeypatch: pytest.MonkeyPatch):
+    caller = PersistentCaller()
+    try:
+        caller.start(AsyncRequest(time.sleep, (0,), []))
+        write = caller.start(AsyncRequest(time.sleep, (0,), []))
+        assert write.wait(PATIENCE).failure == "it answered request 0 where 1 was waited for"
+    finally:
+        caller.close()
+
+
 def test_a_closed_stdout_fails_nothing(monkeypatch: pytest.MonkeyPatch):
     with Path(os.devnull).open("w") as closed:
         pass

@@ -317,6 +317,24 @@ def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.Monkey
     assert made.finalize(blocking=True) == [1]
 
 
+def test_a_second_interrupt_does_not_keep_a_save_from_counting(
+    made: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
+    """Who presses control and C twice, or is told to end twice."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DefaultSavePlanner, "create_local_plan", interrupt)
+        patched.setattr(made._planning, "refuse", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            made.save(1, state(1))
+    assert made._queue.next_idx == 1
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+
+
 @pytest.mark.parametrize("error", [OSError("stale"), KeyboardInterrupt()], ids=["error", "interrupt"])
 @pytest.mark.parametrize("where", ["_check_new", "AsyncRequest"], ids=["before its plan", "after its plan"])
 def test_wherever_a_save_fails_it_counts_once(

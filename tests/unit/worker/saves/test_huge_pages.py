@@ -3,8 +3,10 @@
 import errno
 import os
 import threading
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,18 +28,32 @@ HUGE = 2**21
 KIB = 2**10
 
 
+@dataclass(frozen=True)
+class Place:
+    """Some memory, as a storage says where it is."""
+
+    start: int
+    length: int
+
+    def data_ptr(self) -> int:
+        return self.start
+
+    def nbytes(self) -> int:
+        return self.length
+
+
 class At(torch.Tensor):
     """A tensor that says that it is somewhere."""
 
-    address: int
+    place: Place
 
-    def data_ptr(self) -> int:
-        return self.address
+    def untyped_storage(self) -> Any:
+        return self.place
 
 
 def at(start: int, length: int) -> torch.Tensor:
-    tensor = torch.empty(1, dtype=torch.uint8).expand(length).as_subclass(At)
-    tensor.address = start
+    tensor = torch.empty(1, dtype=torch.uint8).as_subclass(At)
+    tensor.place = Place(start, length)
     return tensor
 
 
@@ -117,13 +133,47 @@ def test_a_save_that_begins_stops_it():
 
 
 @pytest.mark.parametrize(
-    ("problem", "calls"), [(errno.ENOMEM, 1), (errno.EBUSY, 1), (errno.EINVAL, 3), (errno.EAGAIN, 3)]
+    ("problem", "calls"), [(errno.ENOMEM, 2), (errno.EBUSY, 2), (errno.EINVAL, 4), (errno.EAGAIN, 4)]
 )
-def test_it_ends_where_there_is_no_room_and_passes_what_cannot_be_moved(problem: int, calls: int):
+def test_it_leaves_memory_that_was_given_back_and_passes_what_cannot_be_moved(problem: int, calls: int):
     kernel = Kernel({1: problem})
     pages = HugePages(HUGE, kernel)
-    pages.renew(pages.saving([at(PIECE, 3 * PIECE)]))
+    pages.renew(pages.saving([at(PIECE, 3 * PIECE), at(8 * PIECE, PIECE)]))
     assert len(kernel.moved) == calls
+    assert kernel.moved[-1] == (8 * PIECE, PIECE)
+
+
+@pytest.mark.parametrize(("refused", "calls"), [({1, 2, 3}, 3), ({1, 2, 4, 5}, 6)])
+def test_it_ends_where_there_is_no_room(refused: set[int], calls: int):
+    kernel = Kernel(dict.fromkeys(refused, errno.ENOMEM))
+    pages = HugePages(HUGE, kernel)
+    pages.renew(pages.saving([at(8 * number * PIECE, PIECE) for number in range(1, 7)]))
+    assert len(kernel.moved) == calls
+
+
+@pytest.mark.parametrize(("room", "calls"), [(PIECE, 0), (2 * PIECE, 1)])
+def test_nothing_is_moved_where_its_old_pages_may_be_kept_and_there_is_no_room_for_both(
+    room: int, calls: int
+):
+    """A process that was forked before, such as a data loader's, keeps them."""
+    kernel = Kernel()
+    pages = HugePages(HUGE, kernel, lambda: room)
+    pages.renew(pages.saving([at(PIECE, PIECE)]))
+    assert len(kernel.moved) == calls
+
+
+def test_a_view_that_repeats_its_memory_takes_no_more_than_there_is():
+    """Else memory of others is moved, or none is: the kernel refuses where there is nothing."""
+    bias = torch.zeros(2 * HUGE, dtype=torch.uint8)
+    assert stretches_of([bias.expand(100, 2 * HUGE)], HUGE) == stretches_of([bias], HUGE)
+
+
+def test_pages_larger_than_a_piece_are_moved_whole():
+    kernel = Kernel()
+    huge = 16 * PIECE
+    pages = HugePages(huge, kernel, lambda: 2**40)
+    pages.renew(pages.saving([at(huge, 2 * huge)]))
+    assert kernel.moved == [(huge, huge), (2 * huge, huge)]
 
 
 def test_where_there_are_none_nothing_is_done():
@@ -144,6 +194,9 @@ def test_an_administrator_who_wants_none_is_heeded(tmp_path: Path, enabled: str,
 
 
 def test_a_system_without_the_settings_has_none(tmp_path: Path):
+    assert huge_page_size(tmp_path) == 0
+    (tmp_path / "enabled").write_text("[always] madvise never\n")
+    (tmp_path / "hpage_pmd_size").write_text("\n")
     assert huge_page_size(tmp_path) == 0
 
 

@@ -4,6 +4,7 @@ Tried with torchtitan 0.3.0. Where its manager differs, the import says so.
 """
 
 import inspect
+import logging
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,22 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
 from torchtitan.tools import filesystem
 from torchtitan.tools.utils import GarbageCollection
 
-from muster.worker.integrations.aside import restore, retire, sweep
+from muster.worker.integrations.aside import read, restore, retire, sweep
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commitment import OnLost
 from muster.worker.integrations.folders import FolderSaves, committed, stale
+from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommittedCheckpointManager", "latest"]
+
+logger = logging.getLogger(__name__)
 
 TRIED = "torchtitan 0.3.0"
 PREFIX = "checkpoint/torchtitan"
@@ -38,6 +43,8 @@ _SIGNATURES = {
     "_load": ["self", "step"],
     "_find_load_step": ["self", "folder"],
     "_should_purge": ["self"],
+    "_wait_for_saving": ["self"],
+    "_close": ["self"],
     "_purge_stale_checkpoints": ["self"],
 }
 for _name, _parameters in _SIGNATURES.items():
@@ -89,8 +96,10 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         self._timeout = config.timeout
         self._on_lost = config.on_lost
         self._saves = FolderSaves(PREFIX, NAMED, None, config.timeout, config.on_lost)
-        self._resumes = False
-        """Whether it loads what was committed here, and not what training begins with."""
+        self._loaded: Path | None = None
+        """What was committed here and is loaded; None: it is what training begins with."""
+        self._writing: Path | None = None
+        """What is being saved, or was last."""
 
     def dcp_save(
         self,
@@ -127,8 +136,16 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         self, state_dict: dict[str, Any], name: str, async_mode: AsyncMode
     ) -> Future[Any] | AsyncSaveResponse | None:
         writer = CommittedWriter(name, timeout=self._timeout, on_lost=self._on_lost)
+        self._writing = Path(name)
         if async_mode is AsyncMode.ASYNC:
-            return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+            # What torch takes where it is given no writer: a writer that stages copies tensors alone.
+            stager = DefaultStager(StagingOptions(False, False, False, False))
+            saving = dcp.async_save(
+                state_dict, storage_writer=writer, process_group=self.pg, async_stager=stager
+            )
+            assert isinstance(saving, Future)
+            saving.add_done_callback(lambda _: stager.close())
+            return saving
         if async_mode is AsyncMode.ASYNC_WITH_PINNED_MEM:
             return dcp.async_save(
                 state_dict,
@@ -148,7 +165,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         Raises:
             CheckpointException: it was not, on any rank.
         """
-        if not self._resumes:
+        if self._loaded is None:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         dcp.load(state_dict, storage_reader=CommittedReader(checkpoint_id))
@@ -162,16 +179,18 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
             BarrierError: not all ranks have come, or one does not see it; the message names who.
             UncommittedError: the step was named, and not committed.
         """
-        barrier = self._saves.meet(*_ranks())
         folder = Path(self.folder)
-        if barrier.rank == 0 and folder.is_dir():
-            restore(folder)
+
+        def find() -> Path | None:
             if not self.load_only and self.save_future is None:
+                restore(folder)
                 sweep(folder)
-        named = None if step == -1 else folder / f"{NAMED}{step}"
-        chosen = self._saves.choose_any(barrier, lambda: named or latest(folder))
-        self._resumes = chosen is not None
-        return bool(super()._load(-1 if chosen is None else int(chosen.name.removeprefix(NAMED))))
+            if step == -1:
+                return latest(folder)
+            return _in_its_place(folder / f"{NAMED}{step}")
+
+        self._loaded = self._saves.choose_any(self._saves.meet(*_ranks()), find)
+        return bool(super()._load(-1 if self._loaded is None else int(self._loaded.name.removeprefix(NAMED))))
 
     def _find_load_step(self, folder: str = "") -> int:
         """torchtitan's, for each rank; asked only where rank 0 has found none for all."""
@@ -179,9 +198,32 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 
     def _purge_stale_checkpoints(self) -> None:
         """torchtitan's; what is not committed does not count."""
-        if self._should_purge():
-            for old in stale(committed(Path(self.folder), NAMED), self.keep_latest_k):
+        if not self._should_purge():
+            return
+        kept = {latest(self.folder), self._loaded, self._writing} - {None}
+        try:
+            for old in stale(_resumable(self.folder), self.keep_latest_k, kept):
                 self.purge_queue.put(str(retire(old)))
+        except OSError as error:  # Rank 0 alone must not stop for this.
+            logger.warning("old checkpoints in %s are not removed: %s", self.folder, error)
+
+    def _wait_for_saving(self) -> None:
+        """torchtitan's; who goes on after a save that failed hears of it once.
+
+        Raises:
+            BarrierError: not all have written; the message names who has not, and why.
+        """
+        try:
+            super()._wait_for_saving()
+        finally:
+            self.save_future = None
+
+    def _close(self) -> None:
+        """torchtitan's, when the last save has ended: it reads what is let go here."""
+        try:
+            self.maybe_wait_for_saving()
+        finally:
+            super()._close()
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -190,8 +232,26 @@ def latest(folder: str | Path) -> Path | None:
     Args:
         folder: of the job's checkpoints: torchtitan's dump folder, and the name of the configuration's.
     """
-    found = [one for one in committed(Path(folder), NAMED) if (one / METADATA).exists()]
+    found = _resumable(folder)
     return found[-1] if found else None
+
+
+def _resumable(folder: str | Path) -> list[Path]:
+    """The committed checkpoints to go on from, in the order of their steps."""
+    return [
+        one for one in committed(Path(folder), NAMED) if (one / METADATA).exists() and read(one)[0] == one
+    ]
+
+
+def _in_its_place(path: Path) -> Path:
+    """A checkpoint of this name, where torchtitan looks for it.
+
+    Raises:
+        UncommittedError: there is none, or it is being replaced.
+    """
+    if read(path)[0] != path:
+        raise UncommittedError(f"{path} is being replaced, or was when its job was killed. Name another.")
+    return path
 
 
 def _ranks() -> tuple[int, int]:

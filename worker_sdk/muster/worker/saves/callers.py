@@ -8,10 +8,12 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
+from multiprocessing.reduction import ForkingPickler
 from typing import ClassVar, Protocol
 
 from muster.worker.fork_guard import handlers_hint
@@ -162,7 +164,7 @@ class ForkedWrite:
         os.set_blocking(self._report, False)
         with contextlib.suppress(BlockingIOError):
             said = os.read(self._report, MOST_TEXT * 2)
-            return said.removeprefix(child.ALIVE).decode("utf-8", "replace")
+            return said.removeprefix(child.SIGN.pack(self.pid)).decode("utf-8", "replace")
         return ""
 
     def abort(self, reason: str) -> None:
@@ -192,6 +194,7 @@ class PersistentCaller:
         self._priority = priority
         self._worker: _Worker | None = None
         self._buffers = HostBuffers(shared=True)
+        self._numbers = count()
 
     def start(self, request: AsyncRequest) -> Write:
         """Hand the request to the worker, and wait until it has the tensors."""
@@ -212,11 +215,20 @@ class PersistentCaller:
         )
         preloaded = time.monotonic()
         try:
-            self._worker.pipe.send(request)
+            pickled = ForkingPickler.dumps(request)
         except BaseException:
             held.release()
             raise
-        return SpawnedWrite(self._worker, preloaded - began, time.monotonic() - preloaded, held)
+        number = next(self._numbers)
+        try:
+            self._worker.pipe.send(number)
+            self._worker.pipe.send_bytes(pickled)
+            return SpawnedWrite(self._worker, number, preloaded - began, time.monotonic() - preloaded, held)
+        except BaseException as error:
+            # It may have half of a request, or one for whose answer nobody waits.
+            self._worker.kill(f"it was handed a request, and then: {failure_text(error)}")
+            held.release()
+            raise
 
     @classmethod
     def warm_up(cls, priority: Priority) -> None:
@@ -266,7 +278,12 @@ class _Worker:
 
     def usable(self) -> bool:
         """Whether it lives, and is this process's: a forked child may not ask after its parent's."""
-        return self._owner == os.getpid() and self.alive()
+        return self._owner == os.getpid() and self.reason is None and self.alive()
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL it; what it has not answered has failed for that reason."""
+        self.reason = self.reason or reason
+        self.process.kill()
 
     def alive(self) -> bool:
         with self._reaping:
@@ -303,11 +320,14 @@ def _let_go(handle: int, owner: int) -> None:
 class SpawnedWrite:
     """A request that a worker process writes."""
 
-    def __init__(self, worker: _Worker, preload_seconds: float, start_seconds: float, held: Held) -> None:
+    def __init__(
+        self, worker: _Worker, number: int, preload_seconds: float, start_seconds: float, held: Held
+    ) -> None:
         self.pid = worker.pid
         self.preload_seconds = preload_seconds
         self.start_seconds = start_seconds
         self._worker = worker
+        self._number = number
         self._started = time.monotonic()
         self._held = held
         saves.begin(worker.pid)
@@ -330,7 +350,10 @@ class SpawnedWrite:
         try:
             if not worker.pipe.poll():
                 raise EOFError  # A process that the worker started may hold the pipe's other end.
-            failure: str | None = worker.pipe.recv()
+            answered, failure = worker.pipe.recv()
+            if answered != self._number:
+                worker.kill(f"it answered request {answered} where {self._number} was waited for")
+                raise EOFError
         except (EOFError, ConnectionError):
             status = worker.exit_status()
             failure = worker.reason or ending_text(status) or "the writing process ended"
@@ -338,8 +361,7 @@ class SpawnedWrite:
 
     def abort(self, reason: str) -> None:
         """SIGKILL the worker."""
-        self._worker.reason = self._worker.reason or reason
-        self._worker.process.kill()
+        self._worker.kill(reason)
 
 
 def _too_long(pid: int, timeout: float) -> str:
@@ -355,12 +377,16 @@ def _work(pipe: Connection, parent: int, priority: Priority) -> None:
     current_process().daemon = False
     while True:
         try:
-            request = pipe.recv()
-            if request is None:
-                return
-            request.write()
-            pipe.send(None)
+            number = pipe.recv()
+        except EOFError:
+            return
+        if number is None:
+            return
+        failure = None
+        try:
+            pipe.recv().write()
         except EOFError:
             return
         except BaseException as error:
-            pipe.send(failure_text(error))
+            failure = failure_text(error)
+        pipe.send((number, failure))

@@ -74,9 +74,13 @@ class State:
 
     calls: deque[Call] = field(default_factory=deque)
     """Not finalized, oldest first."""
-    undecided: deque[Call] = field(default_factory=deque)
     decide: Callable[[], None] | None = None
-    """Decides them; None if there are none, so that the thread that calls it holds no queue."""
+    """Decides those that are not; None if there are none, so that the thread that calls it holds no queue."""
     unknown: OutcomeUnknownError | None = None
     """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
     closing: bool = False
+
+    @property
+    def undecided(self) -> list[Call]:
+        """Oldest first."""
+        return [call for call in self.calls if not call.decided]

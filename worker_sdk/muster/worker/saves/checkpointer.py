@@ -169,11 +169,13 @@ class Checkpointer:
             elsewhere = isinstance(error, BarrierError | SweptError)
             why = f"it was not planned: {error}" if elsewhere else failure_text(error)
             # The other ranks count this save, in their plans and in their queues.
-            self._planning.refuse(name, draft, why)
-            if self._queue.next_idx == number:
-                if held is not None:
-                    held.release()
-                self._queue.schedule_failure(why, name=name, on_decided=clean)
+            try:
+                self._planning.refuse(name, draft, why)
+            finally:
+                if self._queue.next_idx == number:
+                    if held is not None:
+                        held.release()
+                    self._queue.schedule_failure(why, name=name, on_decided=clean)
             if not elsewhere:
                 raise
 

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import stat
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -24,8 +25,9 @@ from muster.worker.saves.failure import failure_text
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a child; they are blocked when it begins."""
-ALIVE = b"\0"
-"""What a child reports first: that it lives, and is about to write."""
+SIGN = struct.Struct("=xi")
+"""What a child reports first, when it lives and is about to write: a zero, which no text begins with, and its
+process id."""
 FAILED = 1
 """The exit status of a child whose function raised."""
 
@@ -41,7 +43,7 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
     status = FAILED
     try:
         _settle_down(report, parent)
-        os.write(report, ALIVE)
+        os.write(report, SIGN.pack(os.getpid()))
         write()
         flush()
         status = 0
@@ -76,6 +78,12 @@ def _close_sockets(spared: int) -> None:
                 os.close(number)
         except OSError:
             continue  # It was the listing's own.
+
+
+def read_sign(report: int) -> int | None:
+    """The process id that a child reports; None if there is none, or it is about to end without."""
+    said = os.read(report, SIGN.size)
+    return SIGN.unpack(said)[0] if said.startswith(b"\0") else None
 
 
 def die_with(parent: int) -> None:

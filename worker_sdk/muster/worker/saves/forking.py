@@ -7,7 +7,6 @@ it lives. It is killed, and another one is forked while the training thread stil
 same.
 """
 
-import contextlib
 import gc
 import logging
 import os
@@ -72,30 +71,37 @@ def fork(write: Callable[[], None]) -> Child:
 
 
 def _begin(write: Callable[[], None]) -> Child:
-    report, theirs = os.pipe()
     parent = os.getpid()
-    # A handler of the parent's must not run in the child, where it would raise into the training program.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, child.ENDING)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    report, theirs = os.pipe()
     forked: Child | None = None
     try:
+        # A handler of the parent's must not run in the child, where it would raise into the training program.
+        signal.pthread_sigmask(signal.SIG_BLOCK, child.ENDING)
         pid = _fork()
         if pid == 0:
             os.close(report)
             child.run(write, theirs, parent)
         forked = Child(pid, report)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        # Only the child is to hold it: so its end can be seen, too.
-        os.close(theirs)
     except BaseException:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        with contextlib.suppress(OSError):
-            os.close(theirs)
+        os.close(theirs)
+        forked = forked or _born(report)
         if forked is not None:
             forked.end()
         else:
             os.close(report)
         raise
+    # Only the child is to hold it: so its end can be seen, too.
+    os.close(theirs)
     return forked
+
+
+def _born(report: int) -> Child | None:
+    """The child of a fork that was interrupted before it was known which it is; None if there is none."""
+    pid = child.read_sign(report) if child.wait_readable(report, SIGN_TIMEOUTS[0]) else None
+    return None if pid is None else Child(pid, report)
 
 
 def _fork() -> int:

@@ -3,7 +3,7 @@
 A fork copies an entry for each page that the process has, while the training thread waits. 2 MiB are 512
 small pages, or one huge one. Who writes to a huge page that a child still sees is given small ones for it,
 so this is done anew when a save is over. Training goes on meanwhile: the kernel moves one huge page after
-the other, and only who touches that very one waits.
+the other, and who touches that very one waits, or asks for memory at that moment.
 """
 
 import ctypes
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from muster.worker.saves.staging import SPARE_MEMORY, available_memory
+
 logger = logging.getLogger(__name__)
 
 MADV_COLLAPSE = 25
@@ -25,7 +27,13 @@ GAP = 64 * 1024
 PIECE = 32 * 2**20
 """Bytes that are moved before it is looked again whether a save has begun."""
 NO_ROOM = (errno.ENOMEM, errno.EBUSY)
-"""What the kernel answers when the machine, or the container, has no huge page to give."""
+"""What the kernel answers when the machine, or the container, has no huge page to give; and of memory that
+was given back in the meantime."""
+REFUSALS = 3
+"""So many stretches one after the other that have no room are taken for the machine's answer."""
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +50,7 @@ def collapse(start: int, length: int) -> int:
     Returns:
         The error's number; 0 if it was done.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    address, size = ctypes.c_void_p(start), ctypes.c_size_t(length)
-    return ctypes.get_errno() if libc.madvise(address, size, MADV_COLLAPSE) else 0
+    return ctypes.get_errno() if _madvise(start, length, MADV_COLLAPSE) else 0
 
 
 class HugePages:
@@ -56,11 +62,18 @@ class HugePages:
     Args:
         size: bytes of a huge page; 0 if none are to be used.
         collapse: moves memory, from an address on, for some bytes; returns an error's number.
+        room: tells how many bytes of memory can be had.
     """
 
-    def __init__(self, size: int | None = None, collapse: Callable[[int, int], int] = collapse) -> None:
+    def __init__(
+        self,
+        size: int | None = None,
+        collapse: Callable[[int, int], int] = collapse,
+        room: Callable[[], int] = available_memory,
+    ) -> None:
         self._size = huge_page_size() if size is None else size
         self._collapse = collapse
+        self._room = room
         self._latest: list[Stretch] = []
 
     def saving(self, tensors: Iterable[torch.Tensor]) -> list[Stretch]:
@@ -74,14 +87,23 @@ class HugePages:
 
     def renew(self, saved: list[Stretch]) -> None:
         """Move the memory of a save that is over into huge pages, unless another save has begun."""
+        # A process that was forked meanwhile, such as a data loader's, keeps the old pages.
+        if saved and sum(one.end - one.start for one in saved) > self._room() * SPARE_MEMORY:
+            logger.debug("there is little free memory: the next fork takes longer")
+            return
+        piece = max(PIECE, self._size)
+        refusals = 0
         for stretch in saved:
-            for start in range(stretch.start, stretch.end, PIECE):
+            for start in range(stretch.start, stretch.end, piece):
                 if self._latest is not saved:
                     return  # A new child needs the old pages, and they would be there twice.
-                problem = self._collapse(start, min(PIECE, stretch.end - start))
-                if problem in NO_ROOM:
-                    logger.debug("there are no huge pages to be had: the next fork takes longer")
-                    return
+                if self._collapse(start, min(piece, stretch.end - start)) in NO_ROOM:
+                    refusals += 1
+                    break
+                refusals = 0
+            if refusals == REFUSALS:
+                logger.debug("there are no huge pages to be had: the next fork takes longer")
+                return
 
 
 def huge_page_size(settings: Path = SETTINGS) -> int:
@@ -94,23 +116,24 @@ def huge_page_size(settings: Path = SETTINGS) -> int:
         if "[never]" in (settings / "enabled").read_text():
             return 0
         return int((settings / "hpage_pmd_size").read_text())
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return 0
 
 
 def stretches_of(tensors: Iterable[torch.Tensor], size: int) -> list[Stretch]:
-    """The whole huge pages that tensors fill, alone or with their neighbours.
+    """The whole huge pages that the storages of tensors fill, alone or with their neighbours.
 
     Args:
         tensors: those that are not on the host, or have no single place there, do not count.
         size: bytes of a huge page.
     """
     found: list[Stretch] = []
-    for start, end in sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size())
+    storages = [
+        tensor.untyped_storage()
         for tensor in tensors
         if tensor.device.type == "cpu" and tensor.layout is torch.strided
-    ):
+    ]
+    for start, end in sorted((one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages):
         if found and start - found[-1].end <= GAP:
             found[-1] = Stretch(found[-1].start, max(found[-1].end, end))
         elif start:

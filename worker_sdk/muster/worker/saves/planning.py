@@ -191,8 +191,9 @@ class _Table:
         self._timeout = timeout
         self.last: Draft | None = None
         """The draft of the save that was begun or refused last."""
-        self._changed = threading.Condition()
-        """Guards what follows."""
+        self._lock = threading.RLock()
+        """Guards what follows. Entered by itself, not by way of the condition, as in the queue."""
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[Meeting] = deque()
         self._ending = False
         self._own: _Own | None = None
@@ -201,7 +202,7 @@ class _Table:
         """On rank 0, and used by the thread alone."""
 
     def add(self, name: str, draft: Draft, proposed: SavePlan | None, failure: str | None = None) -> Meeting:
-        with self._changed:
+        with self._lock:
             own = self._own
             share = own.share if own is not None and proposed == own.proposed else None
             meeting = Meeting(name, draft, proposed, share, failure)
@@ -215,7 +216,7 @@ class _Table:
         return meeting
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ending = True
             self._changed.notify_all()
 
@@ -223,7 +224,7 @@ class _Table:
 
     def serve(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._waiting or self._ending)
                 if not self._waiting:
                     return
@@ -293,7 +294,7 @@ class _Table:
         return plans, None
 
     def _set_own(self, own: _Own | None) -> None:
-        with self._changed:
+        with self._lock:
             # A save that has begun since may be planned before this rank has heard of it.
             if all(meeting.unplanned is None for meeting in self._waiting):
                 self._own = own

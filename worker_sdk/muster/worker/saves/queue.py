@@ -80,12 +80,13 @@ class AsyncCallsQueue:
         self._caller = caller or (PersistentCaller(priority) if persistent else ForkCaller())
         self._timeout = timeout
         self._on_saved = on_saved
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """Entered by itself: an interrupt in a condition's own entry or exit, which are Python, leaves it
+        held."""
+        self._changed = threading.Condition(self._lock)
         self._state = State()
         self.next_idx = 0
         """The number of the save that is scheduled next."""
-        self._thread: threading.Thread | None = None
-        """Decides, from the first save to the end of the queue."""
         self._group = Group.of(self._barrier)
         self._owner = os.getpid()
         self._open = False
@@ -102,7 +103,7 @@ class AsyncCallsQueue:
         """Nobody holds it any more, and all that it scheduled is decided. Nothing here may wait."""
         if getattr(self, "_open", False) and os.getpid() == self._owner and not sys.is_finalizing():
             self._group.drop()
-            with self._changed:
+            with self._lock:
                 self._state.closing = True
                 self._changed.notify_all()
             if self._state.calls:
@@ -191,13 +192,22 @@ class AsyncCallsQueue:
         async_request.check()
         self.check_open()
         request = async_request.freeze()._replace(call_idx=self.next_idx)
+        write: Write | None = None
         try:
-            write = self._caller.start(request) if request.async_fn is not None else None
+            if request.async_fn is not None:
+                write = self._caller.start(request)
+            self._add(request, name, write, None, on_written, commit, on_decided, prepared)
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it, and stay in step.
-            self._add(request, name, None, failure_text(error), on_written, on_decided=on_decided)
+            failure = failure_text(error)
+            try:
+                if write is not None:
+                    write.abort(failure)
+            finally:
+                if self.next_idx == request.call_idx:
+                    self._add(request, name, write, failure, on_written, on_decided=on_decided)
             raise
-        return self._add(request, name, write, None, on_written, commit, on_decided, prepared)
+        return request.call_idx
 
     def schedule_failure(
         self, reason: str, name: str = "", on_decided: Callable[[], None] | None = None
@@ -217,7 +227,8 @@ class AsyncCallsQueue:
         """
         self.check_open()
         request = AsyncRequest(None, (), [], is_frozen=True, call_idx=self.next_idx)
-        return self._add(request, name, None, reason, on_decided=on_decided)
+        self._add(request, name, None, reason, on_decided=on_decided)
+        return request.call_idx
 
     def check_open(self) -> None:
         """Refuse what a closed queue cannot do; one that was aborted goes on.
@@ -228,7 +239,7 @@ class AsyncCallsQueue:
         """
         if not self._open and self._may_go_on:
             self._begin()
-        with self._changed:
+        with self._lock:
             if self._state.closing:
                 raise MusterError("this queue of saves is closed; make another one.")
 
@@ -242,36 +253,21 @@ class AsyncCallsQueue:
         commit: Callable[[Decision], None] | None = None,
         on_decided: Callable[[], None] | None = None,
         prepared: float = 0.0,
-    ) -> int:
+    ) -> None:
         # What is written must not be kept until the end: it may be large.
         request = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
         preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
         timings = SaveTimings(request.call_idx, prepared + preload, start)
         name = name or f"save {request.call_idx}"
         call = Call(request, name, write, timings, on_written, commit, on_decided, failure)
-        unstarted: BaseException | None = None
-        with self._changed:
-            self.next_idx += 1
-            self._state.calls.append(call)
-            self._state.undecided.append(call)
-            self._state.decide = self._decide_all
-            self._changed.notify_all()
+        with self._lock:
             try:
-                if self._thread is None:
-                    served = (self._changed, self._state)
-                    thread = threading.Thread(target=_serve, args=served, name="muster-saves", daemon=True)
-                    thread.start()
-                    self._thread = thread
-            except BaseException as error:
-                # Nothing else is under way, or there would be a thread: this one can tell the others.
-                call.failure = failure_text(error)
-                if write is not None:
-                    write.abort(call.failure)
-                unstarted = error
-        if unstarted is not None:
-            self._decide_all()
-            raise unstarted
-        return request.call_idx
+                # No call between these: who interrupts comes after one, and is to find all of them or none.
+                self._state.decide = self._decide_all
+                self.next_idx = request.call_idx + 1
+                self._state.calls.append(call)
+            finally:
+                self._changed.notify_all()
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
         """Finalize the saves that every rank has written, oldest first.
@@ -318,7 +314,7 @@ class AsyncCallsQueue:
 
     def abort(self, reason: str) -> None:
         """End every write that is under way: its save fails, for all ranks."""
-        with self._changed:
+        with self._lock:
             for call in self._state.undecided:
                 if call.write is not None:
                     call.write.abort(reason)
@@ -346,8 +342,9 @@ class AsyncCallsQueue:
             self._drop()
             return
         failed: Exception | None = None
-        with self._changed:
+        with self._lock:
             self._state.closing = True
+            self._changed.notify_all()
         try:
             while self._state.calls:
                 try:
@@ -373,16 +370,25 @@ class AsyncCallsQueue:
 
     def _begin(self) -> None:
         self._group.take()
-        self._open, self._state = True, State()
+        state = State()
+        thread = threading.Thread(
+            target=_serve, args=(self._changed, state), name="muster-saves", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:
+            with self._lock:
+                state.closing = True
+                self._changed.notify_all()
+            self._group.give_back()
+            raise
+        self._open, self._state, self._thread = True, state, thread
 
     def _end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._state.closing = True
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-        self._thread = None
+        self._thread.join()
         self._caller.close()
         if self._open:
             self._group.give_back()
@@ -396,7 +402,7 @@ class AsyncCallsQueue:
 
     def _ready(self, blocking: bool, no_dist: bool) -> int:
         """How many saves, from the oldest on, are to be finalized now."""
-        with self._changed:
+        with self._lock:
             calls = self._state.calls
             if blocking:
                 self._changed.wait_for(lambda: all(call.decided for call in calls) or self._is_lost())
@@ -417,7 +423,7 @@ class AsyncCallsQueue:
     def _finalize_oldest(self, count: int) -> list[int]:
         finalized: list[int] = []
         for _ in range(count):
-            with self._changed:
+            with self._lock:
                 call = self._state.calls.popleft()
             try:
                 self._finalize(call)
@@ -453,14 +459,13 @@ class AsyncCallsQueue:
     def _decide_all(self) -> None:
         """Wait for each write's end, arrive at the save's barrier, and keep the decision; in order."""
         while True:
-            with self._changed:
-                if not self._state.undecided:
+            with self._lock:
+                call = next(iter(self._state.undecided), None)
+                if call is None:
                     self._state.decide = None
                     return
-                call = self._state.undecided[0]
             self._decide(call)
-            with self._changed:
-                self._state.undecided.popleft()
+            with self._lock:
                 self._changed.notify_all()
             if call.on_decided is not None:
                 try:
@@ -558,7 +563,7 @@ class AsyncCallsQueue:
                 return decision
 
     def _set_unknown(self, error: OutcomeUnknownError | None) -> None:
-        with self._changed:
+        with self._lock:
             self._state.unknown = error
             self._changed.notify_all()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager
 from torchtitan.components.checkpointer import AsyncMode, CheckpointManager
 
@@ -150,7 +151,7 @@ def test_what_cannot_be_removed_stops_nobody(
 
 
 def test_closing_waits_for_the_last_save_and_its_failure_is_told_once(tmp_path: Path):
-    made = manager(str(tmp_path))
+    made: Any = manager(str(tmp_path))
     made.async_mode = AsyncMode.ASYNC
     made.save_future = Future()
     made.save_future.set_exception(OSError("no space"))
@@ -167,13 +168,15 @@ def test_an_asynchronous_save_is_of_all_that_the_state_holds_now(
     """A data loader goes on counting in its state."""
 
     def save(state: dict[str, Any], async_stager: DefaultStager, **_: Any) -> Future[Any]:
-        staged.update(async_stager.stage(state))
+        copied = async_stager.stage(state)
+        assert isinstance(copied, dict)
+        staged.update(copied)
         return Future()
 
     staged: dict[str, Any] = {}
     monkeypatch.setattr(module, "CommittedWriter", lambda *_, **__: None)
-    monkeypatch.setattr(module.dcp, "async_save", save)
-    state = {"weight": torch.zeros(1), "seen": [1, 2]}
+    monkeypatch.setattr(dcp, "async_save", save)
+    state: dict[str, Any] = {"weight": torch.zeros(1), "seen": [1, 2]}
     made = manager(str(tmp_path))
     made.pg = None
     made.dcp_save(state, str(tmp_path / "step-1"), AsyncMode.ASYNC)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from muster.worker.fork_guard import HANDLERS
+from muster.worker.insight import saves as under_way
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.priority import Priority
@@ -229,7 +230,7 @@ def test_an_interrupt_when_the_worker_has_a_request_is_no_answer_to_the_next(
     caller = PersistentCaller()
     try:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(callers.saves, "begin", interrupt)
+            patched.setattr(under_way, "begin", interrupt)
             caller.start(AsyncRequest(time.sleep, (0,), []))
         assert caller.start(AsyncRequest(fail, ("raises",), [])).wait(PATIENCE).failure is not None
         assert (

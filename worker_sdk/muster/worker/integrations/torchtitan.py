@@ -200,7 +200,8 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         """torchtitan's; what is not committed does not count."""
         if not self._should_purge():
             return
-        kept = {latest(self.folder), self._loaded, self._writing} - {None}
+        used = (latest(self.folder), self._loaded, self._writing)
+        kept = {path for path in used if path is not None}
         try:
             for old in stale(_resumable(self.folder), self.keep_latest_k, kept):
                 self.purge_queue.put(str(retire(old)))

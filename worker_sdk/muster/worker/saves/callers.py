@@ -350,6 +350,7 @@ class SpawnedWrite:
         try:
             if not worker.pipe.poll():
                 raise EOFError  # A process that the worker started may hold the pipe's other end.
+            failure: str | None
             answered, failure = worker.pipe.recv()
             if answered != self._number:
                 worker.kill(f"it answered request {answered} where {self._number} was waited for")

@@ -1,7 +1,7 @@
 """A job under torchrun that saves again and again, while its children, ranks and coordinator are killed.
 
-What is killed, and when, is drawn from a seed; what it hits is up to the machine. Afterwards a judge reads
-what the ranks wrote down. For a long run:
+What is killed, and when, is drawn from a seed; what it hits is up to the machine. Again and again the state
+gets other tensors, on one rank and on all. Afterwards a judge reads what the ranks wrote down. For long:
 
     python -m tests.support.chaos --saves 500
 """
@@ -123,8 +123,9 @@ def run(plan: Plan, folder: Path) -> Account:
         for history in sorted(folder.glob("history-*")):
             account.events += [from_line(line) for line in history.read_text().splitlines()]
         account.committed = place.committed()
-        files = partial(whole_files, world_size=plan.agents * plan.ranks)
-        checkpoints = partial(whole_checkpoint, options=place.options)
+        world_size = plan.agents * plan.ranks
+        files = partial(whole_files, world_size=world_size)
+        checkpoints = partial(whole_checkpoint, options=place.options, world_size=world_size)
         whole = checkpoints if plan.kind == "checkpointer" else files
         account.wrong = [*verdict(account.events, whole, account.committed), *place.left_over()]
     return account

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from muster.worker import AsyncSaveError, Checkpointer, GrpcBarrier
 from muster.worker.saves.callers import ForkCaller
 from tests.support.file_saver import BlindCaller, FileSaver
-from tests.support.save_history import STRIDE, Event, to_line, weight_at
+from tests.support.save_history import STRIDE, Event, extras_at, to_line, weight_at
 
 SAVE_EVERY = 2
 MOST_IN_FLIGHT = 3
@@ -65,10 +65,7 @@ class Rank:
         """By the number of the save."""
         self._heard = 0
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        self._state: dict[str, Any] = {
-            "weight": distribute_tensor(weight_at(0), mesh, [Shard(0)]),
-            "step": 0,
-        }
+        self._weight = distribute_tensor(weight_at(0), mesh, [Shard(0)])
 
     def train(self) -> None:
         """From the last checkpoint on, until all are told to finish."""
@@ -84,24 +81,28 @@ class Rank:
     def _train_on(self, step: int) -> int:
         while not self._finished():
             step += 1
-            self._state["weight"].to_local().add_(STRIDE)
-            self._state["step"] = step
+            self._weight.to_local().add_(STRIDE)
             if step % SAVE_EVERY == 0:
-                self._saver.save(step, self._state)
+                self._saver.save(step, self._state_at(step))
                 self._steps.append(step)
                 self._notes.add("scheduled", step)
             self._listen(blocking=len(self._steps) - self._heard >= MOST_IN_FLIGHT)
         return step
 
     def _resume(self) -> int:
-        if self._saver.latest() is None:
+        latest = self._saver.latest()
+        if latest is None:
             self._notes.add("loaded", 0)
             return 0
-        found = self._saver.load(self._state)
+        state = self._state_at(latest.step)
+        found = self._saver.load(state)
         self._notes.add("loaded", found.step, found.path)
-        whole = self._state["weight"].full_tensor()
+        whole = self._weight.full_tensor()
         assert torch.equal(whole, weight_at(found.step)), f"step {found.step} was not loaded as it was saved"
         return int(found.step)
+
+    def _state_at(self, step: int) -> dict[str, Any]:
+        return {"weight": self._weight, "step": step, **extras_at(step, dist.get_rank())}
 
     def _finished(self) -> bool:
         """What makes this a job of many ranks: if one is gone, the others cannot train on."""

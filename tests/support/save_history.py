@@ -18,6 +18,9 @@ ROWS = 600
 STRIDE = ROWS * 4
 """By how much every number grows in a step. Float32 counts exactly to 2**24, which is some 7,000 steps."""
 
+PHASE = 10
+"""After so many steps the state has other tensors."""
+
 UNCONFIRMED = "its commit failed or is not confirmed"
 """How the error begins if all had written: such a save may be committed, and yet nobody finalizes it."""
 
@@ -25,6 +28,21 @@ UNCONFIRMED = "its commit failed or is not confirmed"
 def weight_at(step: int) -> torch.Tensor:
     """The whole weight at a step."""
     return torch.arange(ROWS * 4, dtype=torch.float32).reshape(ROWS, 4) + STRIDE * step
+
+
+def extras_at(step: int, rank: int) -> dict[str, torch.Tensor]:
+    """What a rank's state has at a step beside the weight.
+
+    Nothing, then a tensor that rank 1 alone has, then tensors of all, which change their shapes, and nothing
+    again.
+    """
+    phase = step // PHASE
+    value = float(step * 1000 + rank)
+    if phase % 4 == 1 and rank == 1:
+        return {"own": torch.full((3,), value)}
+    if phase % 4 in (2, 3):
+        return {f"extra-{rank}": torch.full((2 + phase % 5, 3), value)}
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +176,38 @@ def _made_in(events: list[Event], step: int) -> int:
 # ---------------------------------------------------------------------- its look at checkpoints
 
 
-def whole_checkpoint(path: Path | str, step: int, options: dict[str, Any] | None = None) -> str | None:
-    """The judge's look at one of torch's checkpoints, in a folder, or by these options in a bucket."""
+def whole_checkpoint(
+    path: Path | str, step: int, options: dict[str, Any] | None = None, world_size: int = 0
+) -> str | None:
+    """The judge's look at one of torch's checkpoints.
+
+    Args:
+        path: its folder, or its address in a bucket.
+        step: that it should hold.
+        options: of the bucket; None: it is a folder.
+        world_size: of the ranks that have saved extras, too; default: none has.
+    """
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
     weight = torch.zeros(ROWS, 4)
-    into = {"weight": weight, "step": -1}
+    extras = {key: value for rank in range(world_size) for key, value in extras_at(step, rank).items()}
+    found = {key: torch.zeros_like(value) for key, value in extras.items()}
+    into = {"weight": weight, "step": -1, **found}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             reader = FileSystemReader(path) if options is None else FsspecReader(path, **options)
+            saved = set(reader.read_metadata().state_dict_metadata)
             load(into, storage_reader=reader, no_dist=True)
     except (Exception, CheckpointException) as error:  # Torch's is a BaseException.
         return f"it does not load: {error!r}"
+    if saved != set(into):
+        return f"it holds {sorted(saved)}, and should hold {sorted(into)}"
     same = torch.equal(weight, weight_at(step)) and into["step"] == step
+    same = same and all(torch.equal(found[key], extras[key]) for key in extras)
     return None if same else "it is not the state at that step"
 
 

@@ -185,7 +185,7 @@ def whole_checkpoint(
         path: its folder, or its address in a bucket.
         step: that it should hold.
         options: of the bucket; None: it is a folder.
-        world_size: of the ranks that have saved extras, too; default: none has.
+        world_size: of the ranks that have saved extras, too, and nothing else; default: none has.
     """
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
@@ -204,7 +204,7 @@ def whole_checkpoint(
             load(into, storage_reader=reader, no_dist=True)
     except (Exception, CheckpointException) as error:  # Torch's is a BaseException.
         return f"it does not load: {error!r}"
-    if saved != set(into):
+    if world_size and saved != set(into):
         return f"it holds {sorted(saved)}, and should hold {sorted(into)}"
     same = torch.equal(weight, weight_at(step)) and into["step"] == step
     same = same and all(torch.equal(found[key], extras[key]) for key in extras)

@@ -162,6 +162,37 @@ def test_closing_waits_for_the_last_save_and_its_failure_is_told_once(tmp_path: 
     made.close()
 
 
+def test_an_interrupt_of_waiting_for_a_save_does_not_end_the_save(tmp_path: Path):
+    """Which is waited for when all is closed."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    made: Any = manager(str(tmp_path))
+    made.async_mode = AsyncMode.ASYNC
+    saving: Any = Future()
+    made.save_future = saving
+    saving.result = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        made.maybe_wait_for_saving()
+    del saving.result
+    assert made.save_future is saving
+    saving.set_result(None)
+    made.close()
+    assert made.save_future is None
+
+
+def test_a_garbage_collection_waits_for_no_save(tmp_path: Path):
+    """It may be on the thread that saves."""
+    made: Any = manager(str(tmp_path))
+    made.async_mode = AsyncMode.ASYNC
+    made.save_future = Future()
+    purging = made.purge_thread
+    made.__del__()
+    assert not purging.is_alive()
+    made.save_future = None
+
+
 def test_an_asynchronous_save_is_of_all_that_the_state_holds_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

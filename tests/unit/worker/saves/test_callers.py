@@ -219,6 +219,29 @@ def test_an_interrupt_before_it_is_known_who_was_born_leaves_no_child(monkeypatc
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+def test_an_interrupt_when_the_child_is_left_alone_with_its_end_of_the_pipe_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    close, program = os.close, os.getpid()
+
+    def interrupted(number: int) -> None:
+        close(number)
+        if os.getpid() == program:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    def fork() -> int:
+        pid = theirs()
+        monkeypatch.setattr(os, "close", interrupted)
+        return pid
+
+    theirs = os.fork
+    monkeypatch.setattr(os, "fork", fork)
+    with no_file_left(), no_child_left(), pytest.raises(KeyboardInterrupt):
+        ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_an_interrupt_when_the_worker_has_a_request_is_no_answer_to_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -317,6 +317,25 @@ def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.Monkey
     assert made.finalize(blocking=True) == [1]
 
 
+def test_an_interrupt_when_a_plan_is_handed_in_keeps_nobody_waiting_for_it(
+    made: Checkpointer, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        table = made._planning._table
+        theirs = table._changed.notify_all
+        said = [interrupt, theirs]
+        patched.setattr(table._changed, "notify_all", lambda: said.pop(0)())
+        with pytest.raises(KeyboardInterrupt):
+            made.save(1, state(1))
+        assert said == []
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    until(lambda: barrier.siblings["save/plan"].votes)
+
+
 def test_a_second_interrupt_does_not_keep_a_save_from_counting(
     made: Checkpointer, monkeypatch: pytest.MonkeyPatch
 ):

@@ -23,12 +23,14 @@ from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterErro
 from muster.worker.saves import (
     AsyncCallsQueue,
     AsyncRequest,
+    ForkCaller,
     SaveTimings,
     abort_nvrx_checkpoint,
     callers,
     groups,
 )
 from muster.worker.saves import queue as module
+from muster.worker.saves.callers import Write
 from tests.support.judge import FakeBarrier, no_child_left, no_file_left
 from tests.support.patience import PATIENCE, until
 
@@ -341,7 +343,7 @@ def test_closing_finalizes_what_was_scheduled_and_raises_the_first_failure(barri
             queue.close()
         assert done == [1, 3]
         queue.close()
-    assert not queue._thread.is_alive()
+    assert queue._thread is None
 
 
 def test_a_finalize_function_that_raises_does_not_keep_the_others_from_it(barrier: FakeBarrier):
@@ -515,15 +517,74 @@ def test_an_abort_does_not_open_what_was_closed(barrier: FakeBarrier):
         queue.schedule_async_request(AsyncRequest(nothing, (), []))
 
 
-def test_a_queue_that_no_thread_can_serve_is_not_made(barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch):
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def test_where_no_thread_can_be_started_the_training_thread_decides(
+    queue: AsyncCallsQueue, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "muster-saves":
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="new thread"):
+    start = threading.Thread.start
+    with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
-    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]  # the group is free again
         assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 0
+        assert len(barrier.votes) == 1
+    assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0, 1]
+
+
+def test_a_save_whose_queue_is_aborted_while_it_is_begun_is_voted_on(barrier: FakeBarrier):
+    """By a thread that watches the job; the copy to the host may take seconds."""
+
+    class Slow(ForkCaller):
+        def start(self, request: AsyncRequest) -> Write:
+            if request.call_idx == 1:
+                beginning.set()
+                assert aborted.wait(PATIENCE)
+            return super().start(request)
+
+    def abort() -> None:
+        assert beginning.wait(PATIENCE)
+        queue.close(abort=True)
+        aborted.set()
+
+    beginning, aborted = threading.Event(), threading.Event()
+    with no_child_left():
+        queue = AsyncCallsQueue(barrier=barrier, caller=Slow())  # type: ignore[arg-type]
+        assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 0
+        watching = threading.Thread(target=abort)
+        watching.start()
+        assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
+        watching.join()
+        assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [1]
+        assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 2
+        queue.close()
+    assert len(barrier.votes) == 3
+
+
+def test_so_it_is_if_a_signals_handler_aborts_the_queue_and_raises(barrier: FakeBarrier):
+    class Interrupted(ForkCaller):
+        def start(self, request: AsyncRequest) -> Write:
+            abort_nvrx_checkpoint()
+            raise KeyboardInterrupt
+
+    queue = AsyncCallsQueue(barrier=barrier, caller=Interrupted())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    with pytest.raises(AsyncSaveError, match="KeyboardInterrupt"):
+        queue.close()
+    assert len(barrier.votes) == 1
+
+
+def test_a_forked_process_may_not_use_its_parents_queue(
+    queue: AsyncCallsQueue, monkeypatch: pytest.MonkeyPatch
+):
+    """The thread that decides is not there."""
+    monkeypatch.setattr(os, "getpid", lambda: queue._owner + 1)
+    with pytest.raises(MusterError, match=f"made by process {queue._owner}, from which this one was forked"):
+        queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    monkeypatch.undo()
 
 
 def test_whenever_an_interrupt_comes_in_scheduling_the_ranks_stay_in_step():
@@ -532,7 +593,7 @@ def test_whenever_an_interrupt_comes_in_scheduling_the_ranks_stay_in_step():
         interrupted, votes = interrupt_at(moment)
         assert votes in ((1, 2) if interrupted else (2,))
         if not interrupted:
-            assert moment > 6
+            assert moment > 10
             return
 
 
@@ -544,7 +605,14 @@ def interrupt_at(moment: int) -> tuple[bool, int]:
     Returns:
         Whether it was interrupted, and how many votes there were.
     """
-    code = (AsyncCallsQueue.schedule_async_request.__code__, AsyncCallsQueue._add.__code__)
+    functions = (
+        AsyncCallsQueue.schedule_async_request,
+        AsyncCallsQueue._add,
+        AsyncCallsQueue._have_decided,
+        threading.Condition.notify_all,
+        threading.Condition.notify,
+    )
+    code = [function.__code__ for function in functions]
     left, previous, of_python = moment, 0, False
 
     def look() -> None:
@@ -577,10 +645,9 @@ def interrupt_at(moment: int) -> tuple[bool, int]:
         finally:
             sys.settrace(None)
         begun = queue.next_idx
+        with suppress(AsyncSaveError):
+            queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
         assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == begun
-        for _ in range(begun):
-            with suppress(AsyncSaveError):
-                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
     assert len(barrier.votes) == begun + 1
     return left < 0, len(barrier.votes)
 

@@ -97,7 +97,8 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         self._on_lost = config.on_lost
         self._saves = FolderSaves(PREFIX, NAMED, None, config.timeout, config.on_lost)
         self._loaded: Path | None = None
-        """What was committed here and is loaded; None: it is what training begins with."""
+        """What was committed here and is loaded, until another one is committed; None: what training begins
+        with is loaded."""
         self._writing: Path | None = None
         """What is being saved, or was last."""
 
@@ -155,6 +156,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
                 async_stager=self.stager,
             )
         dcp.save(state_dict, storage_writer=writer)
+        self._loaded = None
         return None
 
     def dcp_load(
@@ -200,12 +202,12 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         """torchtitan's; what is not committed does not count."""
         if not self._should_purge():
             return
-        used = (latest(self.folder), self._loaded, self._writing)
-        kept = {path for path in used if path is not None}
         try:
-            for old in stale(_resumable(self.folder), self.keep_latest_k, kept):
+            found = _resumable(self.folder)
+            used = (*found[-1:], self._loaded, self._writing)
+            for old in stale(found, self.keep_latest_k, {path for path in used if path is not None}):
                 self.purge_queue.put(str(retire(old)))
-        except OSError as error:  # Rank 0 alone must not stop for this.
+        except (OSError, UncommittedError) as error:  # Rank 0 alone must not stop for this.
             logger.warning("old checkpoints in %s are not removed: %s", self.folder, error)
 
     def _wait_for_saving(self) -> None:
@@ -214,10 +216,18 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         Raises:
             BarrierError: not all have written; the message names who has not, and why.
         """
+        saving: Future[Any] = self.save_future  # type: ignore[has-type]
         try:
             super()._wait_for_saving()
+            self._loaded = None
         finally:
-            self.save_future = None
+            if saving.done():
+                self.save_future = None
+
+    def __del__(self) -> None:
+        """Close, and wait for no save: a garbage collection may be on the thread that saves."""
+        if getattr(self, "enable", False):
+            super()._close()
 
     def _close(self) -> None:
         """torchtitan's, when the last save has ended: it reads what is let go here."""

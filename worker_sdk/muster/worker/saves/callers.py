@@ -104,6 +104,7 @@ class ForkCaller:
             return ForkedWrite(forked, preloaded - began, time.monotonic() - preloaded, request)
         except BaseException:
             forked.end()
+            saves.end(forked.pid)
             raise
 
     def close(self) -> None:

@@ -79,6 +79,8 @@ class State:
     unknown: OutcomeUnknownError | None = None
     """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
     closing: bool = False
+    served: bool = False
+    """Whether somebody decides: one at a time, and who has begun to goes on until it is closing."""
 
     @property
     def undecided(self) -> list[Call]:

@@ -167,9 +167,10 @@ class Checkpointer:
             )
         except BaseException as error:
             elsewhere = isinstance(error, BarrierError | SweptError)
-            why = f"it was not planned: {error}" if elsewhere else failure_text(error)
+            why = "it was interrupted"
             # The other ranks count this save, in their plans and in their queues.
             try:
+                why = f"it was not planned: {error}" if elsewhere else failure_text(error)
                 self._planning.refuse(name, draft, why)
             finally:
                 if self._queue.next_idx == number:

@@ -83,23 +83,32 @@ def _begin(write: Callable[[], None]) -> Child:
             os.close(report)
             child.run(write, theirs, parent)
         forked = Child(pid, report)
+        # Only the child is to hold it: so its end can be seen, too. And it is closed once, whatever happens.
+        ours, theirs = theirs, -1
+        os.close(ours)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        return forked
     except BaseException:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        os.close(theirs)
-        forked = forked or _born(report)
-        if forked is not None:
-            forked.end()
-        else:
-            os.close(report)
+        if os.getpid() != parent:
+            os._exit(child.FAILED)
+        try:
+            if theirs >= 0:
+                os.close(theirs)
+            forked = forked or _born(report)
+            if forked is not None:
+                forked.end()
+            else:
+                os.close(report)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         raise
-    # Only the child is to hold it: so its end can be seen, too.
-    os.close(theirs)
-    return forked
 
 
 def _born(report: int) -> Child | None:
-    """The child of a fork that was interrupted before it was known which it is; None if there is none."""
+    """The child of a fork that was interrupted before it was known which it is.
+
+    None if there is none, or it does not say; then it ends by itself, at the latest with this process.
+    """
     pid = child.read_sign(report) if child.wait_readable(report, SIGN_TIMEOUTS[0]) else None
     return None if pid is None else Child(pid, report)
 

@@ -43,8 +43,12 @@ class Group:
                 "Close it first, or give this one a barrier of its own, such as "
                 f'barrier=GrpcBarrier(barrier_prefix="{self.prefix}-b"), on all ranks.'
             )
-        _taken.add(self)
-        _numbered.add(self)
+        try:
+            _taken.add(self)
+            _numbered.add(self)
+        except BaseException:  # Whoever interrupts has no queue to close.
+            self.give_back()
+            raise
 
     def doubt(self, save: str) -> None:
         """Refuse it from now on: this rank gives up a save of it whose outcome it was not told."""

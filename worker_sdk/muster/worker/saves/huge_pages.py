@@ -131,7 +131,7 @@ def stretches_of(tensors: Iterable[torch.Tensor], size: int) -> list[Stretch]:
     storages = [
         tensor.untyped_storage()
         for tensor in tensors
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.data_ptr()
     ]
     for start, end in sorted((one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages):
         if found and start - found[-1].end <= GAP:

@@ -163,6 +163,8 @@ class Planning:
         """
         if self._table.last is not draft:
             self._table.add(name, draft, None, failure)
+        else:
+            self._table.wake()  # An interrupt may have kept who began it from that.
 
     def end(self) -> None:
         """No save follows. A coordinator that is away for as long as a save may take is given up."""
@@ -214,6 +216,10 @@ class _Table:
             self._waiting.append(meeting)
             self._changed.notify_all()
         return meeting
+
+    def wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
 
     def end(self) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 from muster.worker.barriers import GrpcBarrier
@@ -85,6 +86,8 @@ class AsyncCallsQueue:
         held."""
         self._changed = threading.Condition(self._lock)
         self._state = State()
+        self._thread: threading.Thread | None = None
+        """Decides, from the first save to the end of the queue."""
         self.next_idx = 0
         """The number of the save that is scheduled next."""
         self._group = Group.of(self._barrier)
@@ -199,13 +202,15 @@ class AsyncCallsQueue:
             self._add(request, name, write, None, on_written, commit, on_decided, prepared)
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it, and stay in step.
-            failure = failure_text(error)
+            failure = "it was interrupted"
             try:
+                failure = failure_text(error)
                 if write is not None:
                     write.abort(failure)
             finally:
                 if self.next_idx == request.call_idx:
                     self._add(request, name, write, failure, on_written, on_decided=on_decided)
+                self._have_decided()
             raise
         return request.call_idx
 
@@ -234,9 +239,15 @@ class AsyncCallsQueue:
         """Refuse what a closed queue cannot do; one that was aborted goes on.
 
         Raises:
-            MusterError: the queue is closed; or it was aborted, and the outcome of a save is not known here.
+            MusterError: the queue is closed, or another process's; or it was aborted, and the outcome of a
+                save is not known here.
             ValueError: it was aborted, and another queue has its group meanwhile.
         """
+        if os.getpid() != self._owner:
+            raise MusterError(
+                f"this queue of saves was made by process {self._owner}, from which this one was forked. "
+                "Make another one here, of other ranks."
+            )
         if not self._open and self._may_go_on:
             self._begin()
         with self._lock:
@@ -261,13 +272,26 @@ class AsyncCallsQueue:
         name = name or f"save {request.call_idx}"
         call = Call(request, name, write, timings, on_written, commit, on_decided, failure)
         with self._lock:
-            try:
-                # No call between these: who interrupts comes after one, and is to find all of them or none.
-                self._state.decide = self._decide_all
-                self.next_idx = request.call_idx + 1
-                self._state.calls.append(call)
-            finally:
-                self._changed.notify_all()
+            # No call between these: who interrupts comes after one, and is to find all of them or none.
+            self._state.decide = self._decide_all
+            self.next_idx = request.call_idx + 1
+            self._state.calls.append(call)
+        self._have_decided()
+
+    def _have_decided(self) -> None:
+        """See that somebody decides what was scheduled."""
+        with self._lock:
+            self._changed.notify_all()
+            if self._state.served:
+                return
+        serve = partial(_serve, self._changed, self._state)
+        try:
+            thread = threading.Thread(target=serve, name="muster-saves", daemon=True)
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:
+            logger.warning("saves are decided by the training thread, which waits: %s", error)
+            serve(lasting=False)
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
         """Finalize the saves that every rank has written, oldest first.
@@ -333,7 +357,7 @@ class AsyncCallsQueue:
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
         """
         self._may_go_on = abort and (self._open or self._may_go_on)
-        if not self._open:
+        if not self._open and not self._state.calls:
             return
         if abort:
             self._aborted_at = self.next_idx
@@ -359,7 +383,8 @@ class AsyncCallsQueue:
     def _drop(self) -> None:
         """Let go of what was decided, and finalize none of it."""
         failed: MusterError | None = None
-        while self._state.calls:
+        # One that another thread has scheduled in the meantime is still to be decided.
+        while self._state.calls and self._state.calls[0].decided:
             call = self._state.calls.popleft()
             error = call.failed()
             if error is None:
@@ -370,25 +395,17 @@ class AsyncCallsQueue:
 
     def _begin(self) -> None:
         self._group.take()
-        state = State()
-        thread = threading.Thread(
-            target=_serve, args=(self._changed, state), name="muster-saves", daemon=True
-        )
-        try:
-            thread.start()
-        except BaseException:
-            with self._lock:
-                state.closing = True
-                self._changed.notify_all()
-            self._group.give_back()
-            raise
-        self._open, self._state, self._thread = True, state, thread
+        # No call from here on: an interrupt comes after one.
+        self._state.closing, self._state.unknown, self._open = False, None, True
 
     def _end(self) -> None:
         with self._lock:
             self._state.closing = True
             self._changed.notify_all()
-        self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._thread = None
         self._caller.close()
         if self._open:
             self._group.give_back()
@@ -568,20 +585,34 @@ class AsyncCallsQueue:
             self._changed.notify_all()
 
 
-def _serve(changed: threading.Condition, state: State) -> None:
-    """Decide what comes, until the queue is closed or gone; between saves this holds nothing of it.
+def _serve(changed: threading.Condition, state: State, *, lasting: bool = True) -> None:
+    """Decide what comes, unless somebody does; between saves this holds nothing of the queue.
 
     It is one thread for all saves: a fork beside one that begins or ends may leave its child a lock of the
     loader that nobody gives back.
+
+    Args:
+        changed: guards the state.
+        state: of the queue.
+        lasting: until the queue is closed or gone; else only what there is.
     """
-    while True:
-        with changed:
-            changed.wait_for(lambda: state.decide is not None or state.closing)
-            decide = state.decide
-        if decide is None:
+    with changed:
+        if state.served:
             return
-        decide()
-        del decide
+        state.served = True
+    try:
+        while True:
+            with changed:
+                changed.wait_for(lambda: state.decide is not None or state.closing or not lasting)
+                decide = state.decide
+                if decide is None:
+                    state.served = False
+                    return
+            decide()
+            del decide
+    except BaseException:
+        state.served = False
+        raise
 
 
 def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:

@@ -623,7 +623,9 @@ def interrupt_at(moment: int) -> tuple[bool, int]:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal previous, of_python
-        if frame.f_code not in code:
+        # What other libraries do at a fork, by a condition of theirs, is not ours to interrupt.
+        ours = frame.f_code is code[0] or (frame.f_back is not None and frame.f_back.f_trace is not None)
+        if frame.f_code not in code or not ours:
             of_python = frame.f_code.co_name != "__init__"  # Which a class has called, that is not in Python.
             return None
         if event == "call":

@@ -313,6 +313,9 @@ class AsyncCallsQueue:
             BarrierError: without ``no_dist``, a save was committed, and another rank failed to finalize it.
             Exception: what a finalize function raised.
         """
+        calls = self._state.calls
+        if no_dist and not blocking and not (calls and calls[0].decided):
+            return []  # Training looks after each step, and what it takes comes out of cold caches each time.
         ready = self._ready(blocking, no_dist)
         # Waiting for all, a rank may have less to finalize than one that has not looked by itself before: all
         # of them meet, whatever they have done.

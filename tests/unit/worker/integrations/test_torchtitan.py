@@ -19,6 +19,7 @@ from muster.worker.integrations import torchtitan as module
 from muster.worker.integrations.aside import Aside, Marker
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
 from muster.worker.saves.directory import MARKER, UncommittedError
+from tests.support.patience import until
 
 
 def manager(folder: str, **options: Any) -> CommittedCheckpointManager:
@@ -189,7 +190,7 @@ def test_a_garbage_collection_waits_for_no_save(tmp_path: Path):
     made.save_future = Future()
     purging = made.purge_thread
     made.__del__()
-    assert not purging.is_alive()
+    until(lambda: not purging.is_alive())
     made.save_future = None
 
 

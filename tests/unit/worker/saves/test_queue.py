@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -577,6 +577,96 @@ def test_so_it_is_if_a_signals_handler_aborts_the_queue_and_raises(barrier: Fake
     assert len(barrier.votes) == 1
 
 
+def test_what_another_thread_takes_by_an_abort_is_not_finalized_nor_is_what_is_not_decided(
+    queue: AsyncCallsQueue, barrier: FakeBarrier
+):
+    """While the first of two that are decided is being finalized the queue is aborted, and goes on."""
+
+    def abort() -> None:
+        watcher = threading.Thread(target=queue.close, kwargs={"abort": True})
+        watcher.start()
+        watcher.join()
+        barrier.open.clear()
+        assert queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(2)])) == 2
+
+    done: list[int] = []
+    queue.schedule_async_request(AsyncRequest(nothing, (), [abort]))
+    queue.schedule_async_request(AsyncRequest(nothing, (), [lambda: done.append(1)]))
+    until(lambda: decided(queue) == 2)
+    assert queue.maybe_finalize_async_calls(no_dist=True) == [0]
+    assert done == []
+    barrier.open.set()
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [2]
+    assert done == [2]
+
+
+def test_cleaning_up_that_ends_with_any_error_ends_no_thread(queue: AsyncCallsQueue):
+    """Torch's error of a checkpoint is no Exception."""
+
+    def clean() -> None:
+        raise SystemExit
+
+    queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0, 1]
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_what_a_save_calls_cannot_close_its_queue(queue: AsyncCallsQueue, abort: bool):
+    def close() -> None:
+        try:
+            queue.close(abort=abort)
+        except MusterError as error:
+            refused.append(str(error))
+
+    refused: list[str] = []
+    queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=close)
+    assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
+    assert refused == [
+        "what a save calls cannot close its queue, which waits for that save. Close it elsewhere."
+    ]
+
+
+def test_an_interrupt_when_a_failure_is_scheduled_leaves_nothing_undecided(
+    queue: AsyncCallsQueue, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    class Interrupting(deque[Any]):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            raise KeyboardInterrupt
+
+    queue._state.calls = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        queue.schedule_failure("no plan")
+    with pytest.raises(AsyncSaveError, match="no plan"):
+        queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+    assert len(barrier.votes) == 1
+
+
+def test_the_slower_of_two_who_abort_leaves_what_was_opened_again_alone(barrier: FakeBarrier):
+    class Slow(ForkCaller):
+        def close(self) -> None:
+            closing.append(threading.current_thread().name)
+            if len(closing) == 1:
+                ending.set()
+                assert go_on.wait(PATIENCE)
+
+    closing: list[str] = []
+    ending, go_on = threading.Event(), threading.Event()
+    queue = AsyncCallsQueue(barrier=barrier, caller=Slow())  # type: ignore[arg-type]
+    watchers = [threading.Thread(target=queue.close, kwargs={"abort": True}) for _ in range(2)]
+    watchers[0].start()
+    assert ending.wait(PATIENCE)
+    watchers[1].start()
+    go_on.set()
+    for watcher in watchers:
+        watcher.join()
+    queue.schedule_async_request(AsyncRequest(nothing, (), []))
+    with pytest.raises(ValueError, match="another queue"):
+        AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
+    queue.close()
+
+
 def test_a_forked_process_may_not_use_its_parents_queue(
     queue: AsyncCallsQueue, monkeypatch: pytest.MonkeyPatch
 ):
@@ -608,7 +698,7 @@ def interrupt_at(moment: int) -> tuple[bool, int]:
     functions = (
         AsyncCallsQueue.schedule_async_request,
         AsyncCallsQueue._add,
-        AsyncCallsQueue._have_decided,
+        AsyncCallsQueue._ensure_decider,
         threading.Condition.notify_all,
         threading.Condition.notify,
     )

@@ -225,9 +225,9 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
                 self.save_future = None
 
     def __del__(self) -> None:
-        """Close, and wait for no save: a garbage collection may be on the thread that saves."""
-        if getattr(self, "enable", False):
-            super()._close()
+        """Let go, and wait for nobody: a garbage collection may be on any thread, even one that this ends."""
+        if getattr(self, "purge_thread", None) is not None:
+            self.purge_queue.put(None)
 
     def _close(self) -> None:
         """torchtitan's, when the last save has ended: it reads what is let go here."""

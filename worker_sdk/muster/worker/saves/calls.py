@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Thread
 
 from muster.worker.decision import Decision
 from muster.worker.errors import MusterError, OutcomeUnknownError
@@ -63,6 +64,7 @@ class Call:
 
     def failed(self) -> MusterError | None:
         """Why a save that is decided must not be finalized."""
+        assert self.decided
         if self.decision is None or self.decision.released:
             return self.error
         return save_error(self.name, self.request.call_idx, self.decision, written=self.written)
@@ -70,7 +72,7 @@ class Call:
 
 @dataclass(slots=True)
 class State:
-    """The saves of a queue that is open."""
+    """The saves of a queue, also after an abort. The queue's lock guards it."""
 
     calls: deque[Call] = field(default_factory=deque)
     """Not finalized, oldest first."""
@@ -79,8 +81,9 @@ class State:
     unknown: OutcomeUnknownError | None = None
     """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
     closing: bool = False
-    served: bool = False
-    """Whether somebody decides: one at a time, and who has begun to goes on until it is closing."""
+    decider: Thread | None = None
+    """The thread that has claimed to decide. It gives that up when nothing is left to decide and the queue
+    closes, or at once if it stands in for a thread that could not be started."""
 
     @property
     def undecided(self) -> list[Call]:

@@ -87,7 +87,9 @@ class AsyncCallsQueue:
         self._changed = threading.Condition(self._lock)
         self._state = State()
         self._thread: threading.Thread | None = None
-        """Decides, from the first save to the end of the queue."""
+        """Decides. None before the first save, after a close or an abort, and where none could be started."""
+        self._ending = threading.RLock()
+        """Held by who ends the queue: two of them, and the slower would end what was opened again."""
         self.next_idx = 0
         """The number of the save that is scheduled next."""
         self._group = Group.of(self._barrier)
@@ -210,7 +212,7 @@ class AsyncCallsQueue:
             finally:
                 if self.next_idx == request.call_idx:
                     self._add(request, name, write, failure, on_written, on_decided=on_decided)
-                self._have_decided()
+                self._ensure_decider()
             raise
         return request.call_idx
 
@@ -271,20 +273,22 @@ class AsyncCallsQueue:
         timings = SaveTimings(request.call_idx, prepared + preload, start)
         name = name or f"save {request.call_idx}"
         call = Call(request, name, write, timings, on_written, commit, on_decided, failure)
-        with self._lock:
-            # No call between these: who interrupts comes after one, and is to find all of them or none.
-            self._state.decide = self._decide_all
-            self.next_idx = request.call_idx + 1
-            self._state.calls.append(call)
-        self._have_decided()
+        try:
+            with self._lock:
+                # No call between these: who interrupts comes after one, and is to find all of them or none.
+                self._state.decide = self._decide_all
+                self.next_idx = request.call_idx + 1
+                self._state.calls.append(call)
+        finally:
+            self._ensure_decider()
 
-    def _have_decided(self) -> None:
-        """See that somebody decides what was scheduled."""
+    def _ensure_decider(self) -> None:
+        """Wake the thread that decides; start one if there is none, or decide here if that fails."""
         with self._lock:
             self._changed.notify_all()
-            if self._state.served:
+            if self._state.decider is not None:
                 return
-        serve = partial(_serve, self._changed, self._state)
+        serve = partial(_serve, self._lock, self._changed, self._state)
         try:
             thread = threading.Thread(target=serve, name="muster-saves", daemon=True)
             thread.start()
@@ -313,9 +317,8 @@ class AsyncCallsQueue:
             BarrierError: without ``no_dist``, a save was committed, and another rank failed to finalize it.
             Exception: what a finalize function raised.
         """
-        calls = self._state.calls
-        if no_dist and not blocking and not (calls and calls[0].decided):
-            return []  # Training looks after each step, and what it takes comes out of cold caches each time.
+        if no_dist and not blocking and not self._may_be_ready():
+            return []
         ready = self._ready(blocking, no_dist)
         # Waiting for all, a rank may have less to finalize than one that has not looked by itself before: all
         # of them meet, whatever they have done.
@@ -359,6 +362,10 @@ class AsyncCallsQueue:
                 first is raised.
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
         """
+        if self._state.decider is threading.current_thread():
+            raise MusterError(
+                "what a save calls cannot close its queue, which waits for that save. Close it elsewhere."
+            )
         self._may_go_on = abort and (self._open or self._may_go_on)
         if not self._open and not self._state.calls:
             return
@@ -387,8 +394,7 @@ class AsyncCallsQueue:
         """Let go of what was decided, and finalize none of it."""
         failed: MusterError | None = None
         # One that another thread has scheduled in the meantime is still to be decided.
-        while self._state.calls and self._state.calls[0].decided:
-            call = self._state.calls.popleft()
+        while (call := self._take_decided()) is not None:
             error = call.failed()
             if error is None:
                 logger.warning("%s was committed; it is not finalized here: its queue was aborted", call.name)
@@ -402,23 +408,42 @@ class AsyncCallsQueue:
         self._state.closing, self._state.unknown, self._open = False, None, True
 
     def _end(self) -> None:
-        with self._lock:
-            self._state.closing = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-        self._thread = None
-        self._caller.close()
-        if self._open:
-            self._group.give_back()
-        self._open = False
+        with self._ending:
+            with self._lock:
+                self._state.closing = True
+                self._changed.notify_all()
+                thread = self._thread
+            if thread is not None:
+                thread.join()
+            if self._thread is thread:
+                self._thread = None
+            self._caller.close()
+            if self._open:
+                self._group.give_back()
+            self._open = False
 
     def _get_async_caller(self) -> AsyncCaller:
         """What starts its writes: nvidia-resiliency-ext's tests look at it."""
         return self._caller
 
     # ------------------------------------------------------------------ the training thread
+
+    def _may_be_ready(self) -> bool:
+        """Whether the oldest save is decided.
+
+        Training asks after every step, and mostly it is not: this takes no lock, and a third of the time in
+        cold caches.
+        """
+        try:
+            return self._state.calls[0].decided
+        except IndexError:
+            return False
+
+    def _take_decided(self) -> Call | None:
+        """The oldest save, if it is decided: another thread may have taken those that were counted."""
+        with self._lock:
+            calls = self._state.calls
+            return calls.popleft() if calls and calls[0].decided else None
 
     def _ready(self, blocking: bool, no_dist: bool) -> int:
         """How many saves, from the oldest on, are to be finalized now."""
@@ -443,8 +468,8 @@ class AsyncCallsQueue:
     def _finalize_oldest(self, count: int) -> list[int]:
         finalized: list[int] = []
         for _ in range(count):
-            with self._lock:
-                call = self._state.calls.popleft()
+            if (call := self._take_decided()) is None:
+                break
             try:
                 self._finalize(call)
             except AsyncSaveError as error:
@@ -490,7 +515,7 @@ class AsyncCallsQueue:
             if call.on_decided is not None:
                 try:
                     call.on_decided()
-                except Exception:
+                except BaseException:  # As torch's errors of a checkpoint are; later saves need this thread.
                     logger.exception("%s is over; cleaning up failed", call.name)
             del call  # Its finalize functions may hold a state, and the next save may be far.
 
@@ -588,33 +613,38 @@ class AsyncCallsQueue:
             self._changed.notify_all()
 
 
-def _serve(changed: threading.Condition, state: State, *, lasting: bool = True) -> None:
+def _serve(
+    lock: threading.RLock, changed: threading.Condition, state: State, *, lasting: bool = True
+) -> None:
     """Decide what comes, unless somebody does; between saves this holds nothing of the queue.
 
     It is one thread for all saves: a fork beside one that begins or ends may leave its child a lock of the
     loader that nobody gives back.
 
     Args:
-        changed: guards the state.
+        lock: guards the state.
+        changed: is notified of its changes.
         state: of the queue.
         lasting: until the queue is closed or gone; else only what there is.
     """
-    with changed:
-        if state.served:
-            return
-        state.served = True
+    claimant = threading.current_thread()
     try:
+        with lock:
+            if state.decider is not None:
+                return
+            state.decider = claimant
         while True:
-            with changed:
+            with lock:
                 changed.wait_for(lambda: state.decide is not None or state.closing or not lasting)
                 decide = state.decide
                 if decide is None:
-                    state.served = False
+                    state.decider = None
                     return
             decide()
             del decide
     except BaseException:
-        state.served = False
+        if state.decider is claimant:
+            state.decider = None
         raise
 
 

@@ -10,7 +10,6 @@ import os
 import runpy
 import select
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,35 +18,23 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler, handlers
 
-from tests.support.nursery import MOST
+from tests.support.nursery import MOST, Ending, settle
 
 PYTHON = (sys.executable, "-u")
 """How torchrun begins the command of a Python program."""
 PR_SET_CHILD_SUBREAPER = 36
 """Of include/uapi/linux/prctl.h."""
-
 LONGEST_NAME = 15
 """Bytes of a process's name (TASK_COMM_LEN of include/linux/sched.h, less one)."""
 
 
-class Worker:
-    """A child process, with what the agent uses of :class:`subprocess.Popen`."""
+class Worker(Ending):
+    """A child process of the agent."""
 
     def __init__(self, pid: int) -> None:
+        super().__init__("worker")
         self.pid = pid
         self._handle = os.pidfd_open(pid)
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._ended(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; returns its exit code."""
-        code = self._ended(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return code
 
     def _ended(self, timeout: float | None) -> int | None:
         if self._code is None and select.select([self._handle], [], [], timeout)[0]:
@@ -107,12 +94,7 @@ def _fork_for(agent: socket.socket) -> None:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], folder: str, files: Sequence[int]) -> None:
-    for number, file in enumerate(files, 1):
-        os.dup2(file, number)
-        os.close(file)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
+    settle(environment, folder, files)
     # Its command line is still that of the process that imported; here it can be told from others.
     Path("/proc/self/comm").write_text(Path(command[0]).stem[:LONGEST_NAME])
     for stream in (sys.stdout, sys.stderr):

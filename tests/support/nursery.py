@@ -31,13 +31,15 @@ forks = False
 """Whether tests have ``muster`` and torchrun forked, too. Who measures starts what users start."""
 
 
-class Forked:
-    """A process that a nursery has forked, with what :class:`subprocess.Popen` has."""
+class Ending:
+    """A process that ends, with what :class:`subprocess.Popen` has for that.
 
-    def __init__(self, name: str, report: int) -> None:
+    Args:
+        name: for people.
+    """
+
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._report = Connection(report, writable=False)
-        self.pid: int = self._report.recv()
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -54,6 +56,19 @@ class Forked:
         if code is None:
             raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
         return code
+
+    def _ended(self, timeout: float | None) -> int | None:
+        """Wait for its end for some seconds; returns its exit code, or None."""
+        raise NotImplementedError
+
+
+class Forked(Ending):
+    """A process that a nursery has forked."""
+
+    def __init__(self, name: str, report: int) -> None:
+        super().__init__(name)
+        self._report = Connection(report, writable=False)
+        self.pid: int = self._report.recv()
 
     def kill(self) -> None:
         """SIGKILL it, if it still runs."""
@@ -186,6 +201,19 @@ def _say(report: Connection, number: int) -> None:
 def _run(module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: int) -> None:
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
+    settle(environment, folder, files)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def settle(environment: Mapping[str, str], folder: str, files: Sequence[int]) -> None:
+    """Be a process of one's own after a fork.
+
+    Args:
+        environment: all of it.
+        folder: to be in.
+        files: file descriptors for standard output and standard error.
+    """
     for number, handle in enumerate(files, 1):
         os.dup2(handle, number)
         os.close(handle)
@@ -193,8 +221,6 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], folder:
     os.environ.update(environment)
     os.chdir(folder)
     random.seed()
-    sys.argv[1:] = arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from muster.worker.saves.staging import SPARE_MEMORY, available_memory
+from muster.worker.saves.staging import available_memory, fits
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class HugePages:
     def renew(self, saved: list[Stretch]) -> None:
         """Move the memory of a save that is over into huge pages, unless another save has begun."""
         # A process that was forked meanwhile, such as a data loader's, keeps the old pages.
-        if saved and sum(one.end - one.start for one in saved) > self._room() * SPARE_MEMORY:
+        if saved and not fits(sum(one.end - one.start for one in saved), self._room()):
             logger.debug("there is little free memory: the next fork takes longer")
             return
         piece = max(PIECE, self._size)

@@ -108,9 +108,7 @@ class AsyncCallsQueue:
         """Nobody holds it any more, and all that it scheduled is decided. Nothing here may wait."""
         if getattr(self, "_open", False) and os.getpid() == self._owner and not sys.is_finalizing():
             self._group.drop()
-            with self._lock:
-                self._state.closing = True
-                self._changed.notify_all()
+            self._say_closing()
             if self._state.calls:
                 logger.warning("%d saves were not finalized: their queue is gone", len(self._state.calls))
 
@@ -212,7 +210,8 @@ class AsyncCallsQueue:
             finally:
                 if self.next_idx == request.call_idx:
                     self._add(request, name, write, failure, on_written, on_decided=on_decided)
-                self._ensure_decider()
+                else:
+                    self._ensure_decider()
             raise
         return request.call_idx
 
@@ -361,6 +360,7 @@ class AsyncCallsQueue:
             AsyncSaveError: a save was not committed; the others were finalized. Of several errors, the
                 first is raised.
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
+            MusterError: it is called by what a save calls when it is written or decided.
         """
         if self._state.decider is threading.current_thread():
             raise MusterError(
@@ -376,9 +376,7 @@ class AsyncCallsQueue:
             self._drop()
             return
         failed: Exception | None = None
-        with self._lock:
-            self._state.closing = True
-            self._changed.notify_all()
+        self._say_closing()
         try:
             while self._state.calls:
                 try:
@@ -409,10 +407,8 @@ class AsyncCallsQueue:
 
     def _end(self) -> None:
         with self._ending:
-            with self._lock:
-                self._state.closing = True
-                self._changed.notify_all()
-                thread = self._thread
+            self._say_closing()
+            thread = self._thread
             if thread is not None:
                 thread.join()
             if self._thread is thread:
@@ -421,6 +417,11 @@ class AsyncCallsQueue:
             if self._open:
                 self._group.give_back()
             self._open = False
+
+    def _say_closing(self) -> None:
+        with self._lock:
+            self._state.closing = True
+            self._changed.notify_all()
 
     def _get_async_caller(self) -> AsyncCaller:
         """What starts its writes: nvidia-resiliency-ext's tests look at it."""

@@ -206,12 +206,17 @@ def check_memory(wanted: int) -> None:
         MemoryError: that is more than :data:`SPARE_MEMORY` of the available memory.
     """
     free = available_memory()
-    if wanted > free * SPARE_MEMORY:
+    if not fits(wanted, free):
         raise MemoryError(
             f"a copy of the state takes {wanted / 2**30:.1f} GiB, and there are {free / 2**30:.1f} GiB of "
             "free memory: it would have the process killed. Wait for earlier saves to end, or shard the "
             "state further."
         )
+
+
+def fits(wanted: int, free: int) -> bool:
+    """Whether so many bytes can be taken of those that are free, and :data:`SPARE_MEMORY` be heeded."""
+    return wanted <= free * SPARE_MEMORY
 
 
 def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import nursery
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 
@@ -118,8 +119,9 @@ def run_ranks(program: str, tmp_path: Path, coordinator: Coordinator, world: int
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     ranks = [
-        subprocess.Popen(
+        nursery.popen(
             [sys.executable, str(script), str(rank), str(world), str(folder), coordinator.endpoint],
+            spawns=True,
             env=os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

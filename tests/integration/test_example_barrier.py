@@ -2,12 +2,12 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import nursery
 from tests.support.patience import PATIENCE
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "with_and_without_barrier.py"
@@ -18,9 +18,7 @@ FOREIGN = ("MUSTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "MASTER_")
 def run_example(*arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     command = [sys.executable, str(PROGRAM), "--ranks", "2", "--repetitions", str(REPETITIONS), *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
-    )
+    return nursery.run(command, spawns=True, env=environment, timeout=2 * PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from muster.worker import BarrierTimeoutError, GrpcBarrier
+from tests.support import nursery
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.patience import PATIENCE, until
 from tests.support.relay import RelayedCoordinator
@@ -30,8 +31,9 @@ def stuck(endpoint: str, run_id: str, kinds: list[str], **more: str) -> Iterator
     environ = os.environ | {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": run_id, "WORLD_SIZE": str(world)}
     command = [sys.executable, "-m", "tests.support.stuck"]
     processes = [
-        subprocess.Popen(
+        nursery.popen(
             [*command, kind],
+            spawns=True,
             env=environ | more | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -52,7 +54,7 @@ def stuck(endpoint: str, run_id: str, kinds: list[str], **more: str) -> Iterator
 
 def muster(coordinator: Coordinator, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [str(MUSTER), *arguments, f"--endpoint={coordinator.listens}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return nursery.run(command, timeout=PATIENCE)
 
 
 DOES = {

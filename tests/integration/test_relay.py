@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import nursery
 from tests.support.coordinator import MUSTER, Coordinator, free_port
 from tests.support.members import connected, members
 from tests.support.patience import PATIENCE, until
@@ -58,7 +59,7 @@ def scene(coordinator: Coordinator, ways: tuple[str, str, str], run_id: str) -> 
 
         def muster(*arguments: str) -> None:
             command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}"]
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+            nursery.run(command, timeout=PATIENCE).check_returncode()
 
         tell("release", *everyone([zero, one, two]))
         for rank in (zero, one, two):
@@ -299,7 +300,7 @@ def test_an_agent_with_a_relay_forks_children_that_come_and_go(
     patient: Coordinator, tmp_path: Path, thorough: bool
 ):
     forks = 500 if thorough else 100
-    with subprocess.Popen(
+    with nursery.popen(
         [sys.executable, "-c", AGENT, patient.endpoint, str(tmp_path), str(forks)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """A relay's stream to a real coordinator: what becomes of one rank is nothing to the others."""
 
 import queue
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import common_pb2, run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
+from tests.support import nursery
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.patience import PATIENCE
 
@@ -79,7 +79,9 @@ class Line:
 
 def muster(coordinator: Coordinator, *arguments: str) -> str:
     command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+    done = nursery.run(command, timeout=PATIENCE)
+    done.check_returncode()
+    return done.stdout
 
 
 def test_one_rank_is_evicted_and_another_process_of_it_enters(coordinator: Coordinator):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.worker.saves.directory import CheckpointDirectory
+from tests.support import nursery
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.drain import job, told
 from tests.support.patience import PATIENCE, until
@@ -20,7 +21,7 @@ def steps(folder: Path, what: str) -> list[int]:
 
 def muster(coordinator: Coordinator, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}", f"--timeout={PATIENCE}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return nursery.run(command, timeout=2 * PATIENCE)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["", "the coordinator is killed meanwhile"])

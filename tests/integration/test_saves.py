@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from muster.worker.fork_guard import HANDLERS
 from muster.worker.saves.child import wait_readable
+from tests.support import nursery
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE, until
 from tests.support.save_history import Event, verdict, whole_checkpoint, whole_files
@@ -342,7 +343,7 @@ def test_a_save_at_once_is_not_taken_for_one_under_way(coordinator: Coordinator,
     environ = os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint, "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", BESIDE]
     ranks = [
-        subprocess.Popen(
+        nursery.popen(
             [*command, str(rank), str(tmp_path / "gate")],
             env=environ | {"RANK": str(rank)},
             stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import nursery
 from tests.support.coordinator import Coordinator
 from tests.support.drop_in import CALLS
 from tests.support.patience import PATIENCE
@@ -26,8 +27,9 @@ def test_their_calls(kind: str, coordinator: Coordinator, tmp_path: Path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     ranks = [
-        subprocess.Popen(
+        nursery.popen(
             [sys.executable, "-m", "tests.support.drop_in", kind, str(rank), str(WORLD), str(folder)],
+            spawns=True,
             env=os.environ
             | {
                 "MUSTER_ENDPOINT": coordinator.endpoint,
@@ -79,7 +81,7 @@ def test_a_save_on_one_rank_says_soon_whom_it_waits_for(how: str, coordinator: C
         "WORLD_SIZE": "2",
     }
     command = [sys.executable, "-c", ALONE, how, str(tmp_path / "0.pt")]
-    rank = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    rank = nursery.popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
     watchdog = threading.Timer(100.0, rank.kill)
     watchdog.start()
     try:

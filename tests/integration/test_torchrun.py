@@ -1,14 +1,13 @@
 """Under torchrun the barrier takes endpoint, run, rank, world size and generation from the environment."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
+from tests.support.torchrun import torchrun
 
 pytestmark = pytest.mark.also_through_relay
 
@@ -29,15 +28,14 @@ print("rank", barrier.rank, "passed", barrier.sequence, "barriers", flush=True)
 def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(coordinator: Coordinator, tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run(
-        [*torchrun, "--max-restarts=1", str(script)],
-        env=os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ended.returncode == 0, ended.stderr
+    arguments = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", str(script)]
+    log = tmp_path / "torchrun.log"
+    with log.open("w") as file:
+        agent = torchrun(arguments, os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint}, file)
+    try:
+        assert agent.wait(PATIENCE) == 0, log.read_text()
+    finally:
+        agent.kill()
     outcomes = [(line["sequence"], line["outcome"]) for line in coordinator.logged("barrier.decided", 3)]
     assert [sequence for sequence, _ in outcomes] == list(range(len(outcomes)))
     assert [outcome for _, outcome in outcomes if outcome == "RELEASED"] == ["RELEASED"] * 3

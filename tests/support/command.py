@@ -6,11 +6,12 @@ import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import grpc
 
 from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
+from tests.support import nursery
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.patience import PATIENCE, until
 
@@ -78,14 +79,7 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def muster(endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(MUSTER), *arguments],
-        env=environment(endpoint),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    return nursery.run([str(MUSTER), *arguments], env=environment(endpoint), timeout=PATIENCE)
 
 
 def output(endpoint: str, *arguments: str) -> str:
@@ -103,7 +97,7 @@ class Watching(subprocess.Popen[str]):
 
 @contextmanager
 def watching(endpoint: str, *arguments: str) -> Iterator[Watching]:
-    process = Watching(
+    process = nursery.popen(
         [str(MUSTER), *arguments],
         env=environment(endpoint),
         stdout=subprocess.PIPE,
@@ -112,7 +106,7 @@ def watching(endpoint: str, *arguments: str) -> Iterator[Watching]:
     )
     with process:
         try:
-            yield process
+            yield cast(Watching, process)
         finally:
             process.kill()
 

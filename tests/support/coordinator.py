@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.support.daemon import MUSTER as MUSTER
 from tests.support.daemon import Daemon
+from tests.support.nursery import MUSTER as MUSTER
 from tests.support.patience import PATIENCE, until
 
 SHARE = 1_400

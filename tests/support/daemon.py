@@ -3,16 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.support import nursery
+from tests.support.nursery import MUSTER
 from tests.support.patience import PATIENCE
-
-MUSTER = Path(sys.executable).with_name("muster")
-COMMAND = ("muster.service.cli.main", "muster.service.cli.serve", "muster.service.app", "muster.relay")
-"""What the command imports."""
 
 
 class Daemon:
@@ -30,17 +28,14 @@ class Daemon:
         self.log_path = log_path
         self._program = program
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | nursery.Forked | None = None
+        self._process: subprocess.Popen[Any] | None = None
 
     def _launch(self, *arguments: str) -> None:
         with self.log_path.open("ab") as log:
-            if nursery.forks and self._program == (str(MUSTER),):
-                environment = os.environ if self._environment is None else self._environment
-                self._process = nursery.nursery(*COMMAND).fork(
-                    "tests.support.muster_command", arguments, environment, log.fileno(), log.fileno()
-                )
-                return
-            self._process = subprocess.Popen(
+            start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen
+            if self._program == (str(MUSTER),) or self._program[1] == "-m":  # Else it is another release's.
+                start = partial(nursery.popen, imports=nursery.COMMAND)
+            self._process = start(
                 [*self._program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,12 +1,14 @@
 """Torchrun's agents of a job that is told to end, one for each of its ranks."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.support.patience import PATIENCE
-from tests.support.torchrun import Agent, torchrun
+from tests.support.torchrun import torchrun
 
 PROGRAM = Path(__file__).with_name("drained.py")
 NUMBERS = 1000
@@ -22,7 +24,7 @@ def job(
     run: str = "job",
     numbers: int = NUMBERS,
     grace: float = PATIENCE,
-) -> Iterator[list[Agent]]:
+) -> Iterator[list[subprocess.Popen[Any]]]:
     """Start a job; at the end it is ended.
 
     Args:

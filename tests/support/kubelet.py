@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from tests.support import nursery
 from tests.support.coordinator import MUSTER, free_port
 from tests.support.helm import Manifest, Release
 from tests.support.patience import PATIENCE
@@ -132,7 +133,7 @@ class Container:
     def __enter__(self) -> "Container":
         with self.log.open("ab") as log:
             command = [str(MUSTER), *(self._local(word) for word in self._container["args"])]
-            self._process = subprocess.Popen(
+            self._process = nursery.popen(
                 command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         return self
@@ -206,4 +207,4 @@ class Container:
         """``kubectl exec``: another ``muster`` command with the container's variables, less some."""
         environment = {name: value for name, value in self._environment().items() if name not in without}
         command = [str(MUSTER), *(self._local(word) for word in arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        return nursery.run(command, env=environment, timeout=PATIENCE)

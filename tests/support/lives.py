@@ -1,10 +1,12 @@
 """Lives of a job whose ranks save through a framework's adapter, one process each."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.coordinator import Coordinator, free_port
-from tests.support.nursery import nursery
+from tests.support.nursery import popen
 from tests.support.patience import PATIENCE, until
 
 RANKS = 2
@@ -54,10 +56,17 @@ class Life:
                 (self.folder / f"log-{rank}").open("w") as log,
             ):
                 module, own = f"tests.support.{program}", environment | {"RANK": str(rank)}
-                forked = nursery(*FRAMEWORKS[program]).fork(
-                    module, arguments, own, out.fileno(), log.fileno()
+                self.ranks.append(
+                    popen(
+                        [sys.executable, "-m", module, *arguments],
+                        imports=FRAMEWORKS[program],
+                        spawns=program == "deepspeed_job",
+                        env=own,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=log,
+                    )
                 )
-                self.ranks.append(forked)
 
     def end(self, *, but: int = -1) -> None:
         """Wait until its ranks have ended, but for one that is killed then."""

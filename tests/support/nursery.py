@@ -2,225 +2,334 @@
 
 A rank that imports a framework takes seconds of a processor before it does anything, a coordinator most of
 one, and the tests start hundreds of each. Here one process imports, for all; it has no threads and nothing of
-gRPC's state but its code. What it forks runs a module as ``python -m`` would.
+gRPC's state but its code. What it forks runs what Python would run, and is the child of whoever asked for it.
 """
 
 import atexit
+import ctypes
+import fcntl
 import gc
 import importlib
+import inspect
 import json
+import multiprocessing.util
 import os
 import random
 import runpy
-import select
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
-KEPT = 3
+MUSTER = Path(sys.executable).with_name("muster")
+TORCH = (
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.multiprocessing.subprocess_handler",
+    "torch.distributed.checkpoint",
+    "muster.worker",
+    "muster.worker.saves",
+)
+"""What ranks import, and torchrun."""
+COMMAND = ("muster.service.cli.main", "muster.service.cli.serve", "muster.service.app", "muster.relay")
+"""What the command imports."""
+KEPT = 4
 """Nurseries of one process of pytest: each has the memory of what it has imported."""
 MOST = 100_000
 """Bytes of a request: its environment, above all."""
+ABOVE = 200
+"""File descriptors are moved there before each gets its number."""
+LONGEST_NAME = 15
+"""Bytes of a process's name (TASK_COMM_LEN of include/linux/sched.h, less one)."""
+PR_SET_CHILD_SUBREAPER = 36
+"""Of include/uapi/linux/prctl.h."""
 forks = False
-"""Whether tests have ``muster`` and torchrun forked, too. Who measures starts what users start."""
+"""Whether :func:`popen` and torchrun fork. Who measures starts what users start."""
 
 
-class Ending:
-    """A process that ends, with what :class:`subprocess.Popen` has for that.
+def popen(
+    command: Sequence[str], *, imports: Sequence[str] = TORCH, spawns: bool = False, **options: Any
+) -> "subprocess.Popen[Any]":
+    """Start a Python program, or the command ``muster``: where tests fork, from what has imported already.
 
     Args:
-        name: for people.
+        command: begins with ``sys.executable``, or :data:`MUSTER`.
+        imports: what the program imports.
+        spawns: whether the processes that it spawns are to be forked, too.
+        options: as :class:`subprocess.Popen` has them.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._ended(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Returns:
-            Its exit code; of a signal, its number below 0.
-        """
-        code = self._ended(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
-        return code
-
-    def _ended(self, timeout: float | None) -> int | None:
-        """Wait for its end for some seconds; returns its exit code, or None."""
-        raise NotImplementedError
+    if not forks:
+        return subprocess.Popen(command, **options)
+    if command[0] == str(MUSTER):
+        command, imports = [sys.executable, "-m", "tests.support.muster_command", *command[1:]], COMMAND
+    return Forked(nursery(*imports), command, spawns=spawns, **options)
 
 
-class Forked(Ending):
-    """A process that a nursery has forked."""
-
-    def __init__(self, name: str, report: int) -> None:
-        super().__init__(name)
-        self._report = Connection(report, writable=False)
-        self.pid: int = self._report.recv()
-
-    def kill(self) -> None:
-        """SIGKILL it, if it still runs."""
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        """SIGTERM it, if it still runs."""
-        self.send_signal(signal.SIGTERM)
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def _ended(self, timeout: float | None) -> int | None:
-        if self._code is None and self._report.poll(timeout):
-            self._code = self._report.recv()
-            self._report.close()
-        return self._code
+def run(command: Sequence[str], *, timeout: float, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """As :func:`subprocess.run` does it; text, from pipes unless others are given."""
+    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    with popen(command, text=True, **given) as process:
+        try:
+            out, log = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, log)
 
 
 class Nursery:
-    """A process that has imported modules, and forks others.
+    """What can fork programs.
 
     Args:
-        modules: what it has imported.
+        control: to a process that serves, a descendant of this one.
     """
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
-                cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-                pass_fds=[theirs.fileno()],
-            )
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._asking = threading.Lock()
 
     def fork(
-        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], out: int, log: int
-    ) -> Forked:
-        """Run a module.
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
+        *,
+        folder: str = "",
+        session: bool = False,
+        spawns: bool = False,
+    ) -> int:
+        """Start a program.
 
         Args:
-            module: its name.
-            arguments: its own.
+            command: as Python's command line has it, without Python.
             environment: all of it.
-            out: the file descriptor of its standard output.
-            log: that of its standard error.
+            files: what it has open: this process's file descriptors by their numbers there.
+            folder: where it is to be; default: where this process is.
+            session: whether it begins a session of its own.
+            spawns: whether the processes that it spawns are to be forked, too.
+
+        Returns:
+            Its process id: it is a child of this process.
         """
-        request = json.dumps([module, list(arguments), dict(environment), str(Path.cwd())]).encode()
-        ours, report = os.pipe()
-        try:
-            socket.send_fds(self._control, [request], [report, out, log])
-        finally:
-            os.close(report)
-        return Forked(module, ours)
+        request = [
+            list(command),
+            dict(environment),
+            folder or str(Path.cwd()),
+            list(files),
+            session,
+            spawns,
+        ]
+        with self._asking, _adopting():
+            socket.send_fds(self._control, [json.dumps(request).encode()], list(files.values()))
+            return int(self._control.recv(MOST))
 
     def close(self) -> None:
-        """End it; what it has forked runs on, and nobody says how it ends."""
+        """End it; what it has forked runs on."""
         self._control.close()
-        self._process.wait()
 
 
-_kept: dict[tuple[str, ...], Nursery] = {}
+class Forked(subprocess.Popen[Any]):
+    """A program that is forked rather than executed; all else is as ever."""
+
+    def __init__(
+        self, nursery: Nursery, command: Sequence[str], *, spawns: bool = False, **options: Any
+    ) -> None:
+        self._nursery = nursery
+        self._spawns = spawns
+        super().__init__(command, **options)
+
+    def _execute_child(self, *given: Any) -> None:  # as CPython's, which is called by position alone
+        named = dict(zip(_EXECUTE_CHILD, (self, *given), strict=True))
+        pipes = {name: named[name] for name in _EXECUTE_CHILD if name.endswith(("read", "write"))}
+        with Path(os.devnull).open() as nothing:
+            theirs = (pipes["p2cread"], nothing.fileno()), (pipes["c2pwrite"], 1), (pipes["errwrite"], 2)
+            self.pid = self._nursery.fork(
+                named["args"][1:],
+                os.environ if named["env"] is None else named["env"],
+                {
+                    number: otherwise if file == -1 else file
+                    for number, (file, otherwise) in enumerate(theirs)
+                },
+                folder=str(named["cwd"] or ""),
+                session=named["start_new_session"],
+                spawns=self._spawns,
+            )
+        self._child_created = True
+        self._close_pipe_fds(**pipes)  # type: ignore[attr-defined]
+
+
+_EXECUTE_CHILD = tuple(inspect.signature(vars(subprocess.Popen)["_execute_child"]).parameters)
+
+
+@contextmanager
+def spawning(nursery: Nursery) -> Iterator[None]:
+    """Processes that :mod:`multiprocessing` spawns meanwhile are forked."""
+
+    def spawn(path: bytes, args: Sequence[str], passed: Sequence[int]) -> int:
+        command = args[args.index("-c") :]  # Without what this interpreter was told.
+        return nursery.fork(command, os.environ, {file: file for file in (1, 2, *passed)})
+
+    with patch.object(multiprocessing.util, "spawnv_passfds", spawn):
+        yield
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Whose parent has ended becomes a child of this process, if it descends from it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+# ---------------------------------------------------------------------- those of this process
+
+_kept: dict[tuple[str, ...], tuple[Nursery, "subprocess.Popen[bytes]"]] = {}
 """The one that was used last comes last."""
 
 
 def nursery(*modules: str) -> Nursery:
     """The nursery of modules."""
-    found = _kept.pop(modules, None) or Nursery(modules)
+    found = _kept.pop(modules, None) or _begun(modules)
     _kept[modules] = found
     if len(_kept) > KEPT:
-        _kept.pop(next(iter(_kept))).close()
-    return found
+        _end(next(iter(_kept)))
+    return found[0]
+
+
+def _begun(modules: Sequence[str]) -> tuple[Nursery, "subprocess.Popen[bytes]"]:
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            pass_fds=[theirs.fileno()],
+        )
+    return Nursery(control), process
+
+
+def _end(modules: tuple[str, ...]) -> None:
+    nursery, process = _kept.pop(modules)
+    nursery.close()
+    process.wait()
 
 
 @atexit.register
-def _close_all() -> None:
-    while _kept:
-        _kept.popitem()[1].close()
+def _end_all() -> None:
+    for modules in list(_kept):
+        _end(modules)
 
 
-# ---------------------------------------------------------------------- the process
+# ---------------------------------------------------------------------- the process that forks
 
 
-def main() -> None:
-    """Import; then fork for each request, and say how each ends."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
-    gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.
-    children: dict[int, tuple[int, Connection]] = {}
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
+def aside() -> Nursery:
+    """Set a process aside that forks what this one has imported by now: before it has threads."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        control.close()
+        serve(theirs)
+    theirs.close()
+    return Nursery(control)
+
+
+def serve(control: socket.socket) -> NoReturn:
+    """Fork a program for each request, until nobody can ask any more."""
     while True:
-        for handle, _ in poll.poll():
-            if handle in children:
-                pid, report = children.pop(handle)
-                poll.unregister(handle)
-                os.close(handle)
-                _say(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                report.close()
-                continue
-            request, handed, _, _ = socket.recv_fds(control, MOST, 3)
-            if not request:
-                return
-            report, files = Connection(handed[0], readable=False), handed[1:]
-            pid = os.fork()
-            if pid == 0:
-                for other, (_, theirs) in children.items():
-                    os.close(other)
-                    theirs.close()
-                report.close()
-                control.close()
-                _run(*json.loads(request), *files)
-                return
-            for file in files:
+        request, files, _, _ = socket.recv_fds(control, MOST, 16)
+        if not request:
+            os._exit(0)
+        told, tells = os.pipe()
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == between:  # Then it is the child of whoever asks.
+                os.sched_yield()
+            os.write(tells, str(os.getpid()).encode())
+            for file in (told, tells):
                 os.close(file)
-            _say(report, pid)
-            children[os.pidfd_open(pid)] = pid, report
-            poll.register(next(reversed(children)), select.POLLIN)
+            control.close()
+            _begin(files, *json.loads(request))
+            sys.exit()
+        os.waitpid(between, 0)
+        control.send(os.read(told, MOST))
+        for file in (told, tells, *files):
+            os.close(file)
 
 
-def _say(report: Connection, number: int) -> None:
-    with suppress(BrokenPipeError):  # Whoever asked for it may have gone.
-        report.send(number)
-
-
-def _run(module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: int) -> None:
-    with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)
-    settle(environment, folder, files)
-    sys.argv[1:] = arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def settle(environment: Mapping[str, str], folder: str, files: Sequence[int]) -> None:
-    """Be a process of one's own after a fork.
-
-    Args:
-        environment: all of it.
-        folder: to be in.
-        files: file descriptors for standard output and standard error.
-    """
-    for number, handle in enumerate(files, 1):
-        os.dup2(handle, number)
-        os.close(handle)
+def _begin(
+    files: Sequence[int],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    numbers: Sequence[int],
+    session: bool,
+    spawns: bool,
+) -> None:
+    if session:
+        os.setsid()
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, ABOVE) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     random.seed()
+    if spawns:
+        with spawning(aside()):
+            _run(command)
+    else:
+        _run(command)
+
+
+def _run(command: Sequence[str]) -> None:
+    """As Python does."""
+    unbuffered = command[0] == "-u"
+    # Those of the process that imported know of its files whether they can be sought in.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", 1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    if unbuffered:
+        command = command[1:]
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+    kind, *rest = command
+    name = rest[0].rpartition(".")[2] if kind == "-m" else Path(kind).stem
+    # Its command line is still that of the process that imported; here it can be told from others.
+    Path("/proc/self/comm").write_text(name[:LONGEST_NAME])
+    if kind == "-m":
+        sys.argv[1:] = rest[1:]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv[:] = [kind, *rest[1:]]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.argv[:] = command
+        sys.path[0] = str(Path(kind).parent)
+        runpy.run_path(kind, run_name="__main__")
+
+
+def main() -> None:
+    """Import; then fork for each request."""
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.
+    serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

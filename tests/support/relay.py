@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from tests.support.coordinator import Coordinator, free_port
-from tests.support.daemon import MUSTER, Daemon
+from tests.support.daemon import Daemon
+from tests.support.nursery import MUSTER
 from tests.support.patience import PATIENCE, until
 
 

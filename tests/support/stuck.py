@@ -2,12 +2,12 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,8 @@ def in_a_collective() -> None:
     """To which the other one does not come."""
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
-        peer = subprocess.Popen([sys.executable, "-c", PEER, store], stdout=subprocess.DEVNULL)
+        peer = get_context("spawn").Process(target=does_not_come, args=(store,))
+        peer.start()
         try:
             dist.init_process_group("gloo", init_method=store, rank=0, world_size=2)
             dist.all_reduce(torch.ones(3))
@@ -33,12 +34,9 @@ def in_a_collective() -> None:
             peer.kill()
 
 
-PEER = """
-import sys, time
-import torch.distributed as dist
-dist.init_process_group("gloo", init_method=sys.argv[1], rank=1, world_size=2)
-time.sleep(600)
-"""
+def does_not_come(store: str) -> None:
+    dist.init_process_group("gloo", init_method=store, rank=1, world_size=2)
+    sleeps()
 
 
 def in_a_lock() -> None:

@@ -5,6 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from muster.worker.saves import groups
+from tests.support import nursery
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_are_forked() -> Iterator[None]:
+    """Those of ``persistent=True``, which would import torch each; where programs are started they are spawned."""
+    with nursery.spawning(nursery.nursery(*nursery.TORCH)):
+        yield
 
 
 @pytest.fixture(autouse=True)

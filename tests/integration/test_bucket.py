@@ -95,9 +95,16 @@ def test_an_upload_of_a_killed_child_is_aborted(server: BucketServer, job: str, 
 def test_whatever_is_killed_and_however_the_bucket_fails_checkpoints_are_whole(
     tmp_path: Path, thorough: bool
 ):
-    saves = 500 if thorough else 50
+    saves, ranks = (500, 2) if thorough else (30, 1)
     plan = Plan(
-        seed=6, saves=saves, bucket=True, bucket_faults=0.03, rank_every=(15, 25), coordinator_every=45
+        seed=6,
+        saves=saves,
+        ranks=ranks,
+        bucket=True,
+        bucket_faults=0.03,
+        child_odds=0.15 if thorough else 0.3,
+        rank_every=(10, 20),
+        coordinator_every=25,
     )
     account = run(plan, tmp_path)
     print(account)

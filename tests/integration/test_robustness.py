@@ -7,11 +7,17 @@ import pytest
 
 from tests.support.robustness import Plan, run
 
+PAUSE = 0.02
+"""Seconds: the faults take their time, and all the while others have the processor."""
+
 
 @pytest.mark.timeout(900)
 def test_whatever_fails_nothing_is_decided_twice_lost_or_given_twice(tmp_path: Path, thorough: bool):
     faults = 65 if thorough else 13
-    account = run(Plan(seed=12, faults=faults, quorum_loss=20.0 if thorough else 3.0), tmp_path)
+    plan = Plan(
+        seed=12, faults=faults, quorum_loss=20.0 if thorough else 3.0, pause=0.0 if thorough else PAUSE
+    )
+    account = run(plan, tmp_path)
     print(account)
     assert account.wrong == []
     assert account.faults.total() == faults
@@ -35,7 +41,8 @@ def is_caught(kind: str, fault: str, signs: tuple[str, ...], folder: Path) -> bo
     program = (sys.executable, "-m", "tests.support.broken_replica", kind)
     for seed in range(3):
         (folder / str(seed)).mkdir()
-        account = run(Plan(seed=seed, faults=3, only=(fault,), program=program), folder / str(seed))
+        plan = Plan(seed=seed, faults=3, only=(fault,), program=program, pause=PAUSE)
+        account = run(plan, folder / str(seed))
         print(account)
         if any(sign in one for sign in signs for one in account.wrong):
             return True

@@ -199,19 +199,20 @@ def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]
 
 @pytest.mark.parametrize(("world_size", "seed", "copy"), [(2, 1, False), (3, 2, True)])
 def test_whatever_is_killed_every_checkpoint_is_whole_and_all_agree(
-    coordinator: Coordinator, folder: Path, world_size: int, seed: int, copy: bool
+    coordinator: Coordinator, folder: Path, world_size: int, seed: int, copy: bool, thorough: bool
 ):
+    saves = 100 if thorough else 50
     with savers(coordinator.endpoint, world_size, folder, copy=copy) as world:
-        events = chaos(world, 100, seed, 0.15)
+        events = chaos(world, saves, seed, 0.15)
         assert all_of(world, "close") == [[]] * world_size
     assert verdict(events, whole_checkpoint) == []
     seen = {what: {event.step for event in events if event.what == what} for what in ("finalized", "failed")}
-    assert seen["finalized"] | seen["failed"] == set(range(100))
-    assert min(len(steps) for steps in seen.values()) >= 10
+    assert seen["finalized"] | seen["failed"] == set(range(saves))
+    assert min(len(steps) for steps in seen.values()) >= saves / 10
     assert committed(folder) == [f"step-{step:010}" for step in sorted(seen["finalized"])]
     for rank in range(world_size):
         judged = [event.step for event in events if event.rank == rank and event.what != "latest"]
-        assert judged == list(range(100))
+        assert judged == list(range(saves))
 
 
 @pytest.mark.parametrize("blind", [False, True], ids=["honest", "ignores exit codes"])

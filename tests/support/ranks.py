@@ -250,8 +250,13 @@ class _Worker:
             history.append(heard)
         return history
 
-    def mixed(self, until: str, timeout: float = 60.0) -> list[tuple[float, float]]:
+    def mixed(self, until: str, pause: float, timeout: float = 60.0) -> list[tuple[float, float]]:
         """Execute barriers until a file is there: plain ones, votes to fail, and gathers.
+
+        Args:
+            until: the file.
+            pause: seconds between two.
+            timeout: seconds of each.
 
         Returns:
             When each began, on the machine's monotonic clock, and the seconds that it took.
@@ -269,13 +274,14 @@ class _Worker:
             while (heard := self.barrier("mixed", timeout, payload, failure)).outcome == "UNKNOWN":
                 pass
             took.append((began, time.monotonic() - began))
+            time.sleep(pause)
             if heard.outcome not in ("RELEASED", "ABORTED"):
                 raise AssertionError(f"rank {who.rank} of {who.run_id}, barrier {number}: {heard}")
             if any(said.startswith(b"last") for said in heard.payloads):
                 return took
 
-    def change_store(self, until: str) -> tuple[list[int], int]:
-        """Add and append until a file is there.
+    def change_store(self, until: str, pause: float) -> tuple[list[int], int]:
+        """Add and append until a file is there, with a pause of so many seconds after both.
 
         Returns:
             What each addition came to, and how many appends were acknowledged.
@@ -290,10 +296,15 @@ class _Worker:
         while not os.path.exists(until):  # noqa: PTH110
             sums.append(store.add("sum", 1))
             store.append(f"log {who.rank}", f"{len(sums)};")
+            time.sleep(pause)
         return sums, len(sums)
 
-    def meet(self, until: str) -> list[tuple[int, int, int]]:
+    def meet(self, until: str, pause: float) -> list[tuple[int, int, int]]:
         """Join round after round until a file is there: who sees it first closes the run for all.
+
+        Args:
+            until: the file.
+            pause: seconds between two rounds.
 
         Returns:
             Round, rank and world size of each.
@@ -325,6 +336,7 @@ class _Worker:
                     raise
                 return places
             places.append((place.round, place.rank, place.world_size))
+            time.sleep(pause)
         node.close("the end", PATIENCE)
         node.leave("the end")
         return places

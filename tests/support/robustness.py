@@ -48,6 +48,8 @@ class Plan:
     """The kinds of fault; empty: all."""
     program: tuple[str, ...] = MUSTER_PROGRAM
     """The coordinators'."""
+    pause: float = 0.0
+    """Seconds that everyone waits between what they do; 0: as much traffic as the machine bears."""
 
 
 @dataclass(slots=True)
@@ -288,7 +290,7 @@ def run(plan: Plan, folder: Path) -> Account:
         }
         for operation, processes in everyone.items():
             for process in processes:
-                process.tell(operation, until=str(end))
+                process.tell(operation, until=str(end), pause=plan.pause)
         until(lambda: _all_at_work(installation), "there is no traffic")
         faults = Faults(etcd, installation, plan)
         when: list[tuple[float, str]] = []

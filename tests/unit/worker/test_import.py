@@ -1,5 +1,6 @@
 """What an import does and does not do. Each in a process of its own, since an import happens once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -81,19 +82,39 @@ def test_the_core_brings_no_grpc():
 
 # ---------------------------------------------------------------------- what torch loads by itself
 
-KNOWN = "from torch.distributed.rendezvous import _rendezvous_handlers as known; print('muster' in known)"
+IN_ORDER = """
+import json, sys
+import {first}
+brought = sorted({{module.partition(".")[0] for module in sys.modules}} & {{{names}}})
+from torch.distributed.rendezvous import _rendezvous_handlers as known
+told = {{"brought": brought, "known": "muster" in known, "caught": []}}
+from muster.worker import MusterError, RefusedError, StoreTimeoutError
+early = RefusedError("no.")
+from torch.distributed import DistError, DistStoreError
+for error in (early, StoreTimeoutError("nobody set it.", [])):
+    try:
+        raise error
+    except DistStoreError:
+        told["caught"].append([issubclass(MusterError, DistError), isinstance(error, RuntimeError)])
+from torch.distributed.checkpoint._experimental.barriers import BARRIER_REGISTRY
+import muster.worker
+told["registered"] = BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
+print(json.dumps(told))
+"""
+"""One process for all that depends on what is imported first, and on whether torch loads what it finds."""
 
 
-@pytest.mark.parametrize("statement", ["import torch", "import muster.worker"])
+@pytest.mark.parametrize("first", ["torch", "muster.worker"])
 @pytest.mark.parametrize("autoload", ["0", "1"])
-def test_the_init_method_is_known_to_torch(statement: str, autoload: str):
-    known = run(f"{statement}\n{KNOWN}", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
-    assert known == str(autoload == "1" or "muster" in statement)
-
-
-def test_torch_brings_neither_the_sdk_nor_grpc():
-    brought = loaded("import torch", "_muster_torch_autoload", "muster", "grpc", "google")
-    assert brought == ["_muster_torch_autoload"]
+def test_whichever_is_imported_first(first: str, autoload: str):
+    """torch knows the init method, brings neither the SDK nor grpc, and its handlers catch our errors."""
+    names = '"_muster_torch_autoload", "muster", "grpc", "google"'
+    told = json.loads(run(IN_ORDER.format(first=first, names=names), TORCH_DEVICE_BACKEND_AUTOLOAD=autoload))
+    assert told["known"] is (autoload == "1" or first == "muster.worker")
+    if first == "torch":
+        assert told["brought"] == ["_muster_torch_autoload"][: int(autoload)]
+    assert told["caught"] == [[True, True]] * 2
+    assert told["registered"] is True
 
 
 @pytest.mark.parametrize("name", ["muster.py", "muster/__init__.py"])
@@ -164,29 +185,6 @@ for name in ("GrpcBarrier", "Checkpointer", "CoordinatorStore", "SavePoint"):
     for line in run(script).splitlines():
         assert "needs torch" in line
         assert "pip install muster-coordinator[worker]" in line
-
-
-# ---------------------------------------------------------------------- before torch, and after
-
-
-@pytest.mark.parametrize("autoload", ["0", "1"])
-@pytest.mark.parametrize("first", ["torch", "muster.worker"])
-def test_handlers_of_store_errors_catch_ours_whichever_is_imported_first(first: str, autoload: str):
-    script = f"""
-import {first}
-from muster.worker import MusterError, RefusedError, StoreTimeoutError
-early = RefusedError("no.")
-from torch.distributed import DistError, DistStoreError
-for error in (early, StoreTimeoutError("nobody set it.", [])):
-    try:
-        raise error
-    except DistStoreError:
-        print(issubclass(MusterError, DistError), isinstance(error, RuntimeError))
-from torch.distributed.checkpoint._experimental.barriers import BARRIER_REGISTRY
-import muster.worker
-print(BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier)
-"""
-    assert run(script, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload).split() == ["True"] * 5
 
 
 def test_a_module_of_the_package_is_there_without_an_import_of_its_own():

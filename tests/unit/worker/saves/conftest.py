@@ -10,7 +10,7 @@ from tests.support import nursery
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers_are_forked() -> Iterator[None]:
-    """Those of ``persistent=True``, which would import torch each; where programs are started they are spawned."""
+    """Those of ``persistent=True``, each of which would import torch; programs of their own spawn them."""
     with nursery.spawning(nursery.nursery(*nursery.TORCH)):
         yield
 

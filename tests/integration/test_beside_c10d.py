@@ -222,14 +222,14 @@ def test_too_few_nodes_time_out_and_ours_says_who_was_there(both: Both):
     said: dict[str, str] = {}
 
     def scenario(run: Meeting) -> object:
-        error = Joining(run.node("2", join_timeout=1)).error()
+        error = Joining(run.node("2", join_timeout=4)).error()
         said[run.backend] = str(error)
         return type(error).__name__, run.seen()
 
     assert both(scenario) == ("RendezvousTimeoutError", Seen())
     assert said["c10d"] == ""
     assert (
-        "did not come together within the join timeout of 1 s: 1 of 2 nodes had joined: 127.0.0.1 (pid "
+        "did not come together within the join timeout of 4 s: 1 of 2 nodes had joined: 127.0.0.1 (pid "
         in said["muster"]
     )
 

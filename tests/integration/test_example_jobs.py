@@ -10,6 +10,7 @@ from muster.worker.saves.directory import MARKER
 from tests.support import agents
 from tests.support.coordinator import Coordinator
 from tests.support.judge import children_of
+from tests.support.lives import FRAMEWORKS
 from tests.support.nursery import LONGEST_NAME
 from tests.support.patience import until
 
@@ -34,7 +35,9 @@ def test_a_job_whose_rank_is_killed_goes_on_from_its_last_checkpoint(tmp_path: P
     command = (str(EXAMPLES / f"{example}.py"), str(folder), *JOBS[example])
     with (
         Coordinator(tmp_path, session_ttl=2.0) as coordinator,
-        agents.Job(tmp_path, coordinator.endpoint, command=command, ranks=RANKS) as job,
+        agents.Job(
+            tmp_path, coordinator.endpoint, command=command, imports=FRAMEWORKS[example], ranks=RANKS
+        ) as job,
     ):
         agent = job.agent("1")
         until(lambda: list(folder.glob(f"**/{MARKER}")), agent.said)

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.nursery import TORCH
 from tests.support.patience import PATIENCE, until
 from tests.support.torchrun import torchrun
 
@@ -71,6 +72,7 @@ class Job:
         run_id: the run.
         program: what the workers run, with the folder as its argument.
         command: what torchrun is to run instead, with its arguments. Its workers must leave the same trace.
+        imports: what that imports.
         ranks: of each agent.
         restarts: how often an agent may start its workers again because one of them failed.
     """
@@ -83,6 +85,7 @@ class Job:
         program: str = PROGRAM,
         *,
         command: tuple[str, ...] = (),
+        imports: tuple[str, ...] = TORCH,
         ranks: int = 1,
         restarts: int = 5,
     ) -> None:
@@ -91,6 +94,7 @@ class Job:
         self.run_id = run_id
         self.ranks = ranks
         self.restarts = restarts
+        self.imports = imports
         self.command = command or (str(folder / "program.py"), str(folder))
         if not command:
             Path(self.command[0]).write_text(program)
@@ -168,6 +172,7 @@ class Agent:
                 ],
                 os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
                 log,
+                job.imports,
             )
 
     def said(self) -> str:

@@ -6,19 +6,34 @@ import sys
 from pathlib import Path
 
 from tests.support.coordinator import Coordinator, free_port
-from tests.support.nursery import popen
+from tests.support.nursery import TORCH, popen
 from tests.support.patience import PATIENCE, until
 
 RANKS = 2
-DCP = "torch.distributed.checkpoint"
+TRANSFORMERS = (
+    *TORCH,
+    "setuptools",
+    "torch.onnx",
+    "fsspec",
+    "deepspeed",
+    "transformers.trainer",
+    "accelerate",
+)
+"""For what is built of these, or looks for them; and what they import at their first use."""
 FRAMEWORKS = {
-    "dcp_job": (DCP,),
-    "torchtitan_job": (DCP, "torchtitan.components.checkpointer"),
-    "deepspeed_job": (DCP, "deepspeed"),
-    "transformers_job": (DCP, "transformers.trainer"),
-    "accelerate_job": (DCP, "transformers.trainer"),
-    "sharded_job": (DCP, "transformers.trainer"),
-    "lightning_job": (DCP, "lightning"),
+    "dcp_job": TORCH,
+    "torchtitan_job": (
+        *TORCH,
+        "torch.onnx",
+        "torchtitan.components.checkpointer",
+        "torchtitan.distributed",
+        "safetensors.torch",
+    ),
+    "deepspeed_job": TRANSFORMERS,
+    "transformers_job": TRANSFORMERS,
+    "accelerate_job": TRANSFORMERS,
+    "sharded_job": TRANSFORMERS,
+    "lightning_job": (*TORCH, "lightning"),
     "orbax_job": (),
 }
 """What takes a program long to import; JAX has threads, and cannot be forked."""

@@ -33,12 +33,23 @@ TORCH = (
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.multiprocessing.subprocess_handler",
     "torch.distributed.checkpoint",
+    "torch._dynamo",
     "muster.worker",
     "muster.worker.saves",
+    "grpc._channel",
 )
-"""What ranks import, and torchrun."""
-COMMAND = ("muster.service.cli.main", "muster.service.cli.serve", "muster.service.app", "muster.relay")
-"""What the command imports."""
+"""What ranks import, and torchrun; DTensor does so at its first use, and gRPC."""
+COMMAND = (
+    "muster.service.cli.main",
+    "muster.service.cli.serve",
+    "muster.service.app",
+    "muster.relay",
+    "typer._adapters",
+    "pydantic.main",
+    "uvloop",
+    "grpc._channel",
+)
+"""What the command imports, typer at its first use."""
 KEPT = 4
 """Nurseries of one process of pytest: each has the memory of what it has imported."""
 MOST = 100_000

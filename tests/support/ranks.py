@@ -20,7 +20,7 @@ from tests.support import history
 from tests.support.patience import PATIENCE
 
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.checkpoint"])
+CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint", "torch._dynamo"])
 
 
 @dataclass(frozen=True, slots=True)

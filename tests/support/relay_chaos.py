@@ -48,6 +48,8 @@ class Plan:
     """For how long faults last, as a part of what they usually do."""
     timeout: float = 60.0
     """Of each barrier, in seconds."""
+    pause: float = 0.0
+    """Seconds between two barriers; 0: as many as the machine bears."""
     program: tuple[str, ...] = (str(MUSTER),)
     """The relays'."""
 
@@ -141,7 +143,7 @@ class Scene:
         endpoint = self.coordinator.endpoint if alone else self.nodes[rank // PER_NODE].endpoint
         process = Rank(Identity(endpoint, rank, SIZE, run_id=run))
         self._stack.callback(process.end)
-        process.tell("mixed", until=str(self._end), timeout=self._plan.timeout)
+        process.tell("mixed", until=str(self._end), pause=self._plan.pause, timeout=self._plan.timeout)
         return process
 
     def draw(self, number: int) -> str:

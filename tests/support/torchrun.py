@@ -9,7 +9,10 @@ from tests.support import nursery
 
 
 def torchrun(
-    arguments: Sequence[str], environment: Mapping[str, str], log: IO[Any] | int
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: IO[Any],
+    imports: Sequence[str] = nursery.TORCH,
 ) -> subprocess.Popen[Any]:
     """Start it.
 
@@ -17,10 +20,12 @@ def torchrun(
         arguments: its own.
         environment: all of it.
         log: where its output goes, and that of its workers.
+        imports: what it and its workers import.
     """
     program = "tests.support.forking_agent" if nursery.forks else "torch.distributed.run"
     return nursery.popen(
         [sys.executable, "-m", program, *arguments],
+        imports=imports,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -6,6 +6,7 @@ a history of its own, for the judge, and in a pipe that all ranks share, for the
 
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,11 @@ class Rank:
         place: where the checkpoints go.
         kind: ``checkpointer``; ``files``: one file of each rank, with the queue alone; ``blind``: the same,
             with a caller that ignores how children end.
+        pause: seconds that each of its steps takes at least.
     """
 
-    def __init__(self, folder: Path, place: str, kind: str) -> None:
+    def __init__(self, folder: Path, place: str, kind: str, pause: float) -> None:
+        self._pause = pause
         self._notes = Notes(folder)
         self._finish = folder / "finish"
         barrier = GrpcBarrier(barrier_prefix="save")
@@ -81,6 +84,7 @@ class Rank:
     def _train_on(self, step: int) -> int:
         while not self._finished():
             step += 1
+            time.sleep(self._pause)
             self._weight.to_local().add_(STRIDE)
             if step % SAVE_EVERY == 0:
                 self._saver.save(step, self._state_at(step))
@@ -134,6 +138,7 @@ class Rank:
 
 def main() -> None:
     folder, place, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
     born = folder / f"born-{os.getpid()}"
     born.write_text(
         f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
@@ -141,7 +146,7 @@ def main() -> None:
     born.rename(folder / f"worker-{os.getpid()}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    Rank(folder, place, kind).train()
+    Rank(folder, place, kind, pause).train()
     dist.destroy_process_group()
 
 

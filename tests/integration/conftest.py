@@ -27,6 +27,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 nursery.forks = True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _spawned_processes_are_forked() -> Iterator[None]:
+    """Ranks, above all."""
+    with nursery.spawning():
+        yield
+
+
 @pytest.fixture
 def coordinator(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Coordinator]:
     """A coordinator on SQLite with a short session TTL; ``@back_in_time`` makes it a long one."""

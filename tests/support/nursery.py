@@ -16,12 +16,14 @@ import multiprocessing.util
 import os
 import random
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -179,12 +181,17 @@ _EXECUTE_CHILD = tuple(inspect.signature(vars(subprocess.Popen)["_execute_child"
 
 
 @contextmanager
-def spawning(nursery: Nursery) -> Iterator[None]:
-    """Processes that :mod:`multiprocessing` spawns meanwhile are forked."""
+def spawning(by: Nursery | None = None) -> Iterator[None]:
+    """Processes that :mod:`multiprocessing` spawns meanwhile are forked; by default from :data:`TORCH`."""
+
+    execute = multiprocessing.util.spawnv_passfds
 
     def spawn(path: bytes, args: Sequence[str], passed: Sequence[int]) -> int:
+        if "--multiprocessing-fork" not in args:
+            return execute(path, args, passed)  # It is multiprocessing's tracker of resources.
         command = args[args.index("-c") :]  # Without what this interpreter was told.
-        return nursery.fork(command, os.environ, {file: file for file in (1, 2, *passed)})
+        # Not kept here: others may take its place meanwhile.
+        return (by or nursery(*TORCH)).fork(command, os.environ, {file: file for file in (1, 2, *passed)})
 
     with patch.object(multiprocessing.util, "spawnv_passfds", spawn):
         yield
@@ -271,12 +278,37 @@ def serve(control: socket.socket) -> NoReturn:
             for file in (told, tells):
                 os.close(file)
             control.close()
-            _begin(files, *json.loads(request))
-            sys.exit()
+            _status(partial(_begin, files, *json.loads(request)))
         os.waitpid(between, 0)
         control.send(os.read(told, MOST))
         for file in (told, tells, *files):
             os.close(file)
+
+
+def _status(program: Callable[[], None]) -> NoReturn:
+    """Run a program, and end as Python does; how, the last of its exit handlers is to know."""
+    global _exit_status
+    try:
+        program()
+    except SystemExit as end:
+        _exit_status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except Exception:
+        _exit_status = 1
+        raise
+    _exit_status = 0
+    sys.exit()
+
+
+_exit_status: int | None = None
+
+
+def _leave() -> None:
+    """Without taking all modules down, which takes a process with torch a quarter of a second."""
+    if _exit_status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_status)
 
 
 def _begin(
@@ -337,6 +369,8 @@ def _run(command: Sequence[str]) -> None:
 
 def main() -> None:
     """Import; then fork for each request."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Whoever asked first may have blocked some.
+    atexit.register(_leave)  # The first that is registered is the last that is run.
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.

@@ -1,7 +1,7 @@
 """Real worker processes for tests, told over a pipe what to do.
 
-They are forked from a server that has imported torch and nothing of gRPC, so that each starts in
-milliseconds and none inherits a gRPC state.
+They are forked from a process that has imported torch and has nothing of gRPC's but its code, so that each
+starts in milliseconds and none inherits a gRPC state.
 """
 
 import logging
@@ -19,8 +19,8 @@ from typing import Any
 from tests.support import history
 from tests.support.patience import PATIENCE
 
-CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint", "torch._dynamo"])
+CONTEXT = mp.get_context("spawn")
+"""Within :func:`tests.support.nursery.spawning`, or each takes seconds to begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from muster.v1 import common_pb2
 from tests.support import history
 from tests.support.coordinator import MUSTER, Coordinator, free_port
 from tests.support.members import members
+from tests.support.nursery import spawning
 from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
 from tests.support.ranks import Identity, Rank, RankFailed
@@ -325,7 +326,7 @@ def main() -> int:
         program=broken if given.broken else (str(MUSTER),),
     )
     print(plan, flush=True)
-    with tempfile.TemporaryDirectory(prefix="muster-relay-chaos-") as folder:
+    with tempfile.TemporaryDirectory(prefix="muster-relay-chaos-") as folder, spawning():
         account = run(plan, Path(folder))
     print(account)
     return 1 if account.wrong else 0

@@ -24,6 +24,7 @@ import grpc
 from muster.v1 import run_pb2, run_pb2_grpc, store_pb2, store_pb2_grpc
 from tests.support import history
 from tests.support.etcd import Cluster, cluster, compact
+from tests.support.nursery import spawning
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import Identity, Rank, RankFailed
 from tests.support.replicas import LEASE_TTL, MUSTER_PROGRAM, Replica, Replicas, replicas
@@ -424,7 +425,7 @@ def main() -> int:
         program=broken if given.broken else MUSTER_PROGRAM,
     )
     print(plan, flush=True)
-    with tempfile.TemporaryDirectory(prefix="muster-robustness-") as folder:
+    with tempfile.TemporaryDirectory(prefix="muster-robustness-") as folder, spawning():
         account = run(plan, Path(folder))
     print(account)
     return 1 if account.wrong else 0

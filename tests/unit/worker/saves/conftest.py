@@ -11,7 +11,7 @@ from tests.support import nursery
 @pytest.fixture(scope="session", autouse=True)
 def _workers_are_forked() -> Iterator[None]:
     """Those of ``persistent=True``, each of which would import torch; programs of their own spawn them."""
-    with nursery.spawning(nursery.nursery(*nursery.TORCH)):
+    with nursery.spawning():
         yield
 
 

@@ -1,0 +1,98 @@
+"""What tests start programs by: they end, speak and spawn as those that Python itself starts."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+
+import pytest
+
+from tests.support import nursery
+from tests.support.patience import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nursery, "forks", True)
+
+
+def run(program: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    return nursery.run([sys.executable, "-c", program], imports=(), timeout=PATIENCE, **options)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "out", "log"),
+    [
+        ("print('well')", 0, "well\n", ""),
+        ("import sys; print('said'); sys.exit(7)", 7, "said\n", ""),
+        ("import sys; sys.exit('why')", 1, "", "why\n"),
+        ("1 / 0", 1, "", "ZeroDivisionError: division by zero\n"),
+        ("import os; os._exit(9)", 9, "", ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "", ""),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "", "KeyboardInterrupt\n"),
+        ("import atexit; atexit.register(print, 'last'); print('first')", 0, "first\nlast\n", ""),
+        ("import threading; threading.Thread(target=print, args=['thread']).start()", 0, "thread\n", ""),
+    ],
+)
+def test_it_ends_as_python_does(program: str, code: int, out: str, log: str):
+    done = run(program)
+    assert (done.returncode, done.stdout) == (code, out)
+    assert done.stderr.endswith(log)
+    assert bool(done.stderr) is bool(log)
+
+
+def test_it_is_a_child_of_who_asked_and_has_what_it_was_given():
+    told = (
+        "import os, sys; print(os.getppid(), os.getsid(0) == os.getpid(), os.environ['GIVEN'], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", told, "one", "two"]
+    with nursery.popen(
+        command, imports=(), env={"GIVEN": "this"}, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        said, _ = child.communicate(timeout=PATIENCE)
+    assert said == f"{os.getpid()} True this ['one', 'two']\n"
+    assert "GIVEN" not in run("import os; print(*os.environ)").stdout
+
+
+def test_it_can_be_spoken_to_and_killed():
+    command = [sys.executable, "-c", "import sys; print(input(), flush=True); input()"]
+    with nursery.popen(
+        command, imports=(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        print("hello", file=child.stdin, flush=True)
+        assert child.stdout.readline() == "hello\n"
+        assert child.poll() is None
+        child.kill()
+        assert child.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_it_can_be_ended_though_signals_were_blocked_when_the_first_was_started():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        child = nursery.popen(command, imports=("colorsys",))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    child.terminate()
+    assert child.wait(PATIENCE) == -signal.SIGTERM
+
+
+def _answer(pipe: Connection) -> None:
+    pipe.send(os.getppid())
+
+
+def test_what_is_spawned_is_a_child_too():
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with nursery.spawning(nursery.nursery("colorsys")):
+        process = context.Process(target=_answer, args=(theirs,))
+        process.start()
+    theirs.close()
+    assert ours.recv() == os.getpid()
+    process.join(PATIENCE)
+    assert process.exitcode == 0
+    ours.close()

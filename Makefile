@@ -43,11 +43,14 @@ demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node an
 failover: venv .tools/etcd-server/.fetched ## Show several coordinators on etcd: the leader killed, stopped, cut off; a job goes on.
 	PYTHONPATH=. $(BIN)/python examples/failover.py
 
-test: venv tools check-stubs lint types unit ## Everything that CI runs.
+test: venv tools ## Everything that CI runs.
+	+$(MAKE) --no-print-directory -j 2 types check-stubs lint
+	+$(MAKE) --no-print-directory unit
 
 # The loop while one works.
-quick: venv frameworks lint types ## Format, lint, types and the unit tests, in a minute or so.
-	$(BIN)/pytest -q -n 4 --dist worksteal tests/unit tests/contract
+quick: venv frameworks ## Format, lint, types and the unit tests, in a minute or so.
+	+$(MAKE) --no-print-directory -j 2 types lint
+	$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/contract
 
 # Nothing in the protos may break what the last release says; its wheel has them.
 LAST_RELEASE = $(wildcard tests/releases/*.whl)

@@ -278,37 +278,33 @@ def serve(control: socket.socket) -> NoReturn:
             for file in (told, tells):
                 os.close(file)
             control.close()
-            _status(partial(_begin, files, *json.loads(request)))
+            _play(partial(_begin, files, *json.loads(request)))
         os.waitpid(between, 0)
         control.send(os.read(told, MOST))
         for file in (told, tells, *files):
             os.close(file)
 
 
-def _status(program: Callable[[], None]) -> NoReturn:
-    """Run a program, and end as Python does; how, the last of its exit handlers is to know."""
-    global _exit_status
+def _play(program: Callable[[], None]) -> NoReturn:
+    """Run a program, and end as Python does.
+
+    But modules are not taken down one by one, which takes a process with torch a quarter of a second.
+    """
+    status = 0
     try:
         program()
     except SystemExit as end:
-        _exit_status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        raise
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except Exception:
-        _exit_status = 1
-        raise
-    _exit_status = 0
-    sys.exit()
-
-
-_exit_status: int | None = None
-
-
-def _leave() -> None:
-    """Without taking all modules down, which takes a process with torch a quarter of a second."""
-    if _exit_status is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_exit_status)
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
 
 
 def _begin(
@@ -370,7 +366,6 @@ def _run(command: Sequence[str]) -> None:
 def main() -> None:
     """Import; then fork for each request."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Whoever asked first may have blocked some.
-    atexit.register(_leave)  # The first that is registered is the last that is run.
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.

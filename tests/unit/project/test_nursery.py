@@ -43,6 +43,11 @@ def test_it_ends_as_python_does(program: str, code: int, out: str, log: str):
     assert bool(done.stderr) is bool(log)
 
 
+def test_handlers_of_the_exit_are_run_also_those_from_before_the_fork():
+    program = "import multiprocessing.util as m; m.Finalize(None, print, ['finalized'], exitpriority=0)"
+    assert run(program).stdout == "finalized\n"
+
+
 def test_it_is_a_child_of_who_asked_and_has_what_it_was_given():
     told = (
         "import os, sys; print(os.getppid(), os.getsid(0) == os.getpid(), os.environ['GIVEN'], sys.argv[1:])"

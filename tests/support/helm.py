@@ -94,7 +94,7 @@ class Helm:
         return answer
 
 
-class Strict(yaml.SafeLoader):
+class Strict(yaml.CSafeLoader):
     """Refuses a key that is there twice, as Kubernetes does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -12,7 +12,6 @@ import gc
 import importlib
 import inspect
 import json
-import multiprocessing.util
 import os
 import random
 import runpy
@@ -27,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 MUSTER = Path(sys.executable).with_name("muster")
@@ -56,8 +54,6 @@ KEPT = 4
 """Nurseries of one process of pytest: each has the memory of what it has imported."""
 MOST = 100_000
 """Bytes of a request: its environment, above all."""
-ABOVE = 200
-"""File descriptors are moved there before each gets its number."""
 LONGEST_NAME = 15
 """Bytes of a process's name (TASK_COMM_LEN of include/linux/sched.h, less one)."""
 PR_SET_CHILD_SUBREAPER = 36
@@ -184,17 +180,22 @@ _EXECUTE_CHILD = tuple(inspect.signature(vars(subprocess.Popen)["_execute_child"
 def spawning(by: Nursery | None = None) -> Iterator[None]:
     """Processes that :mod:`multiprocessing` spawns meanwhile are forked; by default from :data:`TORCH`."""
 
-    execute = multiprocessing.util.spawnv_passfds
+    from multiprocessing import util  # Its handler of the exit is to be run before ours.
 
-    def spawn(path: bytes, args: Sequence[str], passed: Sequence[int]) -> int:
+    execute = util.spawnv_passfds
+
+    def spawn(path: bytes, args: Sequence[Any], passed: Sequence[int]) -> int:
         if "--multiprocessing-fork" not in args:
             return execute(path, args, passed)  # It is multiprocessing's tracker of resources.
         command = args[args.index("-c") :]  # Without what this interpreter was told.
         # Not kept here: others may take its place meanwhile.
         return (by or nursery(*TORCH)).fork(command, os.environ, {file: file for file in (1, 2, *passed)})
 
-    with patch.object(multiprocessing.util, "spawnv_passfds", spawn):
+    util.spawnv_passfds = spawn
+    try:
         yield
+    finally:
+        util.spawnv_passfds = execute
 
 
 @contextmanager
@@ -286,25 +287,29 @@ def serve(control: socket.socket) -> NoReturn:
 
 
 def _play(program: Callable[[], None]) -> NoReturn:
-    """Run a program, and end as Python does.
-
-    But modules are not taken down one by one, which takes a process with torch a quarter of a second.
-    """
-    status = 0
+    """Run a program, and end as Python does; how, the last handler of the exit is to know."""
+    global _status
     try:
         program()
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+        _status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
     except Exception:
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status & 0xFF)
+        _status = 1
+        raise
+    _status = 0
+    sys.exit()
+
+
+_status: int | None = None
+
+
+def _leave() -> None:
+    """End without taking all modules down, which takes a process with torch a quarter of a second."""
+    if _status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status & 0xFF)
 
 
 def _begin(
@@ -318,7 +323,8 @@ def _begin(
 ) -> None:
     if session:
         os.setsid()
-    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, ABOVE) for file in files]
+    # First out of the way, for one may have the number that another is to get.
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for file in files]
     for file in files:
         os.close(file)
     for file, number in zip(moved, numbers, strict=True):
@@ -365,6 +371,7 @@ def _run(command: Sequence[str]) -> None:
 
 def main() -> None:
     """Import; then fork for each request."""
+    atexit.register(_leave)  # The first that is registered is the last that is run.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Whoever asked first may have blocked some.
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -373,4 +380,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from tests.support import nursery as itself  # What it forks finds it under this name.
+
+    itself.main()

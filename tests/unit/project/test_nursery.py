@@ -86,6 +86,19 @@ def test_it_can_be_ended_though_signals_were_blocked_when_the_first_was_started(
     assert child.wait(PATIENCE) == -signal.SIGTERM
 
 
+def test_files_may_have_any_numbers():
+    numbers = (204, 203, 205)
+    there = [os.open(os.devnull, os.O_RDONLY) for _ in numbers]
+    ours, theirs = zip(*(os.pipe() for _ in numbers), strict=True)
+    write = ";".join(f"__import__('os').write({number}, b'{number}')" for number in numbers)
+    files = {number: there[0] for number in range(3)} | dict(zip(numbers, theirs, strict=True))
+    pid = nursery.nursery().fork(["-c", write], os.environ, files)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [os.read(file, 10) for file in ours] == [str(number).encode() for number in numbers]
+    for file in (*there, *ours, *theirs):
+        os.close(file)
+
+
 def _answer(pipe: Connection) -> None:
     pipe.send(os.getppid())
 

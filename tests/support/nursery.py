@@ -184,12 +184,12 @@ def spawning(by: Nursery | None = None) -> Iterator[None]:
 
     execute = util.spawnv_passfds
 
-    def spawn(path: bytes, args: Sequence[Any], passed: Sequence[int]) -> int:
+    def spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
         if "--multiprocessing-fork" not in args:
-            return execute(path, args, passed)  # It is multiprocessing's tracker of resources.
+            return execute(path, args, passfds)  # It is multiprocessing's tracker of resources.
         command = args[args.index("-c") :]  # Without what this interpreter was told.
         # Not kept here: others may take its place meanwhile.
-        return (by or nursery(*TORCH)).fork(command, os.environ, {file: file for file in (1, 2, *passed)})
+        return (by or nursery(*TORCH)).fork(command, os.environ, {file: file for file in (1, 2, *passfds)})
 
     util.spawnv_passfds = spawn
     try:

@@ -195,7 +195,6 @@ def test_an_unreachable_coordinator_leaves_the_outcome_unknown(coordinator: Coor
 
 def test_one_who_left_before_the_next_said_hello_is_known_and_not_waited_for(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
-        world[1].ask("begin")
         assert world[0].ask("join").outcome == "JOINED"
         world[0].ask("goodbye")
         heard = world[1].ask("barrier")

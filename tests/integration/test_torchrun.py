@@ -32,10 +32,11 @@ def test_a_job_that_torchrun_restarts_goes_on_as_a_new_generation(coordinator: C
     log = tmp_path / "torchrun.log"
     with log.open("w") as file:
         agent = torchrun(arguments, os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint}, file)
-    try:
-        assert agent.wait(PATIENCE) == 0, log.read_text()
-    finally:
-        agent.kill()
+    with agent:
+        try:
+            assert agent.wait(PATIENCE) == 0, log.read_text()
+        finally:
+            agent.kill()
     outcomes = [(line["sequence"], line["outcome"]) for line in coordinator.logged("barrier.decided", 3)]
     assert [sequence for sequence, _ in outcomes] == list(range(len(outcomes)))
     assert [outcome for _, outcome in outcomes if outcome == "RELEASED"] == ["RELEASED"] * 3

@@ -3,13 +3,11 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.support import nursery
-from tests.support.nursery import MUSTER
 from tests.support.patience import PATIENCE
 
 
@@ -32,15 +30,12 @@ class Daemon:
 
     def _launch(self, *arguments: str) -> None:
         with self.log_path.open("ab") as log:
-            start: Callable[..., subprocess.Popen[Any]] = subprocess.Popen
-            if self._program == (str(MUSTER),) or self._program[1] == "-m":  # Else it is another release's.
-                start = partial(nursery.popen, imports=nursery.COMMAND)
-            self._process = start(
-                [*self._program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
+            command, none, env = [*self._program, *arguments], subprocess.DEVNULL, self._environment
+            if "-c" in self._program:  # It is another release's.
+                self._process = subprocess.Popen(command, stdin=none, stdout=log, stderr=log, env=env)
+                return
+            self._process = nursery.popen(
+                command, imports=nursery.COMMAND, stdin=none, stdout=log, stderr=log, env=env
             )
 
     def _check_runs(self) -> None:

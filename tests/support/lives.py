@@ -1,10 +1,8 @@
 """Lives of a job whose ranks save through a framework's adapter, one process each."""
 
 import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from tests.support.coordinator import Coordinator, free_port
@@ -79,7 +77,6 @@ class Life:
                         imports=FRAMEWORKS[program],
                         spawns=program == "deepspeed_job",
                         env=own,
-                        start_new_session=True,
                         stdin=subprocess.DEVNULL,
                         stdout=out,
                         stderr=log,
@@ -94,10 +91,6 @@ class Life:
         if but >= 0:
             self.ranks[but].kill()
             self.ranks[but].wait()
-        for process in self.ranks:
-            # What DeepSpeed's decoupled engine has spawned waits for ever for a trainer that was killed.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
 
     def speaks(self) -> None:
         """Wait for its first word."""

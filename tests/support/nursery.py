@@ -71,7 +71,8 @@ def popen(
         command: begins with ``sys.executable``, or :data:`MUSTER`.
         imports: what the program imports.
         spawns: whether the processes that it spawns are to be forked, too.
-        options: as :class:`subprocess.Popen` has them.
+        options: of :class:`subprocess.Popen`: its files, ``env``, ``cwd``, ``text``, ``start_new_session``.
+            What is forked has no standard input unless one is given.
     """
     if not forks:
         return subprocess.Popen(command, **options)
@@ -101,7 +102,6 @@ class Nursery:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._asking = threading.Lock()
 
     def fork(
         self,
@@ -134,17 +134,23 @@ class Nursery:
             session,
             spawns,
         ]
-        with self._asking, _adopting():
-            socket.send_fds(self._control, [json.dumps(request).encode()], list(files.values()))
-            return int(self._control.recv(MOST))
+        text = json.dumps(request).encode()
+        assert len(text) <= MOST, f"{len(text)} bytes are more than it reads: {command}"
+        with _adopting():
+            socket.send_fds(self._control, [text], list(files.values()))
+            pid = self._control.recv(MOST)
+        assert pid, f"what is to fork {command} has ended, and has said why"
+        return int(pid)
 
     def close(self) -> None:
         """End it; what it has forked runs on."""
+        # Others that this process has forked may hold it, too.
+        self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
 
 
 class Forked(subprocess.Popen[Any]):
-    """A program that is forked rather than executed; all else is as ever."""
+    """A program that is forked rather than executed."""
 
     def __init__(
         self, nursery: Nursery, command: Sequence[str], *, spawns: bool = False, **options: Any
@@ -202,11 +208,15 @@ def spawning(by: Nursery | None = None) -> Iterator[None]:
 def _adopting() -> Iterator[None]:
     """Whose parent has ended becomes a child of this process, if it descends from it."""
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
-    try:
-        yield
-    finally:
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    with _adoptions:
+        assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+_adoptions = threading.Lock()
 
 
 # ---------------------------------------------------------------------- those of this process
@@ -275,14 +285,13 @@ def serve(control: socket.socket) -> NoReturn:
                 os._exit(0)
             while os.getppid() == between:  # Then it is the child of whoever asks.
                 os.sched_yield()
-            os.write(tells, str(os.getpid()).encode())
-            for file in (told, tells):
-                os.close(file)
+            os.close(told)
             control.close()
-            _play(partial(_begin, files, *json.loads(request)))
+            _play(partial(_begin, tells, files, *json.loads(request)))
+        os.close(tells)
         os.waitpid(between, 0)
         control.send(os.read(told, MOST))
-        for file in (told, tells, *files):
+        for file in (told, *files):
             os.close(file)
 
 
@@ -313,6 +322,7 @@ def _leave() -> None:
 
 
 def _begin(
+    tells: int,
     files: Sequence[int],
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -323,6 +333,9 @@ def _begin(
 ) -> None:
     if session:
         os.setsid()
+    # Not before it has a session: who starts it may signal its group at once.
+    os.write(tells, str(os.getpid()).encode())
+    os.close(tells)
     # First out of the way, for one may have the number that another is to get.
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for file in files]
     for file in files:

@@ -163,10 +163,6 @@ class _Worker:
             **more,
         )
 
-    def begin(self) -> None:
-        """Import the SDK, as programs do at their start: from then on a process counts as running."""
-        import muster.worker  # noqa: F401
-
     def join(self, prefix: str = "checkpoint", **more: Any) -> Heard:
         """Make the barrier object."""
         try:

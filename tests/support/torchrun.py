@@ -30,5 +30,4 @@ def torchrun(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        text=True,
     )

@@ -82,14 +82,20 @@ def test_the_core_brings_no_grpc():
 
 # ---------------------------------------------------------------------- what torch loads by itself
 
-IN_ORDER = """
+BROUGHT = """
 import json, sys
-import {first}
-brought = sorted({{module.partition(".")[0] for module in sys.modules}} & {{{names}}})
+names = {"_muster_torch_autoload", "muster", "grpc", "google"}
+told = {"brought": sorted({module.partition(".")[0] for module in sys.modules} & names), "caught": []}
+"""
+KNOWN = """
 from torch.distributed.rendezvous import _rendezvous_handlers as known
-told = {{"brought": brought, "known": "muster" in known, "caught": []}}
+told["known"] = "muster" in known
+"""
+EARLY = """
 from muster.worker import MusterError, RefusedError, StoreTimeoutError
 early = RefusedError("no.")
+"""
+THEN = """
 from torch.distributed import DistError, DistStoreError
 for error in (early, StoreTimeoutError("nobody set it.", [])):
     try:
@@ -101,15 +107,15 @@ import muster.worker
 told["registered"] = BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
 print(json.dumps(told))
 """
-"""One process for all that depends on what is imported first, and on whether torch loads what it finds."""
 
 
 @pytest.mark.parametrize("first", ["torch", "muster.worker"])
 @pytest.mark.parametrize("autoload", ["0", "1"])
 def test_whichever_is_imported_first(first: str, autoload: str):
     """torch knows the init method, brings neither the SDK nor grpc, and its handlers catch our errors."""
-    names = '"_muster_torch_autoload", "muster", "grpc", "google"'
-    told = json.loads(run(IN_ORDER.format(first=first, names=names), TORCH_DEVICE_BACKEND_AUTOLOAD=autoload))
+    order = (KNOWN, EARLY) if first == "torch" else (EARLY, KNOWN)
+    script = "".join((f"import {first}", BROUGHT, *order, THEN))
+    told = json.loads(run(script, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload))
     assert told["known"] is (autoload == "1" or first == "muster.worker")
     if first == "torch":
         assert told["brought"] == ["_muster_torch_autoload"][: int(autoload)]

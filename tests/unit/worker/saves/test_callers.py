@@ -23,7 +23,7 @@ from tests.support.patience import PATIENCE, until
 
 @pytest.fixture(scope="module")
 def persistent() -> Iterator[PersistentCaller]:
-    """One worker for all tests here: spawning it takes seconds."""
+    """One worker for all tests here."""
     caller = PersistentCaller()
     yield caller
     caller.close()

@@ -8,12 +8,15 @@ import torch
 
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import TorchAsyncCheckpoint, staging
+from tests.support import nursery
 from tests.support.judge import FakeBarrier, no_child_left
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_state_at_the_call_is_saved(tmp_path: Path, persistent: bool):
-    resource_tracker.ensure_running()  # It stays until this process ends.
+    # Both stay until this process ends.
+    resource_tracker.ensure_running()
+    nursery.nursery(*nursery.TORCH)
     with no_child_left():
         checkpoint = TorchAsyncCheckpoint(persistent, barrier=FakeBarrier())  # type: ignore[arg-type]
         weight = torch.zeros(1000)

@@ -9,9 +9,9 @@ import pytest
 from muster.worker.saves.directory import MARKER
 from tests.support import agents
 from tests.support.coordinator import Coordinator
+from tests.support.cradle import LONGEST_NAME
 from tests.support.judge import children_of
 from tests.support.lives import FRAMEWORKS
-from tests.support.nursery import LONGEST_NAME
 from tests.support.patience import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from muster.worker import BarrierTimeoutError, GrpcBarrier
-from tests.support import nursery
-from tests.support.coordinator import MUSTER, Coordinator
-from tests.support.patience import PATIENCE, until
+from tests.support import command, nursery
+from tests.support.coordinator import Coordinator
+from tests.support.patience import until
 from tests.support.relay import RelayedCoordinator
 from tests.support.stuck import KINDS, sleeps
 
@@ -29,10 +29,9 @@ def stuck(endpoint: str, run_id: str, kinds: list[str], **more: str) -> Iterator
     """Ranks from 1 on that have joined and will never arrive."""
     world = len(kinds) + 1
     environ = os.environ | {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": run_id, "WORLD_SIZE": str(world)}
-    command = [sys.executable, "-m", "tests.support.stuck"]
     processes = [
         nursery.popen(
-            [*command, kind],
+            [sys.executable, "-m", "tests.support.stuck", kind],
             spawns=True,
             env=environ | more | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -53,8 +52,7 @@ def stuck(endpoint: str, run_id: str, kinds: list[str], **more: str) -> Iterator
 
 
 def muster(coordinator: Coordinator, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [str(MUSTER), *arguments, f"--endpoint={coordinator.listens}"]
-    return nursery.run(command, timeout=PATIENCE)
+    return command.muster(coordinator.listens, *arguments)
 
 
 DOES = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import nursery
-from tests.support.coordinator import MUSTER, Coordinator, free_port
+from tests.support import command
+from tests.support.coordinator import Coordinator, free_port
 from tests.support.members import connected, members
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import Heard, Identity, Rank, everyone, ranks
@@ -58,8 +58,7 @@ def scene(coordinator: Coordinator, ways: tuple[str, str, str], run_id: str) -> 
             return process
 
         def muster(*arguments: str) -> None:
-            command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}"]
-            nursery.run(command, timeout=PATIENCE).check_returncode()
+            command.muster(coordinator.endpoint, *arguments).check_returncode()
 
         tell("release", *everyone([zero, one, two]))
         for rank in (zero, one, two):

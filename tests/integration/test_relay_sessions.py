@@ -10,8 +10,8 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from muster.v1 import common_pb2, run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
-from tests.support import nursery
-from tests.support.coordinator import MUSTER, Coordinator
+from tests.support import command
+from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE
 
 RELAY = "node-0 (pid 70)"
@@ -78,8 +78,7 @@ class Line:
 
 
 def muster(coordinator: Coordinator, *arguments: str) -> str:
-    command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}"]
-    done = nursery.run(command, timeout=PATIENCE)
+    done = command.muster(coordinator.endpoint, *arguments)
     done.check_returncode()
     return done.stdout
 

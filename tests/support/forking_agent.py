@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler, handlers
 
-from tests.support.nursery import Forked, Nursery, aside
+from tests.support.cradle import aside
+from tests.support.nursery import Forked, Nursery
 
 
 class Forking(SubprocessHandler):

@@ -7,28 +7,22 @@ gRPC's state but its code. What it forks runs what Python would run, and is the 
 
 import atexit
 import ctypes
-import fcntl
-import gc
-import importlib
 import inspect
 import json
 import os
-import random
-import runpy
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MUSTER = Path(sys.executable).with_name("muster")
+CRADLE = "tests.support.cradle"
+"""The process that forks."""
 TORCH = (
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.multiprocessing.subprocess_handler",
@@ -54,8 +48,6 @@ KEPT = 4
 """Nurseries of one process of pytest: each has the memory of what it has imported."""
 MOST = 100_000
 """Bytes of a request: its environment, above all."""
-LONGEST_NAME = 15
-"""Bytes of a process's name (TASK_COMM_LEN of include/linux/sched.h, less one)."""
 PR_SET_CHILD_SUBREAPER = 36
 """Of include/uapi/linux/prctl.h."""
 forks = False
@@ -185,7 +177,6 @@ _EXECUTE_CHILD = tuple(inspect.signature(vars(subprocess.Popen)["_execute_child"
 @contextmanager
 def spawning(by: Nursery | None = None) -> Iterator[None]:
     """Processes that :mod:`multiprocessing` spawns meanwhile are forked; by default from :data:`TORCH`."""
-
     from multiprocessing import util  # Its handler of the exit is to be run before ours.
 
     execute = util.spawnv_passfds
@@ -238,7 +229,7 @@ def _begun(modules: Sequence[str]) -> tuple[Nursery, "subprocess.Popen[bytes]"]:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
+            [sys.executable, "-m", CRADLE, str(theirs.fileno()), *modules],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
             pass_fds=[theirs.fileno()],
@@ -256,143 +247,3 @@ def _end(modules: tuple[str, ...]) -> None:
 def _end_all() -> None:
     for modules in list(_kept):
         _end(modules)
-
-
-# ---------------------------------------------------------------------- the process that forks
-
-
-def aside() -> Nursery:
-    """Set a process aside that forks what this one has imported by now: before it has threads."""
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
-        control.close()
-        serve(theirs)
-    theirs.close()
-    return Nursery(control)
-
-
-def serve(control: socket.socket) -> NoReturn:
-    """Fork a program for each request, until nobody can ask any more."""
-    while True:
-        request, files, _, _ = socket.recv_fds(control, MOST, 16)
-        if not request:
-            os._exit(0)
-        told, tells = os.pipe()
-        between = os.fork()
-        if between == 0:
-            between = os.getpid()
-            if os.fork():
-                os._exit(0)
-            while os.getppid() == between:  # Then it is the child of whoever asks.
-                os.sched_yield()
-            os.close(told)
-            control.close()
-            _play(partial(_begin, tells, files, *json.loads(request)))
-        os.close(tells)
-        os.waitpid(between, 0)
-        control.send(os.read(told, MOST))
-        for file in (told, *files):
-            os.close(file)
-
-
-def _play(program: Callable[[], None]) -> NoReturn:
-    """Run a program, and end as Python does; how, the last handler of the exit is to know."""
-    global _status
-    try:
-        program()
-    except SystemExit as end:
-        _status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        raise
-    except Exception:
-        _status = 1
-        raise
-    _status = 0
-    sys.exit()
-
-
-_status: int | None = None
-
-
-def _leave() -> None:
-    """End without taking all modules down, which takes a process with torch a quarter of a second."""
-    if _status is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_status & 0xFF)
-
-
-def _begin(
-    tells: int,
-    files: Sequence[int],
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    folder: str,
-    numbers: Sequence[int],
-    session: bool,
-    spawns: bool,
-) -> None:
-    if session:
-        os.setsid()
-    # Not before it has a session: who starts it may signal its group at once.
-    os.write(tells, str(os.getpid()).encode())
-    os.close(tells)
-    # First out of the way, for one may have the number that another is to get.
-    moved = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for file in files]
-    for file in files:
-        os.close(file)
-    for file, number in zip(moved, numbers, strict=True):
-        os.dup2(file, number)
-        os.close(file)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    random.seed()
-    if spawns:
-        with spawning(aside()):
-            _run(command)
-    else:
-        _run(command)
-
-
-def _run(command: Sequence[str]) -> None:
-    """As Python does."""
-    unbuffered = command[0] == "-u"
-    # Those of the process that imported know of its files whether they can be sought in.
-    sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", 1 if os.isatty(1) else -1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-    if unbuffered:
-        command = command[1:]
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)
-    kind, *rest = command
-    name = rest[0].rpartition(".")[2] if kind == "-m" else Path(kind).stem
-    # Its command line is still that of the process that imported; here it can be told from others.
-    Path("/proc/self/comm").write_text(name[:LONGEST_NAME])
-    if kind == "-m":
-        sys.argv[1:] = rest[1:]
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv[:] = [kind, *rest[1:]]
-        sys.modules["__main__"] = main = ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), vars(main))
-    else:
-        sys.argv[:] = command
-        sys.path[0] = str(Path(kind).parent)
-        runpy.run_path(kind, run_name="__main__")
-
-
-def main() -> None:
-    """Import; then fork for each request."""
-    atexit.register(_leave)  # The first that is registered is the last that is run.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Whoever asked first may have blocked some.
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
-    gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.
-    serve(socket.socket(fileno=int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    from tests.support import nursery as itself  # What it forks finds it under this name.
-
-    itself.main()

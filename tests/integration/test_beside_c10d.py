@@ -92,6 +92,11 @@ def both(each: Each) -> Both:
     return run
 
 
+UNHURRIED = 5
+"""Seconds of a last call in which more nodes than the fewest come. Those of ``c10d`` look once in a second,
+and whoever comes later is waited for by nobody."""
+
+
 def together(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
     """All join, one after the other, and all are let in."""
     return [joining.info() for joining in [Joining(handler) for handler in handlers]]
@@ -177,9 +182,9 @@ def test_a_latecomer_is_counted_and_let_in_when_the_members_join_again(both: Bot
 @pytest.mark.usefixtures("workers_host")
 def test_two_latecomers_are_counted_and_let_in_together(both: Both):
     def scenario(run: Meeting) -> object:
-        first = run.node("1:3")
+        first = run.node("1:3", last_call_timeout=UNHURRIED)
         together(first)
-        waiting = [Joining(run.node("1:3")) for _ in range(2)]
+        waiting = [Joining(run.node("1:3", last_call_timeout=UNHURRIED)) for _ in range(2)]
         until(lambda: first.num_nodes_waiting() == 2)
         again = Joining(first)
         return shape([joining.info() for joining in [again, *waiting]])
@@ -208,7 +213,10 @@ def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(b
 
 def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
     def scenario(run: Meeting) -> object:
-        first, dies, last = (run.node("2:3", f"127.0.0.{number}", mortal=number == 2) for number in (1, 2, 3))
+        first, dies, last = (
+            run.node("2:3", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED)
+            for number in (1, 2, 3)
+        )
         before = worlds(together(first, dies, last))
         run.part(dies)
         until(lambda: run.seen().participants == 2)
@@ -411,7 +419,10 @@ def test_workers_may_host_the_store_themselves(both: Both):
 
 def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(each: Each):
     def scenario(run: Meeting) -> tuple[list[tuple[str, int]], tuple[str, int]]:
-        nodes = [run.node("2:3", f"127.0.0.{number}", mortal=number == 1) for number in (1, 2, 3)]
+        nodes = [
+            run.node("2:3", f"127.0.0.{number}", mortal=number == 1, last_call_timeout=UNHURRIED)
+            for number in (1, 2, 3)
+        ]
         gone = places(together(*nodes))[0]
         run.part(nodes[0])
         until(lambda: run.seen().participants == 2)

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import atexit
 import gc
 import os
 import threading
@@ -11,6 +12,10 @@ from tests.support.patience import PATIENCE
 
 # A test's process may import grpc before muster.worker, which then cannot do this; tests fork as well.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # It has said all, and whoever hears it waits: it takes seconds to take torch and all tests down.
+    atexit.register(os._exit, 0)  # The first that is registered is the last that is run.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,7 @@ import runpy
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -86,6 +87,12 @@ def _leave() -> None:
         os._exit(_status & 0xFF)
 
 
+def _let_go() -> None:
+    """Leave what was imported as it is at the end: torch would take its operators down one by one."""
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        one.atexit = False
+
+
 def _begin(
     tells: int,
     files: Sequence[int],
@@ -153,6 +160,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Whoever asked first may have blocked some.
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    _let_go()
     gc.freeze()  # Else each would look through all of it when it ends, and copy it by that.
     serve(socket.socket(fileno=int(sys.argv[1])))
 

@@ -33,12 +33,13 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+# torch loads this when it is imported, which may be by that module: it has nothing in it yet.
+import muster.worker.store as stores
 from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.node_relay import NodeRelay, begin
-from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         """Its endpoint is where the workers connect, too."""
         try:
             self._attendance = Attendance(config)
-            self._store = CoordinatorStore(config.endpoint, config.run_id)
+            self._store = stores.CoordinatorStore(config.endpoint, config.run_id)
         except BaseException:
             if self._relay is not None:
                 self._relay.stop()
@@ -247,7 +248,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         return True
 
 
-def _let_go(attendance: Attendance, store: CoordinatorStore, relay: NodeRelay | None) -> None:
+def _let_go(attendance: Attendance, store: "stores.CoordinatorStore", relay: NodeRelay | None) -> None:
     """What a handler leaves behind that was dropped; in whatever thread it happens, nothing waits here."""
     attendance.abandon()
     store.close()

@@ -10,8 +10,9 @@ from tests.support import nursery
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers_are_forked() -> Iterator[None]:
-    """Those of ``persistent=True``, each of which would import torch; programs of their own spawn them."""
-    with nursery.spawning():
+    """Those of ``persistent=True``, each of which would import torch, and programs of the tests' own."""
+    with pytest.MonkeyPatch.context() as patched, nursery.spawning():
+        patched.setattr(nursery, "forks", True)
         yield
 
 

@@ -19,6 +19,7 @@ import torch
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.failure import MOST_TEXT
+from tests.support import nursery
 from tests.support.judge import state_of
 from tests.support.patience import PATIENCE
 
@@ -78,7 +79,7 @@ atexit.register(lambda: print("exit"))
 print("begin", end=" ")
 assert ForkCaller().start(AsyncRequest(lambda: print("child", end=" "), (), [])).wait(30).failure is None
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    done = nursery.run([sys.executable, "-c", script], timeout=PATIENCE)
     assert (done.stdout, done.returncode) == ("begin child exit\n", 0), done.stderr
 
 
@@ -93,8 +94,8 @@ if __name__ == "__main__":
     signal.pause()
 """
     (tmp_path / "parent.py").write_text(script)
-    parent = subprocess.Popen(
-        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True
+    parent = nursery.popen(
+        [sys.executable, str(tmp_path / "parent.py")], spawns=True, stdout=subprocess.PIPE, text=True
     )
     with parent:
         assert parent.stdout is not None

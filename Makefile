@@ -71,13 +71,13 @@ stubs: ## Generate the stubs of the protos again.
 check-stubs: venv ## The committed stubs are those of the protos, and load on the oldest libraries.
 	dev/check-stubs.sh
 
-# Four at a time on two cores: most tests wait for processes. A module's tests stay together, for they share what
+# Five at a time on two cores: most tests wait for processes. A module's tests stay together, for they share what
 # is dear; the integration tests come first, since the longest modules have the fewest tests.
 unit: venv frameworks tools ## All tests.
-	$(BIN)/pytest -q -n 4 --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest -q -n 5 --dist loadscope --no-loadscope-reorder
 
 thorough: venv frameworks tools ## All tests, and those that are worth more the longer they run for longer.
-	$(BIN)/pytest -q -n 4 --dist loadscope --no-loadscope-reorder --thorough
+	$(BIN)/pytest -q -n 5 --dist loadscope --no-loadscope-reorder --thorough
 
 # The pinned torch is one without CUDA.
 GPU_PYTHON ?= $(BIN)/python

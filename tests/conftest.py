@@ -13,9 +13,14 @@ from tests.support.patience import PATIENCE
 # A test's process may import grpc before muster.worker, which then cannot do this; tests fork as well.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # It has said all, and whoever hears it waits: it takes seconds to take torch and all tests down.
-    atexit.register(os._exit, 0)  # The first that is registered is the last that is run.
+_process = os.getpid()
+
+
+@atexit.register  # The first that is registered is the last that is run.
+def _leave() -> None:
+    """Whoever hears the workers of xdist waits until they have ended: it takes seconds to take all down."""
+    if "PYTEST_XDIST_WORKER" in os.environ and os.getpid() == _process:
+        os._exit(0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

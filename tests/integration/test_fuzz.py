@@ -25,7 +25,7 @@ from tests.support.fuzzer import ALL_METHODS
 from tests.support.patience import until
 
 SEED = 20_260
-MESSAGES = 15_000
+MESSAGES = 10_000
 MANY_MESSAGES = 100_000
 """Where there is time."""
 REQUESTS = 4_000

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.robustness import Plan, run
 
-PAUSE = 0.02
+PAUSE = 0.04
 """Seconds: the faults take their time, and all the while others have the processor."""
 
 
@@ -55,7 +55,7 @@ def is_caught(
 def test_a_coordinator_that_trusts_its_lease_too_long_is_caught(tmp_path: Path):
     told = ("a deposed leader told",)
     # What it tells wrongly the fault itself asks for: little traffic is enough.
-    assert is_caught("trusting", "idle_leader_cut_from_etcd", told, tmp_path, faults=3, pause=10 * PAUSE)
+    assert is_caught("trusting", "idle_leader_cut_from_etcd", told, tmp_path, faults=3, pause=5 * PAUSE)
 
 
 @pytest.mark.timeout(900)

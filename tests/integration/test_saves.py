@@ -201,7 +201,7 @@ def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]
 def test_whatever_is_killed_every_checkpoint_is_whole_and_all_agree(
     coordinator: Coordinator, folder: Path, world_size: int, seed: int, copy: bool, thorough: bool
 ):
-    saves = 100 if thorough else 50
+    saves = 100 if thorough else 30
     with savers(coordinator.endpoint, world_size, folder, copy=copy) as world:
         events = chaos(world, saves, seed, 0.15)
         assert all_of(world, "close") == [[]] * world_size

@@ -16,7 +16,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 _process = os.getpid()
 
 
-@atexit.register  # The first that is registered is the last that is run.
+@atexit.register  # Before all that tests import, and so run after their handlers.
 def _leave() -> None:
     """Whoever hears the workers of xdist waits until they have ended: it takes seconds to take all down."""
     if "PYTEST_XDIST_WORKER" in os.environ and os.getpid() == _process:

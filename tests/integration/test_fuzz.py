@@ -46,7 +46,8 @@ BOUNDS = (
 """Small, so that they are reached, and memory is bounded."""
 GROWTH_MIB = 100.0
 """How much more memory the second half of the messages may take than the first. The allocator's high-water
-mark still rises by some 10 to 50 MiB then; it stands at about 230 MiB after three times as many."""
+mark still rises by some 10 to 50 MiB then; it stands at about 230 MiB after 300,000. This counts where there
+is time; what else a message may leave behind is counted one by one."""
 FILES = 5
 """Descriptors that may come and go: the database's, and our own question's."""
 OF_LIBRARIES = re.compile(

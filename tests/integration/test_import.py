@@ -130,7 +130,7 @@ def test_whichever_is_imported_first(first: str, autoload: str):
 
 @pytest.mark.parametrize("name", ["muster.py", "muster/__init__.py"])
 def test_what_takes_the_packages_name_does_not_disturb_torch(tmp_path: Path, name: str):
-    """A script of the user's, or a repository's package; it is named when the init method is used."""
+    """A script of the user's, or a repository's package; it is named when torch needs the package."""
     shadow = tmp_path / name
     shadow.parent.mkdir(exist_ok=True)
     shadow.write_text("raise Exception('not to be run')")
@@ -140,8 +140,17 @@ try:
     torch.distributed.init_process_group(init_method="muster://h:1/job", rank=0, world_size=1)
 except ImportError as error:
     print(error)
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known
+try:
+    known.create_handler(RendezvousParameters("muster", "h:1", "job", 1, 1))
+except ImportError as error:
+    print(error)
 """
-    assert f"{shadow} has the name of the installed package muster" in run(script, cwd=tmp_path)
+    named = f" cannot be used: {shadow} has the name of the installed package muster"
+    lines = run(script, cwd=tmp_path).splitlines()
+    used = [line.partition(named)[0] for line in lines if named in line]
+    assert used == ["muster://h:1/job?rank=0&world_size=1", "the rendezvous backend muster"]
 
 
 def test_a_torch_without_distributed_is_imported_all_the_same():
@@ -155,10 +164,13 @@ print("registered nothing")
     assert run(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "registered nothing"
 
 
-def test_torch_finds_the_rendezvous_also_while_the_store_is_imported():
-    """By its own import it then comes back to the SDK, which is not all there yet."""
-    script = """
-from muster.worker import CoordinatorStore
+@pytest.mark.parametrize(
+    "first", ["import torch", "from muster.worker import CoordinatorStore", "import muster.worker.rendezvous"]
+)
+def test_torch_finds_the_rendezvous_backend_whichever_is_imported_first(first: str):
+    """It looks for it while it is imported itself, and that may be by a module of the SDK."""
+    script = f"""
+{first}
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 try:
@@ -207,7 +219,9 @@ for name in ("GrpcBarrier", "Checkpointer", "CoordinatorStore", "SavePoint"):
     except ImportError as error:
         print(error)
 """
-    for line in run(script).splitlines():
+    lines = run(script).splitlines()
+    assert len(lines) == 4
+    for line in lines:
         assert "needs torch" in line
         assert "pip install muster-coordinator[worker]" in line
 

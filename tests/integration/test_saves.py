@@ -203,7 +203,7 @@ def test_whatever_is_killed_every_checkpoint_is_whole_and_all_agree(
 ):
     saves = 100 if thorough else 30
     with savers(coordinator.endpoint, world_size, folder, copy=copy) as world:
-        events = chaos(world, saves, seed, 0.15)
+        events = chaos(world, saves, seed, 0.15 if thorough else 0.3)
         assert all_of(world, "close") == [[]] * world_size
     assert verdict(events, whole_checkpoint) == []
     seen = {what: {event.step for event in events if event.what == what} for what in ("finalized", "failed")}

@@ -10,11 +10,10 @@ from datetime import timedelta
 from importlib.metadata import version
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 
 import muster.worker
 from muster.worker import BarrierError, CoordinatorStore, GrpcBarrier
-from muster.worker.rendezvous import handler_creator
+from muster.worker.rendezvous import create_handler
 
 RUN = "job1"
 PATIENCE = 240
@@ -24,11 +23,10 @@ PATIENCE = 240
 def main() -> None:
     """Meet, take part in all kinds of barriers, use the store."""
     endpoint = sys.argv[1]
-    rendezvous_handler_registry.register("muster", handler_creator())
     parameters = RendezvousParameters(
         "muster", endpoint, RUN, min_nodes=2, max_nodes=2, join_timeout=PATIENCE
     )
-    place = rendezvous_handler_registry.create_handler(parameters).next_rendezvous()
+    place = create_handler(parameters).next_rendezvous()
     rank = place.rank
 
     barrier = GrpcBarrier(

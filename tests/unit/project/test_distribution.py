@@ -109,7 +109,7 @@ def test_the_metadata_is_sound(built: Built):
 
 def test_the_entry_points_are_there(built: Built):
     assert "muster = muster.service.cli.script:main" in built.read("entry_points.txt")
-    assert "muster = muster.worker.rendezvous:handler_creator" in built.read("entry_points.txt")
+    assert "muster = _muster_torch_autoload:handler_creator" in built.read("entry_points.txt")
     assert "muster = _muster_torch_autoload:register" in built.read("entry_points.txt")
 
 

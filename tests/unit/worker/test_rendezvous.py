@@ -21,7 +21,7 @@ from muster.client.errors import EnvironmentValueError
 from muster.worker import rendezvous
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.rendezvous import MusterRendezvousHandler, create_handler, handler_creator
+from muster.worker.rendezvous import MusterRendezvousHandler, create_handler
 
 
 class FakeAttendance:
@@ -82,7 +82,6 @@ def test_torchs_registry_makes_ours():
     assert isinstance(handler, MusterRendezvousHandler)
     assert handler.get_backend() == "muster"
     assert handler.get_run_id() == "job"
-    assert handler_creator() is create_handler
 
 
 def test_the_defaults_are_torchs():

@@ -1,7 +1,7 @@
 """Rendezvous backend ``muster`` for torchrun.
 
-torchrun finds it by the entry point ``torchrun.handlers``; it is not imported for anything else. No node
-hosts what the others need to come together: rounds, closed state and the agents' store are the coordinator's.
+torch finds it by :mod:`_muster_torch_autoload`; it is not imported for anything else. No node hosts what the
+others need to come together: rounds, closed state and the agents' store are the coordinator's.
 """
 
 import logging
@@ -9,7 +9,6 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -33,13 +32,12 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-# torch loads this when it is imported, which may be by that module: it has nothing in it yet.
-import muster.worker.store as stores
 from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.node_relay import NodeRelay, begin
+from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +80,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         """Its endpoint is where the workers connect, too."""
         try:
             self._attendance = Attendance(config)
-            self._store = stores.CoordinatorStore(config.endpoint, config.run_id)
+            self._store = CoordinatorStore(config.endpoint, config.run_id)
         except BaseException:
             if self._relay is not None:
                 self._relay.stop()
@@ -248,7 +246,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         return True
 
 
-def _let_go(attendance: Attendance, store: "stores.CoordinatorStore", relay: NodeRelay | None) -> None:
+def _let_go(attendance: Attendance, store: CoordinatorStore, relay: NodeRelay | None) -> None:
     """What a handler leaves behind that was dropped; in whatever thread it happens, nothing waits here."""
     attendance.abandon()
     store.close()
@@ -293,11 +291,6 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
     return MusterRendezvousHandler(
         config, _whole(params, "close_timeout", 30), relay=_switch(params, "relay", RELAY)
     )
-
-
-def handler_creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What the entry point ``torchrun.handlers`` names."""
-    return create_handler
 
 
 def _endpoint(given: str) -> str:

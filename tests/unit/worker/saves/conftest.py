@@ -8,7 +8,7 @@ from muster.worker.saves import groups
 from tests.support import nursery
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _workers_are_forked() -> Iterator[None]:
     """Those of ``persistent=True``, each of which would import torch, and programs of the tests' own."""
     with pytest.MonkeyPatch.context() as patched, nursery.spawning():

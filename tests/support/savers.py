@@ -203,7 +203,8 @@ class _Worker:
             with _when_written(self.saver, before):
                 self.saver.save(step, state)
         write = self.saver._queue._state.calls[-1].write
-        if kill_after is not None:
+        # None where the save had failed on another rank before this one had its plan.
+        if kill_after is not None and write is not None:
             _kill_later(write.pid, kill_after)
         state["weight"].to_local().fill_(-1)
         return int(write.pid) if write is not None else -1

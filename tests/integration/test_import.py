@@ -128,6 +128,16 @@ def test_whichever_is_imported_first(first: str, autoload: str):
     assert told["registered"] is True
 
 
+MAKE_HANDLER = """
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known
+try:
+    known.create_handler(RendezvousParameters("muster", "", "job", 1, 1))
+except (ImportError, ValueError) as error:
+    print(error)
+"""
+
+
 @pytest.mark.parametrize("name", ["muster.py", "muster/__init__.py"])
 def test_what_takes_the_packages_name_does_not_disturb_torch(tmp_path: Path, name: str):
     """A script of the user's, or a repository's package; it is named when torch needs the package."""
@@ -140,15 +150,9 @@ try:
     torch.distributed.init_process_group(init_method="muster://h:1/job", rank=0, world_size=1)
 except ImportError as error:
     print(error)
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known
-try:
-    known.create_handler(RendezvousParameters("muster", "h:1", "job", 1, 1))
-except ImportError as error:
-    print(error)
 """
     named = f" cannot be used: {shadow} has the name of the installed package muster"
-    lines = run(script, cwd=tmp_path).splitlines()
+    lines = run(script + MAKE_HANDLER, cwd=tmp_path).splitlines()
     used = [line.partition(named)[0] for line in lines if named in line]
     assert used == ["muster://h:1/job?rank=0&world_size=1", "the rendezvous backend muster"]
 
@@ -169,16 +173,15 @@ print("registered nothing")
 )
 def test_torch_finds_the_rendezvous_backend_whichever_is_imported_first(first: str):
     """It looks for it while it is imported itself, and that may be by a module of the SDK."""
-    script = f"""
-{first}
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-try:
-    known.create_handler(RendezvousParameters("muster", "", "job", 1, 1))
-except ValueError as error:
-    print(error)
-"""
-    assert "set MUSTER_ENDPOINT" in run(script, MUSTER_ENDPOINT="")
+    assert "set MUSTER_ENDPOINT" in run(first + MAKE_HANDLER, MUSTER_ENDPOINT="")
+
+
+def test_torchs_checkpoints_bring_neither_the_sdk_nor_grpc():
+    """Though they bring torch's elastic rendezvous, which looks for backends."""
+    told = loaded(
+        "import torch.distributed.checkpoint", "torch.distributed.elastic.rendezvous", "grpc", "muster"
+    )
+    assert told == ["torch.distributed.elastic.rendezvous"]
 
 
 # ---------------------------------------------------------------------- without torch

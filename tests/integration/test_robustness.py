@@ -38,12 +38,16 @@ TOLD_LATE = ("a deposed leader told",)
 """How it shows that one has told what another has changed."""
 
 
+FAULTS = 9
+"""How many are tried, at the most, until one shows."""
+
+
 def is_caught(
     kind: str, fault: str, signs: tuple[str, ...], folder: Path, faults: int, pause: float = PAUSE
 ) -> bool:
     """Whether a fault that is built into the coordinators is found; what they do wrong may need some luck."""
     program = (sys.executable, "-m", "tests.support.broken_replica", kind)
-    for seed in range(9 // faults):
+    for seed in range(FAULTS // faults):
         (folder / str(seed)).mkdir()
         plan = Plan(seed=seed, faults=faults, only=(fault,), program=program, pause=pause)
         account = run(plan, folder / str(seed))

@@ -1,10 +1,13 @@
 """Lives of a job whose ranks save through a framework's adapter, one process each."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from muster.worker.saves.child import wait_readable
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.nursery import TORCH, popen
 from tests.support.patience import PATIENCE, until
@@ -77,6 +80,7 @@ class Life:
                         imports=FRAMEWORKS[program],
                         spawns=program == "deepspeed_job",
                         env=own,
+                        start_new_session=True,
                         stdin=subprocess.DEVNULL,
                         stdout=out,
                         stderr=log,
@@ -87,10 +91,10 @@ class Life:
         """Wait until its ranks have ended, but for one that is killed then."""
         for rank, process in enumerate(self.ranks):
             if rank != but:
-                process.wait(PATIENCE)
+                _end(process)
         if but >= 0:
             self.ranks[but].kill()
-            self.ranks[but].wait()
+            _end(self.ranks[but])
 
     def speaks(self) -> None:
         """Wait for its first word."""
@@ -101,3 +105,15 @@ class Life:
 
     def logged(self, rank: int) -> str:
         return (self.folder / f"log-{rank}").read_text()
+
+
+def _end(process: "subprocess.Popen[Any]") -> None:
+    """Wait for a rank, and end what it leaves: DeepSpeed's decoupled writer would stay for ever."""
+    if process.returncode is None:
+        handle = os.pidfd_open(process.pid)
+        try:
+            assert wait_readable(handle, PATIENCE), f"{process.args!r} goes on"
+        finally:
+            os.close(handle)
+        os.killpg(process.pid, signal.SIGKILL)  # Nobody has waited for it yet: the number is still its own.
+    process.wait()

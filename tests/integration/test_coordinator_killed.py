@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.coordinator import Coordinator
-from tests.support.patience import PATIENCE
 from tests.support.ranks import assert_good_history, everyone, ranks
 
 pytestmark = [pytest.mark.also_through_relay, pytest.mark.back_in_time]

@@ -237,14 +237,9 @@ class _Worker:
             return _heard(error)
         return Heard("RELEASED")
 
-    def many(self, count: int, prefix: str = "checkpoint", timeout: float = 60.0) -> list[Heard]:
-        """Execute several barriers, one after the other, again and again while an outcome is unknown."""
-        history: list[Heard] = []
-        for _ in range(count):
-            while (heard := self.barrier(prefix, timeout)).outcome == "UNKNOWN":
-                history.append(heard)
-            history.append(heard)
-        return history
+    def many(self, count: int) -> list[Heard]:
+        """Execute several barriers, one after the other."""
+        return [self.barrier() for _ in range(count)]
 
     def mixed(self, until: str, pause: float, timeout: float = 60.0) -> list[tuple[float, float]]:
         """Execute barriers until a file is there: plain ones, votes to fail, and gathers.

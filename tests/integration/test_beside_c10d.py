@@ -195,7 +195,10 @@ def test_two_latecomers_are_counted_and_let_in_together(both: Both):
 @pytest.mark.usefixtures("workers_host")
 def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(both: Both):
     def scenario(run: Meeting) -> object:
-        stays, dies = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2", mortal=True)
+        stays, dies = (
+            run.node("1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED)
+            for number in (1, 2)
+        )
         together(stays, dies)
         third = Joining(run.node("1:2", "127.0.0.3"))
         until(lambda: run.seen().redundant == 1)
@@ -478,7 +481,10 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each)
 
 def test_a_node_whose_connection_broke_is_lost_in_theirs_and_joins_anew_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
-        stays, cut_off = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2", mortal=True)
+        stays, cut_off = (
+            run.node("1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED)
+            for number in (1, 2)
+        )
         together(stays, cut_off)
         run.part(cut_off)
         until(lambda: run.seen().participants == 1)

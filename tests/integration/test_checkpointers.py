@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import nursery
 from tests.support.coordinator import Coordinator
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 
 pytestmark = pytest.mark.also_through_relay
 
@@ -134,32 +134,36 @@ def run_ranks(program: str, tmp_path: Path, coordinator: Coordinator, world: int
     assert all("loaded" in output for output in outputs)
 
 
-def decided(coordinator: Coordinator, run_id: str) -> list[tuple[int, str]]:
-    return [
-        (line["sequence"], line["outcome"])
-        for line in coordinator.logged("barrier.decided")
-        if line["run"] == run_id
-    ]
+def decided(coordinator: Coordinator, run_id: str, count: int) -> list[tuple[int, str]]:
+    """The barriers of a run, of which there must soon be so many: the log is written aside."""
+
+    def lines() -> list[tuple[int, str]]:
+        found = coordinator.log("barrier.decided")
+        return [(line["sequence"], line["outcome"]) for line in found if line["run"] == run_id]
+
+    until(lambda: len(lines()) >= count, lambda: str(lines()))
+    return lines()
 
 
 def test_torch_experimental_checkpointer(coordinator: Coordinator, tmp_path: Path):
     run_ranks(EXPERIMENTAL, tmp_path, coordinator)
-    assert decided(coordinator, "experimental") == [(n, "RELEASED") for n in range(3)]
+    assert decided(coordinator, "experimental", 3) == [(n, "RELEASED") for n in range(3)]
 
 
 def test_torch_experimental_async_checkpointer(coordinator: Coordinator, tmp_path: Path):
     run_ranks(ASYNC_EXPERIMENTAL, tmp_path, coordinator)
-    assert decided(coordinator, "async-experimental") == [(n, "RELEASED") for n in range(2)]
+    assert decided(coordinator, "async-experimental", 2) == [(n, "RELEASED") for n in range(2)]
 
 
 def test_torch_checkpointing(coordinator: Coordinator, tmp_path: Path):
     """Sync: the barrier lives in the trainer. Async: in its spawned checkpoint process."""
     run_ranks(TORCH_CHECKPOINTING, tmp_path, coordinator)
-    assert sorted(decided(coordinator, "torch-checkpointing")) == [
+    assert sorted(decided(coordinator, "torch-checkpointing", 4)) == [
         (sequence, "RELEASED") for sequence in range(2) for _ in ("sync", "async")
     ]
 
 
 def test_json_lines_of_the_log_are_json(coordinator: Coordinator):
+    coordinator.logged("serving")
     for line in coordinator.log_path.read_text().splitlines():
         json.loads(line)

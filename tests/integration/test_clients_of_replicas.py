@@ -5,7 +5,6 @@ import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 import muster.worker
 from muster.client.replicas import replicas_of
-from muster.v1 import barrier_pb2, barrier_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier
 from muster.worker.attendance import Attendance, NodeConfig
 from tests.support import store_users
@@ -27,6 +26,7 @@ from tests.support.ranks import CONTEXT
 from tests.support.relay import Relay
 from tests.support.replicas import Replica, Replicas, replicas
 from tests.support.savers import all_of, savers
+from tests.support.waiters import wait_for_arrivals
 
 
 def nodes_at(leader: Replica) -> int:
@@ -49,7 +49,7 @@ def etcd() -> Iterator[Cluster]:
 def three(etcd: Cluster, tmp_path: Path) -> Iterator[Replicas]:
     # Whoever is lost may come back until the test is over.
     patient = f"--session-ttl={PATIENCE}"
-    with replicas(tmp_path, etcd, prefix=uuid.uuid4().hex, extra=(patient,)) as running:
+    with replicas(tmp_path, etcd, prefix=uuid.uuid4().hex, extra=(patient,), lease_ttl=4.0) as running:
         yield running
         muster.worker.close()
 
@@ -85,6 +85,7 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
     until(lambda: nodes[0]._connected)
 
     leader = three.leader()
+    wait_for_arrivals(leader.endpoint, 2)
     leader.coordinator.signal(how)
     ranks[2].execute_barrier()
     for one in at_barrier:
@@ -113,7 +114,9 @@ def test_who_speaks_through_a_relay_still_does_so_at_the_next_leader(etcd: Clust
             for rank in range(2)
         ]
         at_barrier = in_thread(ranks[0].execute_barrier)
-        three.leader().coordinator.kill()
+        leader = three.leader()
+        wait_for_arrivals(leader.endpoint, 1)
+        leader.coordinator.kill()
         ranks[1].execute_barrier()
         at_barrier.result(PATIENCE)
         through = [one.relay for one in members(three.leader().endpoint)]
@@ -156,7 +159,7 @@ def test_a_process_group_meets_through_a_change_of_the_leader(three: Replicas):
     with ProcessPoolExecutor(2, mp_context=CONTEXT) as pool:
         first = pool.submit(store_users.train, 0, 2, three.endpoint, url, 3)
         leader = three.leader()
-        until(lambda: arrived(leader, "meet") == 1, "rank 0 does not come")
+        wait_for_arrivals(leader.endpoint, 1, "meet")
         leader.coordinator.kill()
         second = pool.submit(store_users.train, 1, 2, three.endpoint, url, 3)
         assert first.result(PATIENCE) == second.result(PATIENCE)
@@ -173,7 +176,7 @@ def test_a_save_commits_through_a_change_of_the_leader(three: Replicas, tmp_path
         for one in world:
             one.tell("finalize")
         leader = three.leader()
-        until(lambda: arrived(leader, "saves") == 1, "rank 0 does not vote")
+        wait_for_arrivals(leader.endpoint, 1, "saves")
         leader.coordinator.signal(how)
         gate.touch()
         assert [one.answer() for one in world] == [[1], [1]]
@@ -181,12 +184,3 @@ def test_a_save_commits_through_a_change_of_the_leader(three: Replicas, tmp_path
         assert all_of(world, "finalize") == [[2], [2]]
         assert all_of(world, "load") == [(2, True), (2, True)]
         assert all_of(world, "close") == [[], []]
-
-
-def arrived(leader: Replica, run_id: str) -> int:
-    """How many ranks wait at the barriers of a run."""
-    asked = barrier_pb2.BarrierServiceListRequest(run_id=run_id)
-    with grpc.insecure_channel(leader.endpoint) as channel, suppress(grpc.RpcError):
-        shown = barrier_pb2_grpc.BarrierServiceStub(channel).List(asked, timeout=PATIENCE)
-        return sum(one.arrived for one in shown.barriers if not one.HasField("decision"))
-    return 0

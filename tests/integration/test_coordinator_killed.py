@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.coordinator import Coordinator
 from tests.support.ranks import assert_good_history, everyone, ranks
+from tests.support.waiters import wait_for_arrivals
 
 pytestmark = [pytest.mark.also_through_relay, pytest.mark.back_in_time]
 
@@ -23,8 +24,9 @@ def test_no_two_ranks_hold_different_outcomes_after_random_kills(coordinator: Co
         for rank in world:
             rank.tell("mixed", until=str(end), pause=0.0)
         for _ in range(KILLS):
-            # An idle wait is wanted here: the moment of the kill is what is random.
-            time.sleep(moments.uniform(0.05, 0.4))
+            # All have come back; an idle wait is wanted then: the moment of the kill is what is random.
+            coordinator.logged("barrier.decided", len(coordinator.log("barrier.decided")) + 1)
+            time.sleep(moments.uniform(0.0, 0.1))
             coordinator.kill()
             coordinator.start()
         coordinator.logged("barrier.decided", BARRIERS)
@@ -40,6 +42,7 @@ def test_a_coordinator_killed_while_ranks_wait_completes_the_barrier(coordinator
         everyone(world)
         world[0].tell("barrier")
         world[1].tell("barrier")
+        wait_for_arrivals(coordinator.endpoint, 2)
         coordinator.kill()
         coordinator.start()
         assert world[2].ask("barrier").outcome == "RELEASED"

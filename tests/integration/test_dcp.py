@@ -60,7 +60,8 @@ def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
 def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed")
-        coordinator.kill()
+        life.speaks()
+        coordinator.kill()  # In the midst of its saves.
         coordinator.start()
         life.end()
         assert [life.said(rank)[-1] for rank in range(RANKS)] == [f"saved {SAVES}"] * RANKS

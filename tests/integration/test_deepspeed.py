@@ -9,7 +9,7 @@ from muster.worker.saves.directory import MARKER
 from tests.support.coordinator import Coordinator
 from tests.support.deepspeed_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 
 WORDS = ("resumed", "mixed", "saved", "failed", "latest")
 
@@ -57,6 +57,7 @@ def through_all_faults(folder: Path, stage: int, moments: list[str]) -> None:
         life = live(coordinator, folder, number + 1, f"committed {stage} default last 1 raise writing")
         until(partial(speaks, life), partial(life.logged, 0))
         coordinator.kill()
+        coordinator.session_ttl = PATIENCE  # Nobody is lost any more.
         coordinator.start()
         life.end()
         for lines in said(life):

@@ -25,6 +25,9 @@ from tests.support.etcd import Cluster, cluster
 from tests.support.patience import PATIENCE, until
 from tests.support.replicas import Replica, Replicas, replicas
 
+LEASE_TTL = 4.0
+"""Seconds; what must not be lost is not lost by a stall of the machine."""
+
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[Cluster]:
@@ -34,7 +37,7 @@ def etcd() -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(etcd: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Replicas]:
-    with replicas(tmp_path, etcd, prefix=request.node.name) as found:
+    with replicas(tmp_path, etcd, prefix=request.node.name, lease_ttl=LEASE_TTL) as found:
         yield found
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.support.coordinator import Coordinator
 from tests.support.dcp_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
+from tests.support.patience import PATIENCE
 
 
 def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
@@ -47,6 +48,7 @@ def test_a_rank_that_fails_is_named_and_all_resume_from_the_last_step_that_all_h
         life = live(coordinator, tmp_path, 1, "model_parallel", "committed", "1", "raise", "writing")
         life.speaks()
         coordinator.kill()  # In one of its saves.
+        coordinator.session_ttl = PATIENCE  # Nobody is lost any more.
         coordinator.start()
         life.end()
         expected = ["resumed 2", "failed 3", *saved(4)[: SAVES - 1]]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.coordinator import Coordinator
 from tests.support.ranks import everyone, ranks
+from tests.support.waiters import wait_for_arrivals
 
 pytestmark = pytest.mark.also_through_relay
 
@@ -67,7 +68,7 @@ def test_a_vote_aborts_for_everyone_and_the_next_barrier_works(coordinator: Coor
 def test_the_straggler_is_named_in_the_log_of_those_who_wait(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
         everyone(world, "join")
-        assert world[0].ask("barrier", timeout=1.0).outcome == "TIMED_OUT"
+        assert world[0].ask("barrier", timeout=3.0).outcome == "TIMED_OUT"
         (warning,) = world[0].ask("logged")
         assert "arrived 1 of 2" in warning
         assert f"rank 1 ({socket.gethostname()}, pid {world[1].pid}" in warning
@@ -116,6 +117,7 @@ def test_a_new_generation_of_another_size_ends_the_open_barrier_of_the_old(
         everyone(old)
         old[0].tell("barrier")
         old[1].tell("barrier")
+        wait_for_arrivals(coordinator.endpoint, 2)
         with ranks(coordinator.endpoint, 2, generation=1) as new:
             assert outcomes(everyone(new)) == [("RELEASED", 2)] * 2
             for heard in (old[0].answer(), old[1].answer()):
@@ -177,6 +179,7 @@ def test_a_drained_coordinator_fails_nobody(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
         everyone(world)
         world[0].tell("barrier")
+        wait_for_arrivals(coordinator.endpoint, 1)
         assert coordinator.stop() == 0
         assert not world[0].has_answered()
         coordinator.start()

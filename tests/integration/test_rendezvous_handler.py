@@ -39,6 +39,8 @@ from tests.support.meeting import (
 from tests.support.patience import PATIENCE, until
 
 pytestmark = pytest.mark.also_through_relay
+UNHURRIED = 110
+"""Seconds of a last call in which more nodes than the fewest come; with the most of them it is over."""
 
 
 @pytest.fixture
@@ -212,10 +214,10 @@ def test_torchrun_shows_both_to_its_user(tmp_path: Path):
 
 
 def test_all_hear_by_push_that_the_run_is_closed(run: MusterMeeting, coordinator: Coordinator):
-    first, second = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2")
+    first, second = (run.node("1:2", f"127.0.0.{number}", last_call_timeout=UNHURRIED) for number in (1, 2))
     for joining in [Joining(first), Joining(second)]:
         joining.info()
-    standing_by = Joining(run.node("1:2"))
+    standing_by = Joining(run.node("1:2", last_call_timeout=UNHURRIED))
     until(lambda: run.seen().redundant == 1)
     barrier = GrpcBarrier(0, 1, "checkpoint", coordinator.endpoint, 20, 5, run_id="job", generation=0)
     before = barrier.closed
@@ -286,7 +288,10 @@ def test_nodes_that_wait_and_nodes_of_a_round_outlive_the_coordinator(
             coordinator.kill()
         coordinator.start()
 
-    nodes = [run.node("2:3", f"127.0.0.{number}", last_call_timeout=2) for number in (1, 2, 3)]
+    nodes = [
+        run.node("2:3", f"127.0.0.{number}", last_call_timeout=2, keep_alive_max_attempt=60)
+        for number in (1, 2, 3)
+    ]
     first = Joining(nodes[0])
     until(lambda: run.seen().participants == 1)
     renew()
@@ -311,7 +316,7 @@ def test_nodes_that_wait_and_nodes_of_a_round_outlive_the_coordinator(
 
 
 def test_rounds_show_up_in_the_metrics(run: MusterMeeting, coordinator: Coordinator):
-    nodes = [run.node("1:2") for _ in range(2)]
+    nodes = [run.node("1:2", last_call_timeout=UNHURRIED) for _ in range(2)]
     for joining in [Joining(node) for node in nodes]:
         joining.info()
     for joining in [Joining(node) for node in nodes]:

@@ -32,6 +32,7 @@ from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
 from tests.support.standby import Address, Standby
+from tests.support.waiters import wait_for_arrivals, wait_until_asked
 
 LONG = timedelta(seconds=PATIENCE)
 
@@ -181,6 +182,7 @@ def test_a_barrier_waits_through_a_change_of_the_leader(succession: Succession):
         for rank in range(2)
     ]
     waits = in_thread(two[0].execute_barrier)
+    wait_for_arrivals(succession.first.endpoint, 1, "run")
     succession.happens()
     two[1].execute_barrier()
     waits.result(PATIENCE)
@@ -191,7 +193,7 @@ def test_a_store_waits_through_a_change_of_the_leader(succession: Succession):
     store, other = (CoordinatorStore(succession.endpoint, "run", LONG) for _ in range(2))
     store.set("before", "v")
     waits = in_thread(lambda: store.get("k"))
-    until(lambda: store._turn is not None)
+    wait_until_asked(store)
     succession.happens()
     other.set("k", "v")
     assert waits.result(PATIENCE) == b"v"

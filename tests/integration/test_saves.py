@@ -79,6 +79,7 @@ def test_a_rank_that_dies_takes_its_child_along_and_fails_the_save(coordinator: 
         assert committed(folder) == []
 
 
+@pytest.mark.back_in_time
 def test_a_rank_that_is_stopped_holds_up_nobody_whose_state_is_of_the_same_shape(
     coordinator: Coordinator, folder: Path
 ):

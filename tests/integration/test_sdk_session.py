@@ -17,6 +17,7 @@ from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
 from tests.support.ranks import everyone, ranks
+from tests.support.waiters import wait_for_arrivals
 
 pytestmark = pytest.mark.also_through_relay
 
@@ -63,9 +64,11 @@ def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordi
     ):
         everyone(world)
         world[0].tell("barrier")
+        wait_for_arrivals(coordinator.endpoint, 1)
         watch = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest())
         next(watch)
         assert coordinator.stop() == 0
+        coordinator.session_ttl = PATIENCE  # Whoever comes back late is not given up for that.
         coordinator.start()
         assert [world[1].ask("barrier").outcome, world[0].answer().outcome] == ["RELEASED"] * 2
         with pytest.raises(grpc.RpcError):

@@ -25,8 +25,9 @@ from muster.worker import ConnectError, CoordinatorStore, RefusedError, StoreTim
 from tests.support import store_users
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.expect import some
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
+from tests.support.waiters import wait_until_asked
 
 pytestmark = pytest.mark.also_through_relay
 
@@ -184,7 +185,9 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(shared: Coordinator):
 def test_a_wait_is_ended_by_another_client(shared: Coordinator):
     store = in_a_run(shared)
     with ThreadPoolExecutor(1) as other:
-        value = other.submit(store.clone().get, "k")
+        clone = store.clone()
+        value = other.submit(clone.get, "k")
+        wait_until_asked(clone)
         store.set("k", b"v")
         assert value.result(PATIENCE) == b"v"
 
@@ -226,6 +229,12 @@ def test_no_coordinator_is_an_error_with_its_address_when_the_time_is_over():
 # ---------------------------------------------------------------------- crashes and restarts
 
 
+def see_more_adds(store: CoordinatorStore) -> None:
+    """Wait until others have added ten times."""
+    seen = store.add("n", 0)
+    until(lambda: store.add("n", 0) >= seen + 10, "nobody adds")
+
+
 def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordinator: Coordinator):
     """SQLite; SIGKILL while adds are on their way and a waiter waits."""
     store = CoordinatorStore(coordinator.endpoint, "job", SOON)
@@ -242,11 +251,10 @@ def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordina
         waiter = threads.submit(store.clone().get, "after")
         adders = [threads.submit(add, store.clone()) for _ in range(4)]
         try:
-            for kill in range(3):
-                store.wait([f"go{kill - 1}"] if kill else ["before"])
+            for _ in range(3):
+                see_more_adds(store)
                 coordinator.kill()
                 coordinator.start()
-                store.set(f"go{kill}", "")
         finally:
             enough.set()
         sums = [value for adder in adders for value in adder.result(PATIENCE)]
@@ -278,7 +286,9 @@ def test_a_coordinator_that_is_stopped_and_started_again_fails_nobody(coordinato
     store = CoordinatorStore(coordinator.endpoint, "job", SOON)
     with ThreadPoolExecutor(1) as other:
         store.set("k", "1")
-        waiting = other.submit(store.clone().multi_get, ["k", "late"])
+        clone = store.clone()
+        waiting = other.submit(clone.multi_get, ["k", "late"])
+        wait_until_asked(clone)
         assert coordinator.stop() == 0
         coordinator.start()
         store.set("late", "2")
@@ -303,10 +313,9 @@ def test_connections_that_break_again_and_again_never_count_an_add_twice(shared:
         adders = [threads.submit(add, far.clone()) for _ in range(3)]
         try:
             for _ in range(5):
-                seen = near.add("n", 0)
+                see_more_adds(near)
                 proxy.cut()
-                while near.add("n", 0) < seen + 10:
-                    near.wait(["n"])
+            see_more_adds(near)
         finally:
             enough.set()
         sums = [value for adder in adders for value in adder.result(PATIENCE)]

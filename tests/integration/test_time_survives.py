@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
-from muster.v1 import barrier_pb2, barrier_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, StoreTimeoutError
 from muster.worker.attendance import Attendance, NodeConfig
 from muster.worker.errors import RefusedError
@@ -21,6 +20,7 @@ from tests.support.etcd import cluster
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import everyone, ranks
+from tests.support.waiters import arrived, wait_for_arrivals
 
 TIMEOUT = 16
 LIFE = 8.0
@@ -59,12 +59,10 @@ def node(patient: Coordinator) -> Iterator[Attendance]:
 
 def is_back(coordinator: Coordinator, who: str) -> bool:
     """Whether the coordinator knows of one who waits; a store asks again until its own time is over."""
-    with grpc.insecure_channel(coordinator.endpoint) as channel, suppress(grpc.RpcError):
-        if who == "rank":
-            asked = barrier_pb2.BarrierServiceGetRequest(run_id="job", prefix="checkpoint")
-            barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
-            return barriers.Get(asked, timeout=PATIENCE).barrier.arrived == 1
-        if who == "node":
+    if who == "rank":
+        return arrived(coordinator.endpoint) == 1
+    if who == "node":
+        with grpc.insecure_channel(coordinator.endpoint) as channel, suppress(grpc.RpcError):
             shown = rendezvous_pb2.RendezvousServiceGetRequest(run_id="alone")
             rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
             return any(one.connected for one in rendezvous.Get(shown, timeout=PATIENCE).rendezvous.nodes)
@@ -114,7 +112,7 @@ def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Pa
                 tmp_path / name,
                 state=etcd.state("muster"),
                 session_ttl=PATIENCE,
-                extra=("--lease-ttl=2",),
+                extra=("--lease-ttl=4",),
                 program=program,
             )
             both.append(replica)
@@ -125,7 +123,7 @@ def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Pa
                 for leader, other in ((behind, ahead_of), (ahead_of, behind)):
                     assert {heard.outcome for heard in everyone([zero, one])} == {"RELEASED"}
                     zero.tell("barrier")
-                    until(partial(has_arrived, leader), "rank 0 does not arrive")
+                    wait_for_arrivals(leader.endpoint, 1)
                     served = len(other.log("serving"))
                     leader.kill()
                     assert one.ask("barrier").outcome == zero.answer().outcome == "RELEASED"
@@ -133,12 +131,3 @@ def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Pa
                     leader.start()
                 heard = zero.ask("barrier", timeout=1.0)
                 assert (heard.outcome, heard.missing_ranks) == ("TIMED_OUT", [1])
-
-
-def has_arrived(leader: Coordinator) -> bool:
-    """Whether a rank waits at the barrier, as this one knows if it leads."""
-    with grpc.insecure_channel(leader.endpoint) as channel, suppress(grpc.RpcError):
-        asked = barrier_pb2.BarrierServiceGetRequest(run_id="job", prefix="checkpoint")
-        barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
-        return barriers.Get(asked, timeout=PATIENCE).barrier.arrived == 1
-    return False

@@ -88,7 +88,7 @@ def test_a_node_that_comes_later_is_let_in_and_one_that_leaves_is_missed_at_once
 
 
 def test_the_job_outlives_its_coordinator(coordinator: Coordinator, job: Job):
-    agents = [job.agent("2") for _ in range(2)]
+    agents = [job.agent("2", keep_alive_max_attempt=60) for _ in range(2)]
     first = job.round(2)
     coordinator.kill()
     os.kill(first[0].pid, signal.SIGKILL)

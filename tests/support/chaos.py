@@ -283,10 +283,12 @@ class _Monkey:
             self._killed["coordinators"] += 1
         self._spared -= 1
         if self._spared == 0:
-            self._spared = self._draw_spared()
             time.sleep(chance.uniform(0.0, 0.05))
             worker = self._worker(round, victim)
-            self._killed["ranks"] += _kill(worker.pid, worker.agent)
+            hit = _kill(worker.pid, worker.agent)
+            self._killed["ranks"] += hit
+            # Who has just gone, for another's sake, is missed; then it is tried again at the next save.
+            self._spared = self._draw_spared() if hit else 1
         elif chance.random() < plan.child_odds:
             delay = chance.choice((0.0, chance.uniform(0.0, 0.02)))
             worker = self._worker(round, victim)

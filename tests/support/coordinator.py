@@ -74,7 +74,8 @@ class Coordinator(Daemon):
         self.endpoint = self.listens
         """Where workers and people reach it."""
         self.state = state or f"sqlite:///{folder / 'muster.db'}"
-        self._session_ttl = session_ttl
+        self.session_ttl = session_ttl
+        """Seconds, from the next start on."""
         self._extra = extra
         self._https = https
 
@@ -102,7 +103,7 @@ class Coordinator(Daemon):
             f"--listen={self.listens}",
             f"--http=127.0.0.1:{self.http_port}",
             f"--state={self.state}",
-            f"--session-ttl={self._session_ttl}",
+            f"--session-ttl={self.session_ttl}",
             "--log-format=json",
             *self._extra,
         )

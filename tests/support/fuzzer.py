@@ -61,6 +61,10 @@ ALL_SERVICES: tuple[ServiceDescriptor, ...] = (
 )
 """Those of Muster, and those that stand beside them."""
 ALL_METHODS = {f"/{service.full_name}/{m.name}": m for service in ALL_SERVICES for m in service.methods}
+GOOD = {"welcome", "group_joined", "decision"}
+"""Answers to what is said well. Few barriers are decided, and by chance none: then more is said."""
+MOST = 10
+"""Times the messages that it was asked for."""
 ConnectRequest = session_pb2.ConnectRequest
 
 
@@ -70,7 +74,7 @@ class Fuzzer:
     Args:
         endpoint: of the coordinator.
         seed: of everything that is said.
-        count: of messages.
+        count: of messages, at least.
     """
 
     def __init__(self, endpoint: str, seed: int, count: int) -> None:
@@ -96,7 +100,7 @@ class Fuzzer:
             await channel.close()
 
     async def _work(self) -> None:
-        while self.sent.total() < self._count:
+        while self._goes_on():
             number, self._next = self._next, self._next + 1
             chance = random.Random(self._seed * 1_000_003 + number)
             channel = self._channels[number % CHANNELS]
@@ -106,6 +110,10 @@ class Fuzzer:
             else:
                 # In turn, so that each gets as much.
                 await self._call(channel, self._calls[number % len(self._calls)], chance, era)
+
+    def _goes_on(self) -> bool:
+        sent = self.sent.total()
+        return sent < self._count or (not self.answers[SESSION].keys() >= GOOD and sent < MOST * self._count)
 
     def _counted(self, method: str, answer: str, messages: int = 1) -> None:
         before = self.sent.total()

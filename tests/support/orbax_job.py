@@ -26,7 +26,7 @@ from muster.worker.integrations.orbax import barrier_sync_fn
 
 FAULTY = 3
 STEPS = 5
-SHORT = 3
+SHORT = 6
 """Seconds that a save of the control waits."""
 
 

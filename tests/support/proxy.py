@@ -61,6 +61,11 @@ class Proxy:
         """Keep what clients say from now on; what they say after a :meth:`black_hole` is lost as usual."""
         self._held = {}
 
+    @property
+    def holds(self) -> bool:
+        """Whether any client has said something since :meth:`hold`."""
+        return bool(self._held)
+
     def deliver(self) -> int:
         """Let go what was held, also of clients that are gone; how many bytes the server got."""
         delivered: int = self._do(self._deliver())

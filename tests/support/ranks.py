@@ -237,10 +237,6 @@ class _Worker:
             return _heard(error)
         return Heard("RELEASED")
 
-    def many(self, count: int) -> list[Heard]:
-        """Execute several barriers, one after the other."""
-        return [self.barrier() for _ in range(count)]
-
     def mixed(self, until: str, pause: float, timeout: float = 60.0) -> list[tuple[float, float]]:
         """Execute barriers until a file is there: plain ones, votes to fail, and gathers.
 

@@ -90,6 +90,7 @@ class Replica:
         """What it says to etcd now is under way until :meth:`heard_late`; then nothing gets through."""
         for proxy in self.to_etcd:
             proxy.hold()
+        until(lambda: any(proxy.holds for proxy in self.to_etcd), "it says nothing")
         time.sleep(SAID_LATE)
         self.cut_from_etcd()
 

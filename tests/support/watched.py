@@ -9,6 +9,7 @@ away from an open barrier.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -25,12 +26,15 @@ from tests.support.command import output
 from tests.support.coordinator import Coordinator
 from tests.support.etcd import cluster
 from tests.support.patience import PATIENCE, until
-from tests.support.prometheus import Prometheus
+from tests.support.prometheus import Prometheus, Series
 from tests.support.relay import Relay
 
 RUN = "llama-70b"
 CLOSED_RUN = "vit-small"
 CHECKPOINTS = f'run="{RUN}", prefix="checkpoint"'
+
+SCRAPES = 20.0
+"""Seconds, of many scrapes."""
 
 PROGRAM = '''
 """Pass barriers and save, as the plan says; then stay away from one, until a file tells to come."""
@@ -53,7 +57,7 @@ plan = json.loads((folder / "plan.json").read_text())
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 rank = dist.get_rank()
 chance = random.Random(rank)
-checkpoint = GrpcBarrier(barrier_prefix="checkpoint", timeout_secs=120)
+checkpoint = GrpcBarrier(barrier_prefix="checkpoint", timeout_secs=3600)
 evaluation = GrpcBarrier(barrier_prefix="eval", timeout_secs=60)
 checkpointer = Checkpointer(folder / "checkpoints", keep_last=2)
 point = SavePoint()
@@ -97,6 +101,15 @@ class Watched:
     prometheus: Prometheus
     began: float
     """Seconds since 1970."""
+
+    def finds(self, expr: str) -> None:
+        """See that an expression has a number; a failed scrape leaves none for a moment."""
+        until(lambda: has_a_number(self.prometheus.query(expr)), f"no number: {expr}", patience=SCRAPES)
+
+
+def has_a_number(found: list[Series]) -> bool:
+    """Whether any of its samples is one."""
+    return any(math.isfinite(value) for series in found for _, value in series.samples)
 
 
 @contextmanager

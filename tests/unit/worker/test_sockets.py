@@ -263,7 +263,7 @@ def test_who_was_welcomed_by_a_relay_is_not_sent_away_for_its_token(
 def test_what_cannot_be_reached_is_named_as_it_was_given(tmp_path: Path):
     path = tmp_path / "nobody"
     with session(f"unix://{path}") as one, pytest.raises(MusterError) as caught:
-        one.join("p", Shape(1), 0.3)
+        one.join("p", Shape(1), 1.0)
     assert f"the coordinator at unix://{path} did not answer" in str(caught.value)
     assert "No such file or directory" in str(caught.value)
 

@@ -271,7 +271,7 @@ def test_a_main_thread_that_hangs_is_overdue_and_named_to_all():
         barrier.answers.put(decided(rank_0=NOT_YET))
         said.append(barrier.heard())
     assert said[-1] == "it has not done its part of the save for 0.01 s"
-    assert set(said[1:-1]) == {NOT_YET}
+    assert set(said[1:-1]) <= {NOT_YET}
     barrier.answers.put(decided(Outcome.ABORTED))
     save.join(PATIENCE)
 

@@ -1,0 +1,33 @@
+"""Who waits for others, at a barrier or for a key."""
+
+from contextlib import suppress
+
+import grpc
+
+from muster.v1 import barrier_pb2, barrier_pb2_grpc
+from muster.worker import CoordinatorStore
+from tests.support.patience import PATIENCE, until
+
+
+def arrived(endpoint: str, run_id: str = "job") -> int:
+    """How many ranks wait at the open barriers of a run; 0 also while nobody answers."""
+    asked = barrier_pb2.BarrierServiceListRequest(run_id=run_id)
+    with grpc.insecure_channel(endpoint) as channel, suppress(grpc.RpcError):
+        shown = barrier_pb2_grpc.BarrierServiceStub(channel).List(asked, timeout=PATIENCE)
+        return sum(one.arrived for one in shown.barriers if not one.HasField("decision"))
+    return 0
+
+
+def wait_for_arrivals(endpoint: str, count: int, run_id: str = "job") -> None:
+    """Until so many ranks wait at the barriers of a run."""
+    until(
+        lambda: arrived(endpoint, run_id) == count,
+        lambda: f"of {count} ranks {arrived(endpoint, run_id)} have arrived",
+    )
+
+
+def wait_until_asked(store: CoordinatorStore) -> None:
+    """Until what another thread asks of this store is on its way."""
+    line = store._line
+    assert line is not None
+    until(line._turn.locked, "it asks nothing")

@@ -14,6 +14,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -119,6 +120,7 @@ def _begin(
     os.environ.update(environment)
     os.chdir(folder)
     random.seed()
+    tempfile.tempdir = None  # It is where the environment says, and not where it was looked for before.
     if spawns:
         with spawning(aside()):
             _run(command)

@@ -9,6 +9,7 @@ from tests.support.coordinator import Coordinator
 from tests.support.patience import until
 from tests.support.proxy import Proxy
 from tests.support.ranks import assert_good_history, everyone, ranks
+from tests.support.waiters import wait_for_arrivals
 
 CUTS = 10
 APART = 5
@@ -22,14 +23,12 @@ def test_reconnecting_again_and_again_never_counts_twice(coordinator: Coordinato
     with Proxy(coordinator.port) as proxy, ranks(proxy.endpoint, 3) as world:
         for rank in world:
             rank.tell("mixed", until=str(end), pause=0.0)
-        for cuts in range(CUTS):
-            coordinator.logged("barrier.decided", 1 + cuts * APART)
+        for _ in range(CUTS):
+            coordinator.logged("barrier.decided", len(coordinator.log("barrier.decided")) + APART)
             proxy.cut()
-        coordinator.logged("barrier.decided", 1 + CUTS * APART)
         end.touch()
-        counts = {len(rank.answer()) for rank in world}
-        assert len(counts) == 1
-        assert counts.pop() > CUTS * APART
+        (count,) = {len(rank.answer()) for rank in world}
+        assert count >= CUTS * APART
         assert_good_history(world)
 
 
@@ -71,7 +70,7 @@ def test_a_short_cut_is_resumed_within_the_ttl(coordinator: Coordinator):
     ):
         everyone([near, far])
         far.tell("barrier")
-        far.wait_for_answer(0.5)
+        wait_for_arrivals(coordinator.endpoint, 1)
         proxy.cut()
         assert near.ask("barrier").outcome == "RELEASED"
         assert far.answer().outcome == "RELEASED"

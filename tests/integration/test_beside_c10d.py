@@ -200,7 +200,7 @@ def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(b
             for number in (1, 2)
         )
         together(stays, dies)
-        third = Joining(run.node("1:2", "127.0.0.3"))
+        third = Joining(run.node("1:2", "127.0.0.3", last_call_timeout=UNHURRIED))
         until(lambda: run.seen().redundant == 1)
         standing_by = run.seen(), stays.num_nodes_waiting()
         run.part(dies)

@@ -24,9 +24,9 @@ from tests.support.members import members
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import CONTEXT
 from tests.support.relay import Relay
-from tests.support.replicas import Replica, Replicas, replicas
+from tests.support.replicas import SAFE_LEASE_TTL, Replica, Replicas, replicas
 from tests.support.savers import all_of, savers
-from tests.support.waiters import wait_for_arrivals
+from tests.support.waiters import wait_for_arrivals, wait_until_asked
 
 
 def nodes_at(leader: Replica) -> int:
@@ -49,7 +49,9 @@ def etcd() -> Iterator[Cluster]:
 def three(etcd: Cluster, tmp_path: Path) -> Iterator[Replicas]:
     # Whoever is lost may come back until the test is over.
     patient = f"--session-ttl={PATIENCE}"
-    with replicas(tmp_path, etcd, prefix=uuid.uuid4().hex, extra=(patient,), lease_ttl=4.0) as running:
+    with replicas(
+        tmp_path, etcd, prefix=uuid.uuid4().hex, extra=(patient,), lease_ttl=SAFE_LEASE_TTL
+    ) as running:
         yield running
         muster.worker.close()
 
@@ -86,6 +88,7 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
 
     leader = three.leader()
     wait_for_arrivals(leader.endpoint, 2)
+    wait_until_asked(store)
     leader.coordinator.signal(how)
     ranks[2].execute_barrier()
     for one in at_barrier:

@@ -24,16 +24,15 @@ def test_no_two_ranks_hold_different_outcomes_after_random_kills(coordinator: Co
         for rank in world:
             rank.tell("mixed", until=str(end), pause=0.0)
         for _ in range(KILLS):
-            # All have come back; an idle wait is wanted then: the moment of the kill is what is random.
+            # Barriers are decided again; an idle wait is wanted then: the moment of the kill is random.
             coordinator.logged("barrier.decided", len(coordinator.log("barrier.decided")) + 1)
             time.sleep(moments.uniform(0.0, 0.1))
             coordinator.kill()
             coordinator.start()
         coordinator.logged("barrier.decided", BARRIERS)
         end.touch()
-        counts = {len(rank.answer()) for rank in world}
-        assert len(counts) == 1
-        assert counts.pop() >= BARRIERS
+        (count,) = {len(rank.answer()) for rank in world}
+        assert count >= BARRIERS
         assert_good_history(world)
 
 

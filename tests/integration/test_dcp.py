@@ -7,6 +7,7 @@ import pytest
 from tests.support.coordinator import Coordinator
 from tests.support.dcp_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
+from tests.support.patience import PATIENCE
 
 
 def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
@@ -58,7 +59,7 @@ def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
 
 
 def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
-    with Coordinator(tmp_path) as coordinator:
+    with Coordinator(tmp_path, session_ttl=PATIENCE) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed")
         life.speaks()
         coordinator.kill()  # In the midst of its saves.

@@ -23,10 +23,7 @@ from tests.support.authority import Authority
 from tests.support.coordinator import MUSTER, Coordinator, free_port
 from tests.support.etcd import Cluster, cluster
 from tests.support.patience import PATIENCE, until
-from tests.support.replicas import Replica, Replicas, replicas
-
-LEASE_TTL = 4.0
-"""Seconds; what must not be lost is not lost by a stall of the machine."""
+from tests.support.replicas import SAFE_LEASE_TTL, Replica, Replicas, replicas
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +34,7 @@ def etcd() -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(etcd: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Replicas]:
-    with replicas(tmp_path, etcd, prefix=request.node.name, lease_ttl=LEASE_TTL) as found:
+    with replicas(tmp_path, etcd, prefix=request.node.name, lease_ttl=SAFE_LEASE_TTL) as found:
         yield found
 
 
@@ -277,6 +274,6 @@ def test_an_etcd_that_is_not_there_is_waited_for_and_said_so(tmp_path: Path):
         until(lambda: "no member of etcd answered" in coordinator.get("/readyz")[1], "it does not say why")
         assert coordinator.get("/readyz")[0] == 503
         assert coordinator.get("/healthz") == (200, "ok\n")
-        assert coordinator.log("etcd.unreachable")
+        assert coordinator.logged("etcd.unreachable")
     finally:
         coordinator.kill()

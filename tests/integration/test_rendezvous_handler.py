@@ -39,6 +39,7 @@ from tests.support.meeting import (
 from tests.support.patience import PATIENCE, until
 
 pytestmark = pytest.mark.also_through_relay
+
 UNHURRIED = 110
 """Seconds of a last call in which more nodes than the fewest come; with the most of them it is over."""
 

@@ -248,7 +248,9 @@ def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordina
         return sums
 
     with ThreadPoolExecutor(5) as threads:
-        waiter = threads.submit(store.clone().get, "after")
+        patient = store.clone()
+        waiter = threads.submit(patient.get, "after")
+        wait_until_asked(patient)
         adders = [threads.submit(add, store.clone()) for _ in range(4)]
         try:
             for _ in range(3):

@@ -20,6 +20,7 @@ from tests.support.etcd import cluster
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE, until
 from tests.support.ranks import everyone, ranks
+from tests.support.replicas import SAFE_LEASE_TTL
 from tests.support.waiters import arrived, wait_for_arrivals
 
 TIMEOUT = 16
@@ -112,7 +113,7 @@ def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Pa
                 tmp_path / name,
                 state=etcd.state("muster"),
                 session_ttl=PATIENCE,
-                extra=("--lease-ttl=4",),
+                extra=(f"--lease-ttl={SAFE_LEASE_TTL}",),
                 program=program,
             )
             both.append(replica)

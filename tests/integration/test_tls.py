@@ -88,13 +88,13 @@ def barrier(endpoint: str, **more) -> GrpcBarrier:
 def assert_turned_away(endpoint: str, sentence: str) -> None:
     """SDK and command both say what is wrong."""
 
-    def said_by_the_sdk() -> bool:
-        """The session goes on meanwhile, and a busy machine may not have tried often enough before."""
+    def by_the_sdk() -> str:
         with pytest.raises(ConnectError) as caught:
             barrier(endpoint, init=0.5)
-        return re.search(sentence, str(caught.value)) is not None
+        return str(caught.value)
 
-    until(said_by_the_sdk, sentence)
+    # The session goes on meanwhile, and a busy machine may not have tried often enough at first.
+    until(lambda: re.search(sentence, by_the_sdk()), by_the_sdk)
     code, said = get_runs(endpoint)
     assert code == Exit.UNREACHABLE
     assert re.search(sentence.replace("MUSTER_TLS_CA", "--tls-ca"), said), said

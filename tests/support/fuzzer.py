@@ -2,8 +2,8 @@
 
 Many calls at once, to every method in turn, and scripts on session streams. Prints ``half`` when half of the
 messages are answered, and at the end a line of JSON: by method, how many messages were sent and what was
-answered; and what should not have been answered. The messages follow from the seed; the order in which they
-come, since many are on their way at once, does not.
+answered; and what should not have been answered. Each message follows from the seed. The order in which they
+come does not, since many are on their way at once, nor how many more than COUNT there are: see ``GOOD``.
 
 A message counts when the coordinator has dealt with it: when it answered the call, or a later message of
 the stream.

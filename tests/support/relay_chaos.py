@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.support import history
 from tests.support.coordinator import MUSTER, Coordinator, free_port
 from tests.support.members import members
 from tests.support.nursery import spawning
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PACE, PATIENCE, until
 from tests.support.proxy import Proxy
 from tests.support.ranks import Identity, Rank, RankFailed
 from tests.support.relay import Relay
@@ -287,20 +287,33 @@ def run(plan: Plan, folder: Path) -> Account:
 def _judge(account: Account, scene: Scene) -> None:
     """One decision, none released without all, nobody out of step, none hung: by what ranks wrote down."""
     events: list[tuple[float, history.Event]] = []
-    for (_, rank), process in scene.ranks.items():
-        try:
-            took = process.answer(timeout=2 * PATIENCE)
-            account.longest = max([account.longest, *(seconds for _, seconds in took)])
-            if rank == 0:
-                account.barriers += len(took)
-            events += process.ask("history")
-        except (RankFailed, AssertionError) as failure:
-            account.wrong.append(str(failure))
+    for process, took in _answers(account, scene):
+        account.longest = max([account.longest, *(seconds for _, seconds in took)])
+        if process.rank == 0:
+            account.barriers += len(took)
+        events += process.ask("history")
     told = [event for _, event in sorted(events, key=lambda pair: pair[0])]
     account.wrong += _without_the_killed(history.violations(told), scene)
     account.outcomes.update(
         event.outcome for event in told if isinstance(event, history.Heard) and event.life.rank == 0
     )
+
+
+def _answers(account: Account, scene: Scene) -> Iterator[tuple[Rank, list[tuple[float, float]]]]:
+    """What ranks answer, as they do; nothing if one has failed, and then the others may go on for ever."""
+    waiting, deadline = list(scene.ranks.values()), time.monotonic() + 2 * PATIENCE
+    while waiting and time.monotonic() < deadline:
+        for process in [one for one in waiting if one.has_answered()]:
+            waiting.remove(process)
+            took = []
+            try:
+                took = process.answer()
+            except RankFailed as failure:
+                account.wrong.append(str(failure))
+                deadline = min(deadline, time.monotonic() + 2 * account.plan.timeout)
+            yield process, took
+        time.sleep(PACE)
+    account.wrong += [f"rank {one.rank} of {one.identity.run_id} goes on" for one in waiting]
 
 
 def _without_the_killed(wrong: list[str], scene: Scene) -> list[str]:

@@ -18,6 +18,8 @@ SAID_LATE = 0.3
 """Seconds of what a leader says that comes late: less than an attempt lasts, so that none is taken back."""
 LEASE_TTL = 2
 """Seconds; the shortest that etcd gives."""
+SAFE_LEASE_TTL = 4
+"""Seconds; no stall of a busy machine ends such a lease."""
 
 
 class Replica:

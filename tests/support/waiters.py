@@ -27,7 +27,5 @@ def wait_for_arrivals(endpoint: str, count: int, run_id: str = "job") -> None:
 
 
 def wait_until_asked(store: CoordinatorStore) -> None:
-    """Until what another thread asks of this store is on its way."""
-    line = store._line
-    assert line is not None
-    until(line._turn.locked, "it asks nothing")
+    """Until another thread asks something of this store, and is about to wait for the answer."""
+    until(lambda: store._line is not None and store._line._turn.locked(), "it asks nothing")

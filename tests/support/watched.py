@@ -104,7 +104,11 @@ class Watched:
 
     def finds(self, expr: str) -> None:
         """See that an expression has a number; a failed scrape leaves none for a moment."""
-        until(lambda: has_a_number(self.prometheus.query(expr)), f"no number: {expr}", patience=SCRAPES)
+        until(
+            lambda: has_a_number(self.prometheus.query(expr)),
+            lambda: f"{expr}: {self.prometheus.query(expr)}",
+            patience=SCRAPES,
+        )
 
 
 def has_a_number(found: list[Series]) -> bool:

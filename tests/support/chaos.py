@@ -37,8 +37,6 @@ from tests.support.save_history import (
     whole_files,
 )
 
-"""Seconds without any news from any rank, after which the job is given up."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

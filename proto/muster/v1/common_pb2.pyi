@@ -284,6 +284,45 @@ class Payload(google.protobuf.message.Message):
 global___Payload = Payload
 
 @typing.final
+class WriteReport(google.protobuf.message.Message):
+    """WriteReport is what one rank tells of its part of a save, at each barrier of that save. It is for people: nothing is
+    decided by it. If a barrier at which it was told fails, the save has failed.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    WRITE_MS_FIELD_NUMBER: builtins.int
+    COMMITS_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The training step that is saved; unset if the save has none."""
+    bytes: builtins.int
+    """How many bytes this rank wrote; unset if it does not know. At most 2^47."""
+    write_ms: builtins.int
+    """How long its write took, in milliseconds; unset if it does not know. At most a year."""
+    commits: builtins.bool
+    """This barrier is the last of the save: if every arrival says so, its release is the commit of the checkpoint."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int | None = ...,
+        bytes: builtins.int | None = ...,
+        write_ms: builtins.int | None = ...,
+        commits: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "step", b"step", "write_ms", b"write_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "commits", b"commits", "step", b"step", "write_ms", b"write_ms"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes", b"_bytes"]) -> typing.Literal["bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_write_ms", b"_write_ms"]) -> typing.Literal["write_ms"] | None: ...
+
+global___WriteReport = WriteReport
+
+@typing.final
 class Decision(google.protobuf.message.Message):
     """Decision is the one outcome of (run_id, prefix, sequence), the same bytes for every rank."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from muster.service.core import report
-from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo
+from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo, WriteReport
 from muster.service.core.limits import Limits
 from muster.service.core.model import Shape
 from muster.service.core.operations import Change, Operation, Waiting
@@ -11,6 +11,13 @@ from muster.service.core.refusal import Reason, Refusal
 
 MOST_GENERATION = 2**31 - 1
 """Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
+
+MAX_STEP = 2**63 - 1
+"""Of a save."""
+MAX_WRITE_BYTES = 2**47
+"""Of one rank's part of a save: those of 65,536 ranks are within every field that their sum is stored in."""
+MAX_WRITE_SECONDS = 366 * 86_400.0
+"""Far beyond any write."""
 
 
 class Checks:
@@ -53,6 +60,17 @@ class Checks:
         most = self._limits.max_timeout_seconds
         if not 0 < timeout <= most:
             raise invalid(field, f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
+
+    def write_report(self, told: WriteReport | None) -> None:
+        """What a rank tells of its save is within what can be counted and kept."""
+        if told is None:
+            return
+        if told.step is not None and told.step > MAX_STEP:
+            raise invalid("write.step", told.step, f"it may be {MAX_STEP}")
+        if told.bytes is not None and told.bytes > MAX_WRITE_BYTES:
+            raise invalid("write.bytes", told.bytes, f"it may be {MAX_WRITE_BYTES}")
+        if told.seconds is not None and told.seconds > MAX_WRITE_SECONDS:
+            raise invalid("write.write_ms", f"{told.seconds:g} s", f"it may be {MAX_WRITE_SECONDS:g} s")
 
     def process(self, info: ProcessInfo) -> None:
         """A process says who it is."""

@@ -25,6 +25,20 @@ class ProcessInfo(NamedTuple):
     """Seconds that it had been running when it said hello; 0 if it does not tell."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteReport:
+    """What a rank tells of its part of a save, at each barrier of that save: for people, and no decision."""
+
+    step: int | None = None
+    """The training step; None: the save has none."""
+    bytes: int | None = None
+    """That it wrote; None: it does not know."""
+    seconds: float | None = None
+    """That its write took; None: it does not know."""
+    commits: bool = False
+    """The barrier is the last of the save: its release is the commit."""
+
+
 class Arrival(NamedTuple):
     """One rank's arrival."""
 
@@ -32,6 +46,8 @@ class Arrival(NamedTuple):
     payload: bytes = b""
     failure: str | None = None
     """Set: a vote to fail, for this reason."""
+    report: WriteReport | None = None
+    """None: the barrier is none of a save, as far as the rank tells."""
 
 
 @dataclass(frozen=True, slots=True)

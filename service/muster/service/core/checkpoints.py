@@ -1,0 +1,105 @@
+"""What the ranks of a run tell of their saves: the newest checkpoint, how often one comes, and what failed.
+
+It is for people. Nothing is decided by it (design rule 24): groups hand their decisions in, and read nothing.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from muster.service.core import report
+from muster.service.core.barrier import OpenBarrier
+from muster.service.core.effects import CheckpointsRecord, Effects
+from muster.service.core.events import WriteReport
+from muster.service.core.model import (
+    Checkpoint,
+    CheckpointHistory,
+    Decision,
+    FailedSave,
+    Outcome,
+    SlowestWrite,
+)
+
+MAX_FAILURES = 5
+"""Failed saves of a run that are kept."""
+MAX_INTERVALS = 5
+"""Times between two commits that are kept: their median takes no notice of two pauses."""
+
+
+class Checkpoints:
+    """The saves of one run.
+
+    Args:
+        run_id: the run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.history = CheckpointHistory()
+        self._run_id = run_id
+        self._last_commits: dict[str, float] = {}
+        """By group: when it committed last, in seconds since 1970. After a restart, of the newest alone."""
+
+    def restore(self, record: CheckpointsRecord) -> None:
+        """Take back what is known from storage."""
+        self.history = record.history
+        if (newest := record.history.newest) is not None:
+            self._last_commits[newest.prefix] = newest.committed_at
+
+    def record_decision(self, decision: Decision, why: str, barrier: OpenBarrier, effects: Effects) -> None:
+        """A barrier was decided that belongs to a save: it has committed it, failed it, or neither.
+
+        Args:
+            decision: the decision.
+            why: its reason, for people.
+            barrier: the barrier, with what its ranks told.
+            effects: is added to.
+        """
+        reports = barrier.reports
+        if decision.outcome is not Outcome.RELEASED:
+            self._add_failure(decision, why, reports.values())
+        elif len(reports) == len(barrier.arrivals) and all(one.commits for one in reports.values()):
+            self._add_commit(decision, barrier)
+        else:
+            return
+        effects.records.append(CheckpointsRecord(self._run_id, self.history))
+
+    def _add_failure(self, decision: Decision, why: str, reports: Collection[WriteReport]) -> None:
+        reason = report.save_failed(
+            why, decision.outcome, decision.arrived, decision.required, decision.missing
+        )
+        failed = FailedSave(_step(reports), decision.decided_at, reason, decision.prefix, decision.sequence)
+        failures = (failed, *self.history.failures)[:MAX_FAILURES]
+        self.history = replace(self.history, failures=failures)
+
+    def _add_commit(self, decision: Decision, barrier: OpenBarrier) -> None:
+        reports = barrier.reports
+        sizes = [one.bytes for one in reports.values() if one.bytes is not None]
+        times = [(one.seconds, rank) for rank, one in reports.items() if one.seconds is not None]
+        slowest = None
+        if times:
+            seconds, rank = max(times)
+            slowest = SlowestWrite(rank, barrier.arrivals[rank].host, seconds)
+        intervals = self.history.intervals
+        last = self._last_commits.get(decision.prefix)
+        if last is not None:
+            # The wall clock may have been set back.
+            intervals = (*intervals, max(0.0, decision.decided_at - last))[-MAX_INTERVALS:]
+        self._last_commits[decision.prefix] = decision.decided_at
+        self.history = replace(
+            self.history,
+            newest=Checkpoint(
+                _step(reports.values()),
+                decision.decided_at,
+                sum(sizes) if sizes else None,
+                slowest,
+                decision.prefix,
+                decision.sequence,
+            ),
+            committed=self.history.committed + 1,
+            intervals=intervals,
+        )
+
+
+def _step(reports: Collection[WriteReport]) -> int | None:
+    """The step that all ranks tell which tell one; None if they differ, or none does."""
+    steps = {one.step for one in reports if one.step is not None}
+    return steps.pop() if len(steps) == 1 else None

@@ -113,6 +113,7 @@ decisions = st.builds(
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
 )
+moments = st.integers(0, 4 * 10**9).map(float)
 checkpoints = st.builds(
     CheckpointsRecord,
     names,
@@ -122,16 +123,16 @@ checkpoints = st.builds(
         | st.builds(
             Checkpoint,
             step=st.none() | numbers,
-            committed_at=dates,
+            committed_at=moments,
             bytes=st.none() | numbers,
-            slowest=st.none() | st.builds(SlowestWrite, ranks, texts, seconds),
+            slowest=st.none() | st.builds(SlowestWrite, ranks, texts, timeouts),
             prefix=names,
             sequence=numbers,
         ),
         committed=numbers,
-        intervals=st.lists(seconds, max_size=5).map(tuple),
+        intervals=st.lists(timeouts, max_size=5).map(tuple),
         failures=st.lists(
-            st.builds(FailedSave, st.none() | numbers, dates, texts, names, numbers), max_size=5
+            st.builds(FailedSave, st.none() | numbers, moments, texts, names, numbers), max_size=5
         ).map(tuple),
     ),
 )

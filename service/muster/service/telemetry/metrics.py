@@ -335,6 +335,36 @@ class StateCollector(Collector):
                 "Time from the request for that save until all ranks had made it.",
                 labels=["run"],
             ),
+            "committed_step": GaugeMetricFamily(
+                "muster_checkpoint_committed_step",
+                "The step of the checkpoint that the run committed last.",
+                labels=["run"],
+            ),
+            "commit_age": GaugeMetricFamily(
+                "muster_checkpoint_age_seconds",
+                "Time since the run committed a checkpoint.",
+                labels=["run"],
+            ),
+            "checkpoint_bytes": GaugeMetricFamily(
+                "muster_checkpoint_bytes",
+                "What all ranks wrote of that checkpoint, of those that tell.",
+                labels=["run"],
+            ),
+            "write": GaugeMetricFamily(
+                "muster_checkpoint_write_seconds",
+                "How long the slowest rank wrote its part of that checkpoint.",
+                labels=["run"],
+            ),
+            "interval": GaugeMetricFamily(
+                "muster_checkpoint_interval_seconds",
+                "The usual time between two commits of the run: the median of the last five.",
+                labels=["run"],
+            ),
+            "unsaved": GaugeMetricFamily(
+                "muster_checkpoint_unsaved_seconds",
+                "Time for which ranks of the run have been connected since it committed a checkpoint.",
+                labels=["run"],
+            ),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
                 "Nodes without a round: those that come together, and those that wait to be let in.",
@@ -372,6 +402,8 @@ class StateCollector(Collector):
                     families["still"].add_metric([run_label], now - steps.moved_at)
                 if (save := run.saving.save) is not None:
                     _add_save(families, run_label, save, moment.wall)
+                if (told := views.checkpoints(run, moment)) is not None:
+                    _add_checkpoint(families, run_label, told)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
             newest = {process.rank: process.state for process in run.roster}
@@ -444,3 +476,28 @@ def _add_save(families: Mapping[str, GaugeMetricFamily], run_label: str, save: S
     elif save.state is SaveState.DONE and save.step is not None and save.ended_at is not None:
         families["saved"].add_metric([run_label], save.step)
         families["took"].add_metric([run_label], max(0.0, save.ended_at - save.asked_at))
+
+
+def _add_checkpoint(
+    families: Mapping[str, GaugeMetricFamily], run_label: str, told: views.CheckpointsView
+) -> None:
+    """Show the newest checkpoint of a run; what its ranks did not tell is absent.
+
+    Args:
+        families: where it is added.
+        run_label: the run.
+        told: what its ranks told.
+    """
+    newest = told.history.newest
+    if newest is None:
+        return
+    for name, value in (
+        ("committed_step", newest.step),
+        ("commit_age", told.age),
+        ("checkpoint_bytes", newest.bytes),
+        ("write", newest.slowest.seconds if newest.slowest is not None else None),
+        ("interval", told.history.interval),
+        ("unsaved", told.unsaved),
+    ):
+        if value is not None:
+            families[name].add_metric([run_label], value)

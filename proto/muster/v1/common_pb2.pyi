@@ -295,6 +295,7 @@ class WriteReport(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     WRITE_MS_FIELD_NUMBER: builtins.int
     COMMITS_FIELD_NUMBER: builtins.int
+    GIVES_UP_FIELD_NUMBER: builtins.int
     step: builtins.int
     """The training step that is saved; unset if the save has none."""
     bytes: builtins.int
@@ -303,6 +304,8 @@ class WriteReport(google.protobuf.message.Message):
     """How long its write took, in milliseconds; unset if it does not know. At most a year."""
     commits: builtins.bool
     """This barrier is the last of the save: if every arrival says so, its release is the commit of the checkpoint."""
+    gives_up: builtins.bool
+    """This rank has given the save up: the save has failed, even if the barrier is released."""
     def __init__(
         self,
         *,
@@ -310,9 +313,10 @@ class WriteReport(google.protobuf.message.Message):
         bytes: builtins.int | None = ...,
         write_ms: builtins.int | None = ...,
         commits: builtins.bool = ...,
+        gives_up: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "step", b"step", "write_ms", b"write_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "commits", b"commits", "step", b"step", "write_ms", b"write_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "commits", b"commits", "gives_up", b"gives_up", "step", b"step", "write_ms", b"write_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_bytes", b"_bytes"]) -> typing.Literal["bytes"] | None: ...
     @typing.overload

@@ -114,6 +114,7 @@ def write_report_from_pb(message: pb.WriteReport) -> WriteReport:
         bytes=message.bytes if message.HasField("bytes") else None,
         seconds=message.write_ms / 1000 if message.HasField("write_ms") else None,
         commits=message.commits,
+        gives_up=message.gives_up,
     )
 
 

@@ -8,9 +8,9 @@ from muster.worker.write_report import MAX_BYTES, MAX_SECONDS, MAX_STEP, WriteRe
 
 
 def test_report_travels_with_the_arrival_of_its_rank():
-    report = WriteReport(step=7, bytes=1_024, seconds=1.2345, commits=True)
+    report = WriteReport(step=7, bytes=1_024, seconds=1.2345, commits=True, gives_up=True)
     (arrival,) = pending("save", 3, 60.0, 0, b"", None, None, report).request.arrivals
-    assert arrival.write == pb.WriteReport(step=7, bytes=1_024, write_ms=1_234, commits=True)
+    assert arrival.write == pb.WriteReport(step=7, bytes=1_024, write_ms=1_234, commits=True, gives_up=True)
 
 
 def test_arrival_without_a_report_has_none():

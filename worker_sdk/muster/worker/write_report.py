@@ -23,6 +23,7 @@ class WriteReport:
         seconds: that its write took; None: it does not know.
         commits: the barrier is the last of the save. If all ranks say so, its release is the commit of the
             checkpoint. If a barrier at which any rank reports fails, the save has failed.
+        gives_up: this rank has given the save up, which has failed even if the barrier is released.
 
     Raises:
         ValueError: a number is negative, not finite, or beyond what the coordinator takes.
@@ -32,6 +33,7 @@ class WriteReport:
     bytes: int | None = None
     seconds: float | None = None
     commits: bool = False
+    gives_up: bool = False
 
     def __post_init__(self) -> None:
         for name, value, most in (
@@ -49,4 +51,5 @@ class WriteReport:
             bytes=self.bytes,
             write_ms=round(self.seconds * 1000) if self.seconds is not None else None,
             commits=self.commits,
+            gives_up=self.gives_up,
         )

@@ -54,8 +54,11 @@ class Checkpoints:
             effects: is added to.
         """
         reports = barrier.reports
+        quitters = [rank for rank, one in reports.items() if one.gives_up]
         if decision.outcome is not Outcome.RELEASED:
             self._add_failure(decision, why, reports.values())
+        elif quitters:
+            self._add_failure(decision, report.given_up(quitters), reports.values())
         elif len(reports) == len(barrier.arrivals) and all(one.commits for one in reports.values()):
             self._add_commit(decision, barrier)
         else:

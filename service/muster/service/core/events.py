@@ -37,6 +37,8 @@ class WriteReport:
     """That its write took; None: it does not know."""
     commits: bool = False
     """The barrier is the last of the save: its release is the commit."""
+    gives_up: bool = False
+    """The rank has given the save up, which has failed even if the barrier is released."""
 
 
 class Arrival(NamedTuple):

@@ -193,6 +193,12 @@ def save_failed(
     return line if len(line) <= MAX_SAVE_REASON else f"{line[:MAX_SAVE_REASON]}…"
 
 
+def given_up(ranks: Sequence[int]) -> str:
+    """Why a save failed whose barrier was released."""
+    what = "rank" if len(ranks) == 1 else "ranks"
+    return f"was given up by {what} {ranges(ranks)}: the call that makes it ended before they were done"
+
+
 def superseded(generation: int) -> str:
     """The reason of an abort by a newer generation."""
     return f"superseded by generation {generation}"

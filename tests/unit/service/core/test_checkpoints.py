@@ -147,6 +147,17 @@ def test_failed_save_that_timed_out_names_the_missing(world: World):
     assert "rank 1 (node-0, pid" in failed.reason
 
 
+def test_save_that_a_rank_gives_up_has_failed_though_its_barrier_is_released(world: World):
+    clients = world.ranks(prefix=SAVE)
+    arrive(clients, WriteReport(step=100, gives_up=True), WriteReport(step=100))
+    (failed,) = told(world).failures
+    assert (failed.step, failed.sequence) == (100, 0)
+    assert failed.reason.startswith("was given up by rank 0: ")
+    arrive(clients, *(WriteReport(step=101, commits=True, gives_up=True) for _ in clients))
+    assert told(world).failures[0].reason.startswith("was given up by ranks 0-1: ")
+    assert told(world).newest is None
+
+
 def test_failure_of_a_barrier_of_no_save_is_none(world: World):
     zero, one = world.ranks(prefix=SAVE)
     zero.arrive(SAVE)

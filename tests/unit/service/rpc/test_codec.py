@@ -104,7 +104,7 @@ class TestParse:
         assert parse(join_group=bare) == events.JoinGroup(SESSION, "ckpt", 16)
 
     def test_report_of_a_write_has_what_was_told_and_nothing_else(self):
-        told = common_pb2.WriteReport(step=7, bytes=1_024, write_ms=1_500, commits=True)
+        told = common_pb2.WriteReport(step=7, bytes=1_024, write_ms=1_500, commits=True, gives_up=True)
         arrivals = [
             session_pb2.Arrival(rank=0, write=told),
             session_pb2.Arrival(rank=1, write=common_pb2.WriteReport()),
@@ -112,7 +112,7 @@ class TestParse:
         ]
         arrive = of_kind(events.Arrive, parse(arrive=session_pb2.Arrive(prefix="save", arrivals=arrivals)))
         assert [arrival.report for arrival in arrive.arrivals] == [
-            events.WriteReport(step=7, bytes=1_024, seconds=1.5, commits=True),
+            events.WriteReport(step=7, bytes=1_024, seconds=1.5, commits=True, gives_up=True),
             events.WriteReport(),
             None,
         ]

@@ -144,6 +144,15 @@ def test_rank_0_that_has_not_committed_yet_does_not_report_a_commit():
     save.join(PATIENCE)
 
 
+def test_rank_that_gives_up_reports_it():
+    save, barrier = begun()
+    save.give_up()
+    assert barrier.heard() == GIVEN_UP
+    barrier.answers.put(decided(rank_0=GIVEN_UP))
+    save.join(PATIENCE)
+    assert [some(report).gives_up for report in barrier.reports] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [

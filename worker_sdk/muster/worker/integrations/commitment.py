@@ -411,7 +411,7 @@ class Commitment:
                     self._failure = self._failure or f"{OVERDUE} {self._timeout:g} s"
                 word = DONE if done() else GIVEN_UP if self._given_up else NOT_YET
                 failure = None if done() else self._failure
-                report = replace(self._report, commits=commits and word == DONE)
+                report = replace(self._report, commits=commits and word == DONE, gives_up=word == GIVEN_UP)
             decision = self._vote(failure, word, self._timeout, WORDS.__contains__, report)
             words = decision.payloads.values()
             if decision.outcome is not Outcome.RELEASED or NOT_YET not in words or GIVEN_UP in words:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed.checkpoint as dcp
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker import Checkpointer
-from muster.worker.saves.committed import UncommittedError
 from tests.support.bucket_server import BUCKET, BucketServer
 from tests.support.chaos import Plan, run
 from tests.support.coordinator import Coordinator

@@ -14,11 +14,11 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
 from muster.worker.saves import Checkpointer, SaveTimings, staging
 from muster.worker.saves import checkpointer as module
-from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.folder import FolderDraft
 from muster.worker.saves.planning import CHANGED
 from muster.worker.saves.plans import Plans
@@ -30,7 +30,7 @@ from tests.support.round_table import RoundTable
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-FILES = [".metadata", "__0_0.distcp", "committed.json"]
+FILES = [".metadata", "__0_0.distcp", "committed.json", "manifest.json"]
 
 
 @pytest.fixture

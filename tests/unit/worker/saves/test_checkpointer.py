@@ -344,15 +344,17 @@ def test_first_read_that_fails_on_its_way_is_no_damage(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     save_steps(made, 1)
-    pread = os.pread
+    preadv = os.preadv
     reads: list[int] = []
 
-    def once_wrong(handle: int, length: int, offset: int) -> bytes:
-        reads.append(length)
-        data = pread(handle, length, offset)
-        return data[:-1] + b"?" if len(reads) == 1 else data
+    def once_wrong(handle: int, buffers: list[memoryview], offset: int) -> int:
+        count = preadv(handle, buffers, offset)
+        reads.append(count)
+        if len(reads) == 1:
+            buffers[0][0] ^= 1
+        return count
 
-    monkeypatch.setattr(os, "pread", once_wrong)
+    monkeypatch.setattr(os, "preadv", once_wrong)
     assert loaded(made) == (1, 1)
     assert not list(tmp_path.glob("*/.damaged.json"))
 
@@ -381,7 +383,7 @@ def test_io_error_is_raised_and_never_taken_for_absence(
     elif where == "the listing":
         failing(Path, "iterdir", lambda path: path == tmp_path)
     else:
-        failing(os, "pread", lambda *_: True)
+        failing(os, "preadv", lambda *_: True)
     with pytest.raises((OSError, RuntimeError), match=re.escape(os.strerror(error))):
         made.resume(state(0))
     assert not list(tmp_path.glob("*/.damaged.json"))

@@ -302,6 +302,21 @@ def test_resume_raises_if_every_checkpoint_is_damaged(made: Checkpointer, tmp_pa
             made.resume(state(0))
 
 
+def test_partial_load_does_not_mix_two_checkpoints(made: Checkpointer, tmp_path: Path):
+    """What the older checkpoint does not have would stay as the damaged one had it."""
+    save_steps(made, 1)
+    made.save(2, state(2) | {"more": torch.ones(3)})
+    assert made.finalize(blocking=True) == [2]
+    hurt(tmp_path / "step-0000000002" / "__0_0.distcp", "flipped")
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    with pytest.raises(CorruptCheckpointError, match="Build the state again, and call resume"):
+        made.resume(state(0) | {"more": torch.zeros(3)}, planner=planner)
+    into = state(0) | {"more": torch.zeros(3)}
+    found = made.resume(into, planner=planner)
+    assert found is not None
+    assert (found.step, into["more"].sum()) == (1, 0)
+
+
 def test_load_of_a_named_checkpoint_does_not_step_down(made: Checkpointer, tmp_path: Path):
     save_steps(made, 1, 2)
     path = tmp_path / "step-0000000002"

@@ -297,7 +297,7 @@ def _checkpoints(board: Dashboard) -> None:
     board.with_panel(
         steps(
             "Committed step",
-            "The step of the checkpoint that was committed last. It falls when a job goes back.",
+            "Step of the checkpoint that was committed last. It falls when a job goes back.",
             Query(f"max(muster_checkpoint_committed_step{{{R}}})", "step"),
             width=6,
         )
@@ -324,7 +324,7 @@ def _checkpoints(board: Dashboard) -> None:
     board.with_panel(
         lines(
             "Size of the newest checkpoint",
-            "What all ranks wrote together, of those that tell.",
+            "Bytes of all ranks that report theirs.",
             Query(f"max(muster_checkpoint_bytes{{{R}}})", "all ranks"),
             unit="bytes",
             width=6,
@@ -333,7 +333,7 @@ def _checkpoints(board: Dashboard) -> None:
     board.with_panel(
         lines(
             "Slowest write",
-            "How long the slowest rank wrote its part of the newest checkpoint. Which one it is: "
+            "Time that the slowest rank took to write its part of the newest checkpoint. To see which rank: "
             "`muster describe run RUN`.",
             Query(f"max(muster_checkpoint_write_seconds{{{R}}})", "slowest rank"),
             unit="s",

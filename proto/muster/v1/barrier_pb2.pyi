@@ -63,7 +63,7 @@ class ArriveRequest(google.protobuf.message.Message):
 
     @property
     def write(self) -> muster.v1.common_pb2.WriteReport:
-        """If the barrier is one of a save: what this rank tells of its part, for people."""
+        """This rank's part of a save, for people; unset at a barrier that belongs to no save."""
 
     def __init__(
         self,

@@ -285,8 +285,8 @@ global___Payload = Payload
 
 @typing.final
 class WriteReport(google.protobuf.message.Message):
-    """WriteReport is what one rank tells of its part of a save, at each barrier of that save. It is for people: nothing is
-    decided by it. If a barrier at which it was told fails, the save has failed.
+    """WriteReport describes one rank's part of a save. The rank sends it at each barrier of that save. It informs people: no
+    decision depends on it. If a barrier with a report fails, the save has failed.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -297,15 +297,15 @@ class WriteReport(google.protobuf.message.Message):
     COMMITS_FIELD_NUMBER: builtins.int
     GIVES_UP_FIELD_NUMBER: builtins.int
     step: builtins.int
-    """The training step that is saved; unset if the save has none."""
+    """The training step; unset if the save has none."""
     bytes: builtins.int
-    """How many bytes this rank wrote; unset if it does not know. At most 2^47."""
+    """The bytes that this rank wrote, at most 2^47; unset if it does not know."""
     write_ms: builtins.int
-    """How long its write took, in milliseconds; unset if it does not know. At most a year."""
+    """The time that this rank wrote for, in milliseconds, at most a year; unset if it does not know."""
     commits: builtins.bool
-    """This barrier is the last of the save: if every arrival says so, its release is the commit of the checkpoint."""
+    """This barrier is the last one of the save. If every arrival sets it, the barrier's release commits the checkpoint."""
     gives_up: builtins.bool
-    """This rank has given the save up: the save has failed, even if the barrier is released."""
+    """This rank has given the save up. The save has failed, even if the barrier is released."""
     def __init__(
         self,
         *,

@@ -116,7 +116,7 @@ class Run(google.protobuf.message.Message):
 
     @property
     def checkpoints(self) -> global___Checkpoints:
-        """What its ranks told of their saves; unset if they told of none."""
+        """Its saves, as its ranks reported them; unset if they reported none."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ global___Run = Run
 
 @typing.final
 class Checkpoints(google.protobuf.message.Message):
-    """Checkpoints is what the ranks of a run told of their saves (WriteReport), over all generations."""
+    """Checkpoints shows the saves of a run over all generations, as its ranks reported them (WriteReport)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -161,8 +161,8 @@ class Checkpoints(google.protobuf.message.Message):
     committed: builtins.int
     """How many were committed."""
     interval_ms: builtins.int
-    """The usual time between two commits, in milliseconds: the median of the last five. Unset until three were committed in one
-    group of barriers.
+    """The usual time between two commits, in milliseconds: the median of the last five intervals. Unset before the third commit
+    of a group.
     """
     @property
     def newest(self) -> global___Checkpoint:
@@ -201,18 +201,18 @@ class Checkpoint(google.protobuf.message.Message):
     step: builtins.int
     """The training step; unset if the save has none."""
     bytes: builtins.int
-    """How many bytes all ranks wrote together; unset if none told."""
+    """The bytes of all ranks together; unset if no rank reported any."""
     @property
     def committed_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the barrier was released that committed it."""
+        """When its last barrier was released."""
 
     @property
     def slowest(self) -> global___SlowestWrite:
-        """The rank whose write took longest; unset if none told."""
+        """The rank whose write took longest; unset if no rank reported a time."""
 
     @property
     def barrier(self) -> muster.v1.common_pb2.BarrierName:
-        """That barrier."""
+        """Its last barrier."""
 
     def __init__(
         self,
@@ -271,14 +271,14 @@ class FailedSave(google.protobuf.message.Message):
     step: builtins.int
     """The training step; unset if the save has none, or ranks were at different ones."""
     reason: builtins.str
-    """Why, for people; cut if it is long. The barrier's decision has all of it."""
+    """Why, for people, in one line. The barrier's decision has the whole message."""
     @property
     def failed_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the barrier failed."""
 
     @property
     def barrier(self) -> muster.v1.common_pb2.BarrierName:
-        """That barrier."""
+        """The barrier that failed."""
 
     def __init__(
         self,

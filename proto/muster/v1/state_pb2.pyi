@@ -268,7 +268,7 @@ global___SaveRecord = SaveRecord
 
 @typing.final
 class CheckpointsRecord(google.protobuf.message.Message):
-    """CheckpointsRecord is what the ranks of a run told of their saves."""
+    """CheckpointsRecord is the history of a run's saves."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -287,7 +287,7 @@ class CheckpointsRecord(google.protobuf.message.Message):
 
     @property
     def interval_ms(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The last times between two commits of one group, oldest first, in milliseconds."""
+        """The last intervals between two commits of one group, oldest first, in milliseconds."""
 
     @property
     def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[muster.v1.run_pb2.FailedSave]:

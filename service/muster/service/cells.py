@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from muster.service.core import report
 
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
-"""Of bytes, each 1,024 times the one before."""
+"""Units of bytes; each is 1,024 times the one before."""
 NOTHING = "-"
 """Stands in a cell that has nothing to say, so that columns can be counted."""
 

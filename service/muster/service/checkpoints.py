@@ -1,4 +1,4 @@
-"""What the ranks of a run told of their saves, in words."""
+"""The save history of a run, in words."""
 
 from muster.service.cells import NOTHING, duration, size
 from muster.service.core import report
@@ -6,7 +6,7 @@ from muster.v1 import run_pb2
 
 
 def checkpoints_text(checkpoints: run_pb2.Checkpoints) -> str:
-    """The newest checkpoint and how often one comes, in a line.
+    """Describe the newest checkpoint and the usual interval in one line.
 
     For example ``step 1200, committed 4m12s ago; 96.0 GiB; slowest write 12.4s: rank 3 (node-0); 12 so far,
     usually one every 10m0s``.
@@ -29,12 +29,12 @@ def checkpoints_text(checkpoints: run_pb2.Checkpoints) -> str:
 
 
 def slowest_text(slowest: run_pb2.SlowestWrite) -> str:
-    """Which rank wrote longest, and where."""
+    """Name the rank that wrote longest, with its host."""
     return f"rank {slowest.rank} ({report.shown(slowest.host)})"
 
 
 def step_text(saved: run_pb2.Checkpoint | run_pb2.FailedSave) -> str:
-    """The step of a save, for a cell; a save may have none."""
+    """Return the step of a save for a cell; a save may have none."""
     return str(saved.step) if saved.HasField("step") else NOTHING
 
 

@@ -108,7 +108,7 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
 
 
 def write_report_from_pb(message: pb.WriteReport) -> WriteReport:
-    """A message as what a rank tells of its part of a save."""
+    """A message as a rank's report of its part of a save."""
     return WriteReport(
         step=message.step if message.HasField("step") else None,
         bytes=message.bytes if message.HasField("bytes") else None,
@@ -245,7 +245,7 @@ def save_from_pb(message: run_pb2.Save, since: int) -> Save:
 
 
 def checkpoints_to_pb(view: views.CheckpointsView) -> run_pb2.Checkpoints:
-    """What the ranks of a run told of their saves, as people see it."""
+    """The save history of a run, as people see it."""
     history = view.history
     return run_pb2.Checkpoints(
         newest=checkpoint_to_pb(history.newest) if history.newest is not None else None,

@@ -220,7 +220,7 @@ class GroupBarrier:
             payload: bytes for all the others.
             early: when to log who is missing, if that is to be before half of the timeout has gone, and what
                 to say then. It counts from the barrier's first arrival, and only that one's does.
-            report: at a barrier of a save: what this rank tells of its part, for people. No rank gets it.
+            report: this rank's part of a save, for people; None at a barrier that belongs to no save.
 
         Returns:
             The decision; :attr:`Decision.outcome` says what it is.

@@ -181,7 +181,7 @@ class Session:
             payload: bytes for all the others.
             failure: a vote: this rank failed, for this reason.
             early: when to log who is missing, if that is to be before half of the timeout.
-            report: what this rank tells of a save, for people.
+            report: this rank's part of a save, for people.
 
         Returns:
             The decision, whatever its outcome.

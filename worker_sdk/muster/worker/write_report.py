@@ -1,4 +1,4 @@
-"""What a rank tells of its part of a save, for people."""
+"""A rank's report of its part of a save, for people."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,26 @@ from muster.v1 import common_pb2 as pb
 MAX_STEP = 2**63 - 1
 MAX_BYTES = 2**47
 MAX_SECONDS = 366 * 86_400
-"""What the coordinator takes at most."""
+"""The largest values that the coordinator accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteReport:
-    """What this rank tells of its part of a save, at each barrier of that save.
+    """Describes this rank's part of a save. Send it at each barrier of that save.
 
-    The coordinator shows it: the newest checkpoint, its size, the slowest rank, what failed. Nothing is
-    decided by it, and no other rank gets it.
+    The coordinator shows the newest checkpoint, its size, the slowest rank and the failed saves. No decision
+    depends on a report, and no other rank receives it.
 
     Attributes:
         step: the training step; None: the save has none.
-        bytes: that this rank wrote; None: it does not know.
-        seconds: that its write took; None: it does not know.
-        commits: the barrier is the last of the save. If all ranks say so, its release is the commit of the
-            checkpoint. If a barrier at which any rank reports fails, the save has failed.
-        gives_up: this rank has given the save up, which has failed even if the barrier is released.
+        bytes: bytes that this rank wrote; None: it does not know.
+        seconds: seconds that its write took; None: it does not know.
+        commits: the barrier is the last one of the save. If all ranks set it, the barrier's release commits
+            the checkpoint. If a barrier with a report fails, the save has failed.
+        gives_up: this rank has given the save up: the save has failed, even if the barrier is released.
 
     Raises:
-        ValueError: a number is negative, not finite, or beyond what the coordinator takes.
+        ValueError: a number is negative, not finite, or larger than the coordinator accepts.
     """
 
     step: int | None = None

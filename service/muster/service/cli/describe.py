@@ -180,7 +180,7 @@ def _steps(run: run_pb2.Run, members: Iterable[run_pb2.Member]) -> dict[str, str
 
 
 def _checkpoint(run: run_pb2.Run) -> dict[str, str]:
-    """The newest checkpoint; nothing if no rank told of a save."""
+    """The newest checkpoint; nothing if no rank reported a save."""
     return {"Checkpoint": checkpoints_text(run.checkpoints)} if run.HasField("checkpoints") else {}
 
 

@@ -31,7 +31,7 @@ class OpenBarrier:
     payload_bytes: int = 0
     failures: list[Failure] = field(default_factory=list)
     reports: dict[int, WriteReport] = field(default_factory=dict)
-    """What the ranks that have arrived tell of a save, by rank."""
+    """Reports of the ranks that have arrived, by rank; empty if the barrier belongs to no save."""
     looked: bool = False
     """Whether the missing were asked what they are doing, for the next time that people are told of them."""
 

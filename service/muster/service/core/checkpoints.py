@@ -1,6 +1,7 @@
-"""What the ranks of a run tell of their saves: the newest checkpoint, how often one comes, and what failed.
+"""The saves of a run as its ranks report them: the newest checkpoint, the usual interval, the failed saves.
 
-It is for people. Nothing is decided by it (design rule 24): groups hand their decisions in, and read nothing.
+This informs people. No decision depends on it (design rule 24): a group hands its decisions in and reads
+nothing back.
 """
 
 from collections.abc import Collection
@@ -20,13 +21,13 @@ from muster.service.core.model import (
 )
 
 MAX_FAILURES = 5
-"""Failed saves of a run that are kept."""
+"""Number of failed saves that a run keeps."""
 MAX_INTERVALS = 5
-"""Times between two commits that are kept: their median takes no notice of two pauses."""
+"""Number of intervals that a run keeps. Two long pauses among them do not move their median."""
 
 
 class Checkpoints:
-    """The saves of one run.
+    """Keeps the save history of one run.
 
     Args:
         run_id: the run.
@@ -36,22 +37,22 @@ class Checkpoints:
         self.history = CheckpointHistory()
         self._run_id = run_id
         self._last_commits: dict[str, float] = {}
-        """By group: when it committed last, in seconds since 1970. After a restart, of the newest alone."""
+        """By group: its last commit, in seconds since 1970. After a restart only the newest commit is known."""
 
     def restore(self, record: CheckpointsRecord) -> None:
-        """Take back what is known from storage."""
+        """Take the history back from storage."""
         self.history = record.history
         if (newest := record.history.newest) is not None:
             self._last_commits[newest.prefix] = newest.committed_at
 
     def record_decision(self, decision: Decision, why: str, barrier: OpenBarrier, effects: Effects) -> None:
-        """A barrier was decided that belongs to a save: it has committed it, failed it, or neither.
+        """Record that a barrier of a save was decided: a commit, a failed save, or neither.
 
         Args:
             decision: the decision.
             why: its reason, for people.
-            barrier: the barrier, with what its ranks told.
-            effects: is added to.
+            barrier: the barrier, with the reports of its ranks.
+            effects: receives the new record.
         """
         reports = barrier.reports
         quitters = [rank for rank, one in reports.items() if one.gives_up]
@@ -103,6 +104,6 @@ class Checkpoints:
 
 
 def _step(reports: Collection[WriteReport]) -> int | None:
-    """The step that all ranks tell which tell one; None if they differ, or none does."""
+    """Return the step of a save; None if no rank reports one, or ranks report different ones."""
     steps = {one.step for one in reports if one.step is not None}
     return steps.pop() if len(steps) == 1 else None

@@ -13,9 +13,9 @@ MOST_GENERATION = 2**31 - 1
 """Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
 
 MAX_STEP = 2**63 - 1
-"""Of a save."""
+"""Largest step of a save."""
 MAX_WRITE_BYTES = 2**47
-"""Of one rank's part of a save: those of 65,536 ranks are within every field that their sum is stored in."""
+"""Bytes of one rank's part of a save. The sum over 65,536 ranks fits every field that stores it."""
 MAX_WRITE_SECONDS = 366 * 86_400.0
 """Far beyond any write."""
 
@@ -61,16 +61,16 @@ class Checks:
         if not 0 < timeout <= most:
             raise invalid(field, f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
 
-    def write_report(self, told: WriteReport | None) -> None:
-        """What a rank tells of its save is within what can be counted and kept."""
-        if told is None:
+    def write_report(self, report: WriteReport | None) -> None:
+        """A report's numbers fit the fields that store them."""
+        if report is None:
             return
-        if told.step is not None and told.step > MAX_STEP:
-            raise invalid("write.step", told.step, f"it may be {MAX_STEP}")
-        if told.bytes is not None and told.bytes > MAX_WRITE_BYTES:
-            raise invalid("write.bytes", told.bytes, f"it may be {MAX_WRITE_BYTES}")
-        if told.seconds is not None and told.seconds > MAX_WRITE_SECONDS:
-            raise invalid("write.write_ms", f"{told.seconds:g} s", f"it may be {MAX_WRITE_SECONDS:g} s")
+        if report.step is not None and report.step > MAX_STEP:
+            raise invalid("write.step", report.step, f"it may be {MAX_STEP}")
+        if report.bytes is not None and report.bytes > MAX_WRITE_BYTES:
+            raise invalid("write.bytes", report.bytes, f"it may be {MAX_WRITE_BYTES}")
+        if report.seconds is not None and report.seconds > MAX_WRITE_SECONDS:
+            raise invalid("write.write_ms", f"{report.seconds:g} s", f"it may be {MAX_WRITE_SECONDS:g} s")
 
     def process(self, info: ProcessInfo) -> None:
         """A process says who it is."""

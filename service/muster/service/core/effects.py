@@ -100,7 +100,7 @@ class SaveRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsRecord:
-    """What the ranks of a run told of their saves."""
+    """The history of a run's saves."""
 
     run_id: str
     history: CheckpointHistory

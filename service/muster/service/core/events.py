@@ -27,18 +27,18 @@ class ProcessInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteReport:
-    """What a rank tells of its part of a save, at each barrier of that save: for people, and no decision."""
+    """One rank's part of a save, sent at each barrier of that save. It informs people and decides nothing."""
 
     step: int | None = None
     """The training step; None: the save has none."""
     bytes: int | None = None
-    """That it wrote; None: it does not know."""
+    """Bytes that the rank wrote; None: it does not know."""
     seconds: float | None = None
-    """That its write took; None: it does not know."""
+    """Seconds that its write took; None: it does not know."""
     commits: bool = False
-    """The barrier is the last of the save: its release is the commit."""
+    """The barrier is the last one of the save: its release commits the checkpoint."""
     gives_up: bool = False
-    """The rank has given the save up, which has failed even if the barrier is released."""
+    """The rank has given the save up: the save has failed, even if the barrier is released."""
 
 
 class Arrival(NamedTuple):
@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
     failure: str | None = None
     """Set: a vote to fail, for this reason."""
     report: WriteReport | None = None
-    """None: the barrier is none of a save, as far as the rank tells."""
+    """None: the barrier belongs to no save."""
 
 
 @dataclass(frozen=True, slots=True)

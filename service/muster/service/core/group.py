@@ -72,7 +72,7 @@ class Group:
         roster: the run's processes.
         limits: the coordinator's bounds.
         timers: where the group asks to be woken.
-        checkpoints: the run's, which hear what becomes of its saves.
+        checkpoints: the run's save history, which receives the decisions.
         generation: the generation that its speakers belong to.
         first_sequence: the first sequence of that generation.
     """

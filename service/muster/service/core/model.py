@@ -154,9 +154,9 @@ class Checkpoint:
     committed_at: float
     """Seconds since 1970."""
     bytes: int | None
-    """Of all ranks that tell; None: none does."""
+    """Bytes of all ranks together; None: no rank reported any."""
     slowest: SlowestWrite | None
-    """None: no rank tells how long it wrote."""
+    """None: no rank reported a time."""
     prefix: str
     """The group of the barrier that committed it."""
     sequence: int
@@ -178,20 +178,20 @@ class FailedSave:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointHistory:
-    """What the ranks of a run told of their saves."""
+    """The saves of a run, as its ranks reported them."""
 
     newest: Checkpoint | None = None
     """The one that was committed last."""
     committed: int = 0
-    """How many were committed."""
+    """Number of commits."""
     intervals: tuple[float, ...] = ()
     """Seconds between the last commits of one group, oldest first."""
     failures: tuple[FailedSave, ...] = ()
-    """The last ones, newest first."""
+    """The last failed saves, newest first."""
 
     @property
     def interval(self) -> float | None:
-        """The usual time between two commits, in seconds; None while fewer than three are known."""
+        """Usual seconds between two commits; None before the third commit of a group."""
         return median(self.intervals) if len(self.intervals) > 1 else None
 
 

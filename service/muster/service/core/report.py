@@ -25,7 +25,7 @@ MOST_NAME_SHOWN = 80
 """Characters that are repeated of a name or a reason that someone sent."""
 
 MAX_SAVE_REASON = 400
-"""Characters that are kept of why a save failed."""
+"""Longest reason of a failed save, in characters."""
 
 
 def printable(text: str) -> str:
@@ -186,7 +186,7 @@ def aborted(reason: str) -> str:
 def save_failed(
     why: str, outcome: Outcome, arrived: int, required: int, missing: Sequence[MissingRank]
 ) -> str:
-    """Why a save failed, in a line that is not too long: the traceback of a vote is left out."""
+    """Return why a save failed, in one line: without the traceback of a vote, and cut if it is long."""
     line = printable(why.split("\n", 1)[0])
     if outcome is Outcome.TIMED_OUT:
         line += f"; {roll_call(arrived, required, missing)}"
@@ -194,7 +194,7 @@ def save_failed(
 
 
 def given_up(ranks: Sequence[int]) -> str:
-    """Why a save failed whose barrier was released."""
+    """Return why a save failed although its barrier was released."""
     what = "rank" if len(ranks) == 1 else "ranks"
     return f"was given up by {what} {ranges(ranks)}: the call that makes it ended before they were done"
 

@@ -100,13 +100,13 @@ class StepsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointsView:
-    """What the ranks of a run told of their saves."""
+    """The save history of a run."""
 
     history: CheckpointHistory
     age: float
     """Seconds since the newest checkpoint was committed; 0 if there is none."""
     unsaved: float | None
-    """Seconds for which ranks have been connected since then; None: no rank is, or nothing was committed."""
+    """Seconds that ranks have been connected without a commit; None: no rank is, or nothing was committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class RunView:
     save: Save | None
     """The one that was asked for last."""
     checkpoints: CheckpointsView | None
-    """None: its ranks told of no save."""
+    """None: its ranks reported no save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ def run(run: Run, now: Instant) -> RunView:
 
 
 def checkpoints(run: Run, now: Instant) -> CheckpointsView | None:
-    """What the ranks of a run told of their saves; None: they told of none."""
+    """Return the save history of a run; None if its ranks reported no save."""
     history = run.checkpoints.history
     if history.newest is None:
         return CheckpointsView(history=history, age=0.0, unsaved=None) if history.failures else None

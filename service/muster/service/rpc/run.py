@@ -117,8 +117,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                     wanted = request.run_id in ("", view.run_id)
                     # A store that is used and a job that trains change all the time, and nobody watches it.
                     counts = dataclasses.replace(view, store_keys=0, store_bytes=0, steps=None)
-                    if (told := view.checkpoints) is not None:
-                        still = dataclasses.replace(told, age=0.0, unsaved=None)
+                    if (checkpoints := view.checkpoints) is not None:
+                        still = dataclasses.replace(checkpoints, age=0.0, unsaved=None)
                         counts = dataclasses.replace(counts, checkpoints=still)
                     if wanted and shown.get(view.run_id) != counts:
                         shown[view.run_id] = counts

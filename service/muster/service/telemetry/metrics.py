@@ -337,7 +337,7 @@ class StateCollector(Collector):
             ),
             "committed_step": GaugeMetricFamily(
                 "muster_checkpoint_committed_step",
-                "The step of the checkpoint that the run committed last.",
+                "Step of the checkpoint that the run committed last.",
                 labels=["run"],
             ),
             "commit_age": GaugeMetricFamily(
@@ -347,22 +347,22 @@ class StateCollector(Collector):
             ),
             "checkpoint_bytes": GaugeMetricFamily(
                 "muster_checkpoint_bytes",
-                "What all ranks wrote of that checkpoint, of those that tell.",
+                "Bytes of that checkpoint, over all ranks that report theirs.",
                 labels=["run"],
             ),
             "write": GaugeMetricFamily(
                 "muster_checkpoint_write_seconds",
-                "How long the slowest rank wrote its part of that checkpoint.",
+                "Time that the slowest rank took to write its part of that checkpoint.",
                 labels=["run"],
             ),
             "interval": GaugeMetricFamily(
                 "muster_checkpoint_interval_seconds",
-                "The usual time between two commits of the run: the median of the last five.",
+                "Usual time between two commits of the run: the median of the last five intervals.",
                 labels=["run"],
             ),
             "unsaved": GaugeMetricFamily(
                 "muster_checkpoint_unsaved_seconds",
-                "Time for which ranks of the run have been connected since it committed a checkpoint.",
+                "Time that ranks of the run have been connected without a commit.",
                 labels=["run"],
             ),
             "waiting": GaugeMetricFamily(
@@ -402,8 +402,8 @@ class StateCollector(Collector):
                     families["still"].add_metric([run_label], now - steps.moved_at)
                 if (save := run.saving.save) is not None:
                     _add_save(families, run_label, save, moment.wall)
-                if (told := views.checkpoints(run, moment)) is not None:
-                    _add_checkpoint(families, run_label, told)
+                if (view := views.checkpoints(run, moment)) is not None:
+                    _add_checkpoint(families, run_label, view)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
             newest = {process.rank: process.state for process in run.roster}
@@ -479,25 +479,25 @@ def _add_save(families: Mapping[str, GaugeMetricFamily], run_label: str, save: S
 
 
 def _add_checkpoint(
-    families: Mapping[str, GaugeMetricFamily], run_label: str, told: views.CheckpointsView
+    families: Mapping[str, GaugeMetricFamily], run_label: str, view: views.CheckpointsView
 ) -> None:
-    """Show the newest checkpoint of a run; what its ranks did not tell is absent.
+    """Show the newest checkpoint of a run. A value that its ranks did not report is absent.
 
     Args:
-        families: where it is added.
+        families: receive the samples.
         run_label: the run.
-        told: what its ranks told.
+        view: its save history.
     """
-    newest = told.history.newest
+    newest = view.history.newest
     if newest is None:
         return
     for name, value in (
         ("committed_step", newest.step),
-        ("commit_age", told.age),
+        ("commit_age", view.age),
         ("checkpoint_bytes", newest.bytes),
         ("write", newest.slowest.seconds if newest.slowest is not None else None),
-        ("interval", told.history.interval),
-        ("unsaved", told.unsaved),
+        ("interval", view.history.interval),
+        ("unsaved", view.unsaved),
     ):
         if value is not None:
             families[name].add_metric([run_label], value)

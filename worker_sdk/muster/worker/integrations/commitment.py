@@ -52,7 +52,7 @@ AGAIN = b"\1"
 LONGEST_NAME = 64
 """Bytes of a save's name in that word, at most: its end, where the steps are."""
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[\W_]?([0-9]+)", re.IGNORECASE)
-"""Where the training step stands in the name of a save."""
+"""Finds the training step in a save's name."""
 LATE = 30.0
 """Seconds that a rank waits for the others, at first, which began, or gave up, before it came: a little more
 than ranks are apart that are at the same save."""
@@ -135,9 +135,9 @@ class Commitment:
         self._error: MusterError | None = None
         """Why that is not known, or not so."""
         self._report = WriteReport(step=step_of(name))
-        """What people are told of this rank's part."""
+        """Describes this rank's part of the save, for people."""
         self._began: float | None = None
-        """When all had begun it, on the monotonic clock."""
+        """When all ranks had begun the save, on the monotonic clock."""
         self._over = threading.Event()
         try:
             take_turn(barrier, self)
@@ -395,8 +395,8 @@ class Commitment:
         """Go from barrier to barrier until all are done at one, or one fails.
 
         Args:
-            done: whether this rank is.
-            commits: whether the save is a checkpoint when all are.
+            done: returns whether this rank is done.
+            commits: the save is a checkpoint once all ranks are done.
         """
         longest = min(LONGEST_PACE, self._timeout / 3)
         pace = min(self._pace, longest)
@@ -477,7 +477,7 @@ def is_of_a_save(word: bytes) -> bool:
 
 
 def step_of(name: str) -> int | None:
-    """The training step in the name of a save: ``step-9``, ``checkpoint-500``, ``iter_0000500``.
+    """Return the training step in a save's name: ``step-9``, ``checkpoint-500``, ``iter_0000500``.
 
     Returns:
         None if the name has none.

@@ -40,7 +40,7 @@ class LocalBarrier:
         early: EarlyWarning | None = None,
         report: WriteReport | None = None,
     ) -> Decision:
-        """Arrive with a vote: it is the decision. Nobody reads the report."""
+        """Arrive with a vote: it is the decision. The report is dropped."""
         sequence, self.sequence = self.sequence, self.sequence + 1
         payloads = {0: payload} if payload else {}
         if failure is None:

@@ -305,7 +305,7 @@ def _checkpoints(board: Dashboard) -> None:
     board.with_panel(
         lines(
             "Age of the newest checkpoint",
-            "Time since a commit, and the part of it for which ranks were connected: what a "
+            "Time since a commit, and how long of it ranks were connected: what a "
             "failure would cost. Beyond three times the usual interval, and ten minutes, there is an alert.",
             Query(age, "age"),
             Query(unsaved, "with ranks connected"),

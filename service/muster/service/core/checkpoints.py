@@ -37,7 +37,7 @@ class Checkpoints:
         self.history = CheckpointHistory()
         self._run_id = run_id
         self._last_commits: dict[str, float] = {}
-        """By group: its last commit, in seconds since 1970. After a restart only the newest commit is known."""
+        """Last commit of each group, in seconds since 1970. After a restart, only that of the newest."""
 
     def restore(self, record: CheckpointsRecord) -> None:
         """Take the history back from storage."""

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import util
+from multiprocessing import active_children, util
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from muster.worker.insight import saves as under_way
 from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers, writer_process
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.priority import Priority
-from tests.support import nursery
 from tests.support.judge import no_child_left, no_file_left, state_of
 from tests.support.patience import PATIENCE, until
 
@@ -158,6 +156,8 @@ def test_a_write_that_is_given_up_and_cannot_be_killed_ends_the_wait_for_it(call
         failure = ending.result().failure
         assert failure.startswith("given up; it has not ended 0.05 s after SIGKILL")
         caller.close()
+        # Those are waited for when the program ends.
+        assert write.pid not in {process.pid for process in active_children()}
     until(lambda: state_of(write.pid) is None)
 
 
@@ -295,24 +295,6 @@ def test_a_killed_worker_leaves_no_descriptor_of_requests_that_it_had_not_read()
     caller.close()
     del first, writes
     assert open_files() <= before
-
-
-def test_a_program_that_forgets_its_worker_ends(tmp_path: Path):
-    """The worker ignores the signal by which multiprocessing ends what is left."""
-    script = """
-import time
-from muster.worker.saves import AsyncRequest, PersistentCaller
-if __name__ == "__main__":
-    caller = PersistentCaller()
-    print(caller.start(AsyncRequest(time.sleep, (0,), [])).wait(60).failure, flush=True)
-"""
-    (tmp_path / "program.py").write_text(script)
-    program = nursery.popen(
-        [sys.executable, str(tmp_path / "program.py")], spawns=True, stdout=subprocess.PIPE, text=True
-    )
-    with program:
-        assert program.communicate(timeout=PATIENCE)[0] == "None\n"
-    assert program.returncode == 0
 
 
 def test_signals_to_the_group_cannot_end_a_worker_that_is_about_to_start(monkeypatch: pytest.MonkeyPatch):

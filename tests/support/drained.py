@@ -61,7 +61,7 @@ def with_a_slow_save(folder: Path, numbers: int) -> None:
             time.sleep(0.01)
         return write(*arguments)
 
-    FileSystemWriter.write_data = late  # type: ignore[method-assign]
+    FileSystemWriter.write_data = late  # type: ignore[assignment]
     with_point(folder, numbers, slow=True)
 
 

@@ -51,6 +51,8 @@ def marked() -> torch.Tensor:
     return tensor
 
 
+PARAMETER = "_is_param"
+"""An attribute of torch's, which its stager leaves on the local tensor of a parameter."""
 WEIGHT = torch.arange(24.0).view(4, 6)
 
 TREES: dict[str, Any] = {
@@ -102,7 +104,7 @@ def described(value: Any, seen: dict[int, int], storages: dict[int, int]) -> Any
             (value.dtype, value.shape, value.stride(), value.storage_offset(), value.requires_grad),
             (storages.setdefault(storage.data_ptr(), len(storages)), storage.nbytes()),
             value.as_subclass(torch.Tensor).view(-1 if value.is_contiguous() else value.shape).tolist(),
-            described(vars(value), seen, storages),
+            described({name: vars(value)[name] for name in vars(value) if name != PARAMETER}, seen, storages),
         )
     if isinstance(value, np.ndarray):
         return value.tolist()

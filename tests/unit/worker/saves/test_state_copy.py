@@ -104,7 +104,11 @@ def described(value: Any, seen: dict[int, int], storages: dict[int, int]) -> Any
             (value.dtype, value.shape, value.stride(), value.storage_offset(), value.requires_grad),
             (storages.setdefault(storage.data_ptr(), len(storages)), storage.nbytes()),
             value.as_subclass(torch.Tensor).view(-1 if value.is_contiguous() else value.shape).tolist(),
-            described({name: vars(value)[name] for name in vars(value) if name != PARAMETER}, seen, storages),
+            [
+                (name, described(part, seen, storages))
+                for name, part in vars(value).items()
+                if name != PARAMETER
+            ],
         )
     if isinstance(value, np.ndarray):
         return value.tolist()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed import DistError
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from muster.checkpoint.committed import Committed, committed_from, seal, unseal
@@ -205,9 +205,8 @@ class AgreedLoad:
             error = failed
             if isinstance(failed, CheckpointException):
                 # All ranks have this one. Each says what it has to say for itself.
-                error = (
-                    failed.failures[self._barrier.rank][0] if self._barrier.rank in failed.failures else None
-                )
+                rank = dist.get_rank() if dist.is_initialized() else 0
+                error = failed.failures[rank][0] if rank in failed.failures else None
         if isinstance(error, DamageError):
             found, error = self._own(error.damage), None
         if error is not None and _of_a_collective(error):
@@ -270,7 +269,7 @@ def _wrapped(made: Committed, error: BaseException) -> RuntimeError:
 
 def _of_a_collective(error: BaseException) -> bool:
     """Whether another rank is to blame, as far as can be told."""
-    return isinstance(error, DistError) or "gloo" in str(error) or "NCCL" in str(error)
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
 
 
 def _encoded(damage: Damage | None) -> bytes:

@@ -50,10 +50,10 @@ class Damage:
 
     def _check_types(self) -> None:
         texts = (self.file, self.reason, self.host)
-        numbers = (self.offset or 0, self.rank or 0)
+        numbers = (self.offset, self.rank)
         if not (
             all(type(text) is str for text in texts)
-            and all(type(number) is int for number in numbers)
+            and all(number is None or type(number) is int for number in numbers)
             and type(self.found_at) in (float, int)
         ):
             raise TypeError(f"no damage is {self!r}")

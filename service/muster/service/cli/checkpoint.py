@@ -242,7 +242,7 @@ def verification(
     if not findings and not marks and one.damage is not None:
         findings.append(Finding(one.damage))
     if findings or marks:
-        return Verification(one, State.DAMAGED, files, read, (*marks, *findings))
+        return Verification(one, State.DAMAGED, files, read, (*findings, *marks))
     return Verification(one, State.VERIFIED if one.has_digests else State.UNVERIFIED, files, read)
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -297,7 +298,7 @@ def test_marked_checkpoint_with_damage_shows_both(tmp_path: Path):
     flip(in_folder(tmp_path, 100) / FILE, 3)
     run("mark", tmp_path, "--corrupt=100")
     result = run("verify", tmp_path, "-o", "wide", code=Exit.DAMAGED)
-    assert re.search(rf"marked by \S+; {FILE} at offset 0", result.stdout)
+    assert re.search(rf"{FILE} at offset 0: .*; marked by \S+$", result.stdout, re.MULTILINE)
     assert result.stderr == ""
 
 
@@ -358,6 +359,22 @@ def test_bar_is_shown_on_a_terminal_and_is_gone_at_the_end(tmp_path: Path, monke
     assert found.state == "VERIFIED"
     assert "step 100" in terminal.getvalue()
     assert "28/28 bytes" in terminal.getvalue()
+
+
+def test_folder_is_verified_without_torch_and_without_fsspec(tmp_path: Path):
+    in_folder(tmp_path, 100)
+    program = (
+        "import sys; from muster.service.cli.main import app\n"
+        "app(['checkpoint', 'verify', sys.argv[1]], standalone_mode=False)\n"
+        "print([name for name in ('torch', 'fsspec', 'rich.progress') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["STEP", "STATE"],
+        ["100", "VERIFIED"],
+        ["[]"],
+    ]
 
 
 # ---------------------------------------------------------------------- mark

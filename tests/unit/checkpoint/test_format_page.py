@@ -23,7 +23,7 @@ def verified(checkpoint: Path) -> "subprocess.CompletedProcess[str]":
         "-P",
         "-c",
         f"{program}\nassert 'muster.checkpoint' not in sys.modules",
-        checkpoint,
+        str(checkpoint),
     ]
     return subprocess.run(command, capture_output=True, text=True, env={}, check=False)
 

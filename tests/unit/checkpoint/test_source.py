@@ -30,8 +30,11 @@ def test_all_files_are_listed_with_their_sizes(source: Source):
 
 
 def test_reads_end_at_the_end_of_a_file(source: Source):
+    buffer = memoryview(bytearray(4))
     with source.open("a") as file:
-        assert [file.read(offset, 4) for offset in (0, 4, 8, 10, 99)] == [b"0123", b"4567", b"89", b"", b""]
+        for offset, there in ((0, b"0123"), (4, b"4567"), (8, b"89"), (10, b""), (99, b"")):
+            assert file.read(offset, 4) == there
+            assert buffer[: file.read_into(offset, buffer)] == there
     assert [read_whole(source, name) for name in ("a", "below/b")] == [b"0123456789", b""]
 
 
@@ -42,10 +45,13 @@ def test_missing_file_is_certainly_absent(source: Source):
 
 def test_short_reads_of_a_network_file_system_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a").write_bytes(b"0123456789")
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda handle, length, offset: real(handle, min(length, 3), offset))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda handle, buffers, offset: real(handle, [buffers[0][:3]], offset))
+    buffer = bytearray(100)
     with FolderSource(tmp_path).open("a") as file:
         assert [file.read(0, 10), file.read(2, 100)] == [b"0123456789", b"23456789"]
+        assert file.read_into(1, memoryview(buffer)) == 9
+    assert buffer[:10] == b"123456789\0"
 
 
 def test_link_to_nowhere_is_a_missing_file(tmp_path: Path):

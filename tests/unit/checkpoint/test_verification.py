@@ -117,7 +117,7 @@ def test_missing_file_is_found(tmp_path: Path, manifest: Manifest, instead: str)
 class Unsteady:
     """A source whose reads go wrong as a test says."""
 
-    def __init__(self, folder: Path, read: Callable[[OpenFile, int, int], bytes]) -> None:
+    def __init__(self, folder: Path, read: Callable[[OpenFile, int, memoryview], int]) -> None:
         self._source = FolderSource(folder)
         self._read = read
         self.place = self._source.place
@@ -134,21 +134,26 @@ class Unsteady:
 
 
 class _Unsteady:
-    def __init__(self, file: OpenFile, read: Callable[[OpenFile, int, int], bytes]) -> None:
+    def __init__(self, file: OpenFile, read: Callable[[OpenFile, int, memoryview], int]) -> None:
         self._file = file
         self._unsteady = read
 
     def read(self, offset: int, length: int) -> bytes:
-        return self._unsteady(self._file, offset, length)
+        return self._file.read(offset, length)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        return self._unsteady(self._file, offset, buffer)
 
 
 def test_mismatch_that_a_second_read_does_not_see_is_no_damage(tmp_path: Path, manifest: Manifest):
     reads = list[int]()
 
-    def once_wrong(file: OpenFile, offset: int, length: int) -> bytes:
+    def once_wrong(file: OpenFile, offset: int, buffer: memoryview) -> int:
         reads.append(offset)
-        data = file.read(offset, length)
-        return b"\0" * len(data) if len(reads) == 1 else data
+        count = file.read_into(offset, buffer)
+        if len(reads) == 1:
+            buffer[:count] = b"\0" * count
+        return count
 
     source = Unsteady(tmp_path, once_wrong)
     only = Manifest({FILE: manifest.files[FILE]})
@@ -162,10 +167,10 @@ def test_io_error_is_retried_and_is_no_damage(
     monkeypatch.setattr(retry, "DELAYS", (0.0,))
     failures = [OSError("EIO")]
 
-    def fails(file: OpenFile, offset: int, length: int) -> bytes:
+    def fails(file: OpenFile, offset: int, buffer: memoryview) -> int:
         if failures:
             raise failures.pop()
-        return file.read(offset, length)
+        return file.read_into(offset, buffer)
 
     only = Manifest({FILE: manifest.files[FILE]})
     assert found(Unsteady(tmp_path, fails), only) == []
@@ -181,14 +186,14 @@ def test_closing_a_verification_ends_the_reading(tmp_path: Path, monkeypatch: py
     write_files(tmp_path, files)
     reading, go_on, count = Event(), Event(), 0
 
-    def slow(file: OpenFile, offset: int, length: int) -> bytes:
+    def slow(file: OpenFile, offset: int, buffer: memoryview) -> int:
         nonlocal count
-        data = file.read(offset, length)
-        if data == b"x":
+        read = file.read_into(offset, buffer)
+        if buffer[:read].tobytes() == b"x":
             count += 1
             reading.set()
             assert go_on.wait(PATIENCE)
-        return data
+        return read
 
     with closing(verify(Unsteady(tmp_path, slow), manifest_of(files), 2)) as verified:
         assert next(verified).file == "a"
@@ -241,21 +246,23 @@ def test_whole_file_is_read_verified(tmp_path: Path, manifest: Manifest):
 @pytest.mark.parametrize(("offset", "length"), [(0, 6), (6, 1), (7, 9), (0, 7), (6, 10), (0, 16)])
 def test_item_is_read_verified(tmp_path: Path, manifest: Manifest, offset: int, length: int):
     segments = manifest.files[FILE].between(offset, length)
+    buffer = memoryview(bytearray(length))
     with FolderSource(tmp_path).open(FILE) as file:
-        assert read_item(file, FILE, offset, segments) == DATA[offset : offset + length]
+        read_item(file, FILE, offset, segments, buffer)
+    assert buffer == DATA[offset : offset + length]
     for place in range(offset, offset + length):
         (tmp_path / FILE).write_bytes(DATA[:place] + b"\xff" + DATA[place + 1 :])
         with FolderSource(tmp_path).open(FILE) as file, pytest.raises(DamageError) as caught:
-            read_item(file, FILE, offset, segments)
+            read_item(file, FILE, offset, segments, buffer)
         assert caught.value.damage.offset == begin_of(place)
         (tmp_path / FILE).write_bytes(DATA[:place])
         with FolderSource(tmp_path).open(FILE) as file, pytest.raises(DamageError, match="are there"):
-            read_item(file, FILE, offset, segments)
+            read_item(file, FILE, offset, segments, buffer)
 
 
 def test_empty_item_needs_no_bytes(tmp_path: Path, manifest: Manifest):
     with FolderSource(tmp_path).open(FILE) as file:
-        assert read_item(file, FILE, 3, manifest.files[FILE].between(3, 0)) == b""
+        read_item(file, FILE, 3, manifest.files[FILE].between(3, 0), memoryview(b""))
 
 
 def test_sizes_show_what_is_missing_or_of_another_length(manifest: Manifest):

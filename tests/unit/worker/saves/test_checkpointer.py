@@ -302,6 +302,21 @@ def test_resume_raises_if_every_checkpoint_is_damaged(made: Checkpointer, tmp_pa
             made.resume(state(0))
 
 
+def test_partial_load_does_not_mix_two_checkpoints(made: Checkpointer, tmp_path: Path):
+    """What the older checkpoint does not have would stay as the damaged one had it."""
+    save_steps(made, 1)
+    made.save(2, state(2) | {"more": torch.ones(3)})
+    assert made.finalize(blocking=True) == [2]
+    hurt(tmp_path / "step-0000000002" / "__0_0.distcp", "flipped")
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    with pytest.raises(CorruptCheckpointError, match="Build the state again, and call resume"):
+        made.resume(state(0) | {"more": torch.zeros(3)}, planner=planner)
+    into = state(0) | {"more": torch.zeros(3)}
+    found = made.resume(into, planner=planner)
+    assert found is not None
+    assert (found.step, into["more"].sum()) == (1, 0)
+
+
 def test_load_of_a_named_checkpoint_does_not_step_down(made: Checkpointer, tmp_path: Path):
     save_steps(made, 1, 2)
     path = tmp_path / "step-0000000002"
@@ -344,15 +359,17 @@ def test_first_read_that_fails_on_its_way_is_no_damage(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     save_steps(made, 1)
-    pread = os.pread
+    preadv = os.preadv
     reads: list[int] = []
 
-    def once_wrong(handle: int, length: int, offset: int) -> bytes:
-        reads.append(length)
-        data = pread(handle, length, offset)
-        return data[:-1] + b"?" if len(reads) == 1 else data
+    def once_wrong(handle: int, buffers: list[memoryview], offset: int) -> int:
+        count = preadv(handle, buffers, offset)
+        reads.append(count)
+        if len(reads) == 1:
+            buffers[0][0] ^= 1
+        return count
 
-    monkeypatch.setattr(os, "pread", once_wrong)
+    monkeypatch.setattr(os, "preadv", once_wrong)
     assert loaded(made) == (1, 1)
     assert not list(tmp_path.glob("*/.damaged.json"))
 
@@ -381,7 +398,7 @@ def test_io_error_is_raised_and_never_taken_for_absence(
     elif where == "the listing":
         failing(Path, "iterdir", lambda path: path == tmp_path)
     else:
-        failing(os, "pread", lambda *_: True)
+        failing(os, "preadv", lambda *_: True)
     with pytest.raises((OSError, RuntimeError), match=re.escape(os.strerror(error))):
         made.resume(state(0))
     assert not list(tmp_path.glob("*/.damaged.json"))

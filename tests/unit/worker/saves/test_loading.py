@@ -79,10 +79,10 @@ def test_all_ranks_step_down_if_one_finds_damage(job: Job, monkeypatch: pytest.M
     """One rank alone reads wrong bytes, time and again: its disk or memory is bad."""
     read = VerifyingReader._read
 
-    def wrong(self: VerifyingReader, item: Any) -> bytes:
+    def wrong(self: VerifyingReader, item: Any, buffer: memoryview) -> None:
         if self._opened.made.step == 3 and self is bad[0]:
             raise DamageError(Damage("__0_0.distcp", "wrong bytes", item.offset))
-        return read(self, item)
+        read(self, item, buffer)
 
     bad: list[VerifyingReader] = []
     init = VerifyingReader.__init__

@@ -1,4 +1,4 @@
-"""What checkpoints are stored in a place, for people: committed, damaged, kept; whoever wrote them.
+"""The checkpoints that are stored in a place, for people: committed, damaged and kept ones.
 
 A place is a folder or an address with a scheme: that of a job's checkpoints, those of a framework's adapter
 among them, or that of one checkpoint. Looking changes nothing there.
@@ -33,7 +33,7 @@ MARKS = (DAMAGED, KEPT)
 _FOLDERS = ("file", "local")
 """Schemes of what is a folder."""
 _REPLACED = re.compile(r"\.(.+)\.replaced")
-"""What an adapter calls a checkpoint while another one takes its name."""
+"""The name of an adapter's checkpoint while another one takes its place."""
 _CONTENT = {MARKER, DAMAGED, ".metadata"}
 """Files by which a folder is known as one checkpoint, committed or not."""
 _NAMES = (*LEFT, STEP)

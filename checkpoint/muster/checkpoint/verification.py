@@ -154,7 +154,7 @@ class Verified:
 def verify(
     source: Source, manifest: Manifest, threads: int, on_read: Callable[[int], None] = lambda _: None
 ) -> Generator[Verified, None, None]:
-    """Verify every byte of a checkpoint. Who closes the iterator ends the reading.
+    """Verify every byte of a checkpoint. Closing the iterator ends the reading.
 
     Args:
         source: the checkpoint.

@@ -1,4 +1,4 @@
-"""What checkpoints are stored in a bucket, for people."""
+"""The checkpoints that are stored in a bucket, for people."""
 
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, Entry
@@ -23,7 +23,7 @@ class BucketInventory:
         self._url = url
         self._only = Attempt.named(name)
         self._objects = FsspecObjects(url if self._only is None else above, {})
-        # Whoever looks is of no run, and sees those of all.
+        # The run's id only names new attempts. A reader makes none, and sees those of all runs.
         self._bucket = CheckpointBucket(self._objects, self._objects.url, "")
 
     def checkpoints(self) -> list[StoredCheckpoint]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
-from muster.checkpoint.inventory import Inventory, StoredCheckpoint, inventory_of
+from muster.checkpoint.inventory import Inventory, NotCommittedError, StoredCheckpoint, inventory_of
 from muster.checkpoint.manifest import Manifest
 from muster.checkpoint.verification import read_manifest
 from muster.checkpoint.verification import verify as verify_files
@@ -114,7 +114,8 @@ def verify(
     Exit code 6 if one is damaged. Nothing is changed: see mark.
     """
     with _reading(place):
-        chosen = _chosen(_opened(place), place, step)
+        inventory = _opened(place)
+        chosen = _chosen(inventory, place, step)
     wide = output is Output.WIDE
     table = Table(
         views.verification_columns(full=wide),
@@ -126,6 +127,9 @@ def verify(
     for one in chosen:
         with _progress(one) as (begin, on_read):
             found = verification(one, threads, begin, on_read)
+        if found.state is State.DAMAGED and not _is_still_there(inventory, place, one):
+            note(f"{views.title(one)} was removed or replaced while it was verified")
+            continue
         done.append(found)
         if output is not Output.JSON:
             emit(table.text([found]))
@@ -246,13 +250,22 @@ def verification(
     return Verification(one, State.VERIFIED if one.has_digests else State.UNVERIFIED, files, read)
 
 
+def _is_still_there(inventory: Inventory, place: str, one: StoredCheckpoint) -> bool:
+    """Whether a checkpoint is the same as before: a job that runs may have removed or replaced it."""
+    with _reading(place):
+        try:
+            return any((now.name, now.made) == (one.name, one.made) for now in inventory.checkpoints())
+        except (FileNotFoundError, NotCommittedError):
+            return False
+
+
 def remark(place: str, found: Verification) -> str:
-    """What people should know or do after a verification; empty: nothing."""
+    """Return a line for people after a verification, with the next step; empty if there is nothing to do."""
     one = found.checkpoint
     if found.state is State.UNVERIFIED:
         return (
-            f"{views.title(one)} is unverified: it has no digests, as those that Muster 0.1.0 wrote; "
-            "whether its bytes are what was written is not known"
+            f"{views.title(one)} is unverified: it has no digests, like every checkpoint of Muster 0.1.0, "
+            "so nobody can tell whether it is damaged"
         )
     if found.state is not State.DAMAGED or one.step is None:
         return ""
@@ -270,7 +283,11 @@ def remark(place: str, found: Verification) -> str:
 
 @contextmanager
 def _progress(one: StoredCheckpoint) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show how far a verification is, if somebody looks. Gives what hears of the total, and of each piece."""
+    """Show a progress bar if stderr is a terminal.
+
+    Yields:
+        A function that takes the total of bytes, and one that takes the bytes of each piece.
+    """
     if not sys.stderr.isatty():
         yield (lambda _: None), (lambda _: None)
         return

@@ -25,6 +25,7 @@ from muster.checkpoint.inventory import FolderInventory
 from muster.checkpoint.manifest import MANIFEST, ManifestReference
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify as verify_files
+from muster.service.cells import size
 from muster.service.cli import checkpoint as module
 from muster.service.cli import checkpoint_views
 from muster.service.cli.failure import Exit
@@ -67,6 +68,21 @@ def columns(text: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line) for line in text.splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (1536 << 10, "1.5 MiB"),
+        (3 << 40, "3.0 TiB"),
+        (2**70, "1,048,576.0 PiB"),
+    ],
+)
+def test_size_has_a_unit(count: int, words: str):
+    assert size(count) == words
+
+
 # ---------------------------------------------------------------------- list
 
 
@@ -91,7 +107,7 @@ def test_list_shows_what_is_committed_newest_first(tmp_path: Path):
 
 def test_list_is_a_document_for_programs(tmp_path: Path):
     path = in_folder(tmp_path, 100)
-    size = sum(file.stat().st_size for file in path.iterdir())
+    length = sum(file.stat().st_size for file in path.iterdir())
     assert json.loads(run("list", tmp_path, "-o", "json").stdout) == {
         "checkpoints": [
             {
@@ -101,7 +117,7 @@ def test_list_is_a_document_for_programs(tmp_path: Path):
                 "state": "COMMITTED",
                 "committed_at": "2023-11-14T22:13:20Z",
                 "age_ms": 41_000,
-                "bytes": size,
+                "bytes": length,
                 "world_size": 2,
                 "run_id": "job1",
                 "prefix": "save",
@@ -324,6 +340,29 @@ def test_io_error_is_no_damage_and_the_others_are_verified(tmp_path: Path, monke
     assert "it cannot be read: [Errno 5] Input/output error" in result.stdout
     flip(tmp_path / "step-0000000100" / FILE, 1)
     run("verify", tmp_path, code=Exit.DAMAGED)
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "removed, and PLACE is it"])
+def test_checkpoint_that_a_job_removes_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    old, new = by_adapter(tmp_path / "checkpoint-100"), by_adapter(tmp_path / "checkpoint-200")
+    other = by_adapter(tmp_path / ".new")
+    (other / FILE).write_bytes(b"other weights")
+    (other / MARKER).write_bytes(seal(unseal((other / MARKER).read_bytes()) | {"sequence": 5}))
+
+    def verify(source: Any, *arguments: Any) -> Any:
+        if source.place == str(old):
+            old.rename(tmp_path / ".removed-1")
+            if what == "replaced":
+                other.rename(old)
+        return verify_files(source, *arguments)
+
+    monkeypatch.setattr(module, "verify_files", verify)
+    result = run("verify", old if "PLACE" in what else tmp_path)
+    assert "step 100 was removed or replaced while it was verified" in result.stderr
+    rows = [row[0] for row in columns(result.stdout)[1:]]
+    assert rows == ([] if "PLACE" in what else [new.name.removeprefix("checkpoint-")])
 
 
 def test_files_are_read_by_as_many_threads_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

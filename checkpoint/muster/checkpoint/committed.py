@@ -28,11 +28,15 @@ class Committed:
     """A committed checkpoint: the marker's content, and where it is."""
 
     step: int
+    """The step that was saved."""
     world_size: int
+    """The number of ranks that saved it."""
     run_id: str
+    """The training job."""
     prefix: str
+    """The group of the barrier whose decision committed it."""
     sequence: int
-    """Of the decision that committed it."""
+    """The number of that barrier in its group."""
     path: Path | str
     """A string if it is in object storage: with its scheme."""
     order: int = 0

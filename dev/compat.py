@@ -46,7 +46,9 @@ TORCH_PACKAGES = ("fsspec", "safetensors")
 
 SDK_TESTS = (
     "tests/unit/worker",
-    "--ignore=tests/unit/worker/integrations",  # They need the frameworks.
+    # They need the frameworks.
+    "--ignore=tests/unit/worker/integrations",
+    "--deselect=tests/integration/test_import.py::test_what_needs_no_torch",
     *(
         f"tests/integration/test_{name}.py"
         for name in ("dcp", "import", "rendezvous_handler", "saves", "sdk_session", "store")
@@ -134,6 +136,8 @@ def _test(name: str, python: list[str], version: str, tests: Sequence[str]) -> R
     REPORTS.mkdir(parents=True, exist_ok=True)
     report, log = REPORTS / f"{name}.xml", REPORTS / f"{name}.log"
     report.unlink(missing_ok=True)
+    # Each time: what it depends on may have changed.
+    _install(python, "--no-build-isolation", "--editable", ".[service]")
     module = version.partition(".")[0]
     found = _output([*python, "-c", f"import {module}; print({version})"]).split()[-1]
     began = time.monotonic()
@@ -167,11 +171,9 @@ def _torch(name: str, version: str) -> str:
         _make_room(home)
         shutil.rmtree(home, ignore_errors=True)
         _call([sys.executable, "-m", "venv", str(home)])
-        pip = [python, "-m", "pip", "install", "--quiet", "--progress-bar=off"]
-        _call([*pip, f"torch=={version}", *TEST_PACKAGES, *TORCH_PACKAGES])
+        _install([python], f"torch=={version}", *TEST_PACKAGES, *TORCH_PACKAGES)
         # It names torch 2.10 as its oldest; what Muster offers it is to work with 2.9, too.
-        _call([*pip, "--no-deps", "torch_checkpointing"])
-        _call([*pip, "--no-build-isolation", "--editable", ".[service]"])
+        _install([python], "--no-deps", "torch_checkpointing")
         (home / ".set-up").write_text(_stamp(version))
     return python
 
@@ -205,9 +207,7 @@ def _python(name: str, release: str | None) -> list[str]:
     if not _is_set_up(home, interpreter):
         shutil.rmtree(home, ignore_errors=True)
         _call([*enter, interpreter, "-m", "venv", str(home)])
-        pip = [*python, "-m", "pip", "install", "--quiet", "--progress-bar=off"]
-        _call([*pip, *TEST_PACKAGES])
-        _call([*pip, "--no-build-isolation", "--editable", ".[service]"])
+        _install(python, *TEST_PACKAGES)
         (home / ".set-up").write_text(_stamp(interpreter))
     if (found := _output([*python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"])) != version:
         raise NotRunError(f"{' '.join(python)} is Python {found}")
@@ -279,6 +279,10 @@ def _environ() -> dict[str, str]:
     constraints.write_text("\n".join([*pins, ""]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return kept | {"PIP_CONSTRAINT": str(constraints), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def _install(python: Sequence[str], *wanted: str) -> None:
+    _call([*python, "-m", "pip", "install", "--quiet", "--progress-bar=off", *wanted])
 
 
 def _call(command: Sequence[str]) -> None:

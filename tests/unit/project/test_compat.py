@@ -30,5 +30,6 @@ def test_page_tells_of_every_version_of_the_matrix():
 
 
 def test_matrix_names_tests_that_are_there():
-    named = [one.removeprefix("--ignore=") for one in (*compat.SDK_TESTS, *compat.SERVICE_TESTS)]
+    arguments = (*compat.SDK_TESTS, *compat.SERVICE_TESTS)
+    named = [one.rpartition("=")[2].partition("::")[0] for one in arguments]
     assert [one for one in named if not Path(compat.ROOT, one).exists()] == []

@@ -39,10 +39,19 @@ MIRROR = "http://deb.debian.org/debian"
 ROOM = 12_000_000_000
 """Bytes that a version of torch may need on the disk, while it is installed."""
 TEST_PACKAGES = (
-    *("hatchling", "editables", "hypothesis", "numpy", "psutil", "PyYAML"),
+    *("editables", "greenlet", "hatchling", "hypothesis", "numpy", "psutil", "PyYAML"),
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
 )
 TORCH_PACKAGES = ("fsspec", "safetensors")
+OPTIONS = (
+    *("-q", "-n", "2", "-p", "no:cacheprovider"),
+    # Without limits on time: whoever runs this goes on working meanwhile.
+    "--hypothesis-profile=ci",
+    # Versions of torch warn of what they do themselves: 2.9 of its writer of files, 2.11 of its loads.
+    "-W=ignore:TypedStorage is deprecated:UserWarning",
+    "-W=ignore:Sparse invariant checks are implicitly disabled:UserWarning",
+)
+"""Of pytest."""
 
 SDK_TESTS = (
     "tests/unit/worker",
@@ -142,9 +151,8 @@ def _test(name: str, python: list[str], version: str, tests: Sequence[str]) -> R
     found = _output([*python, "-c", f"import {module}; print({version})"]).split()[-1]
     began = time.monotonic()
     with log.open("w") as output:
-        options = ("-q", "-n", "2", "-p", "no:cacheprovider", f"--junitxml={report}")
         subprocess.run(
-            ["nice", *python, "-m", "pytest", *options, *tests],
+            ["nice", *python, "-m", "pytest", *OPTIONS, f"--junitxml={report}", *tests],
             cwd=ROOT,
             env=_environ(),
             stdout=output,

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DOCS := .venv-docs/bin
-SOURCES := service relay client worker_sdk tests examples benchmarks dev
+SOURCES := service relay client checkpoint worker_sdk tests examples benchmarks dev
 
 # Where it is set, each of the many processes of the tests compiles its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -127,6 +127,7 @@ bench: bench-venv frameworks ## Measure beside the peers and across the engines 
 	$(BIN)/python -m benchmarks.barrier
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.saves
+	$(BIN)/python -m benchmarks.loads
 	$(BIN)/python -m benchmarks.buckets
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.failover

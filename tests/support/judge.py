@@ -27,6 +27,7 @@ class FakeBarrier:
         self.rank = rank
         self.run_id = "job"
         self.generation = 0
+        self.participants: tuple[int, ...] = ()
         self.sequence = 0
         self.votes: list[str | None] = []
         self.early: list[EarlyWarning | None] = []

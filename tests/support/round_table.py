@@ -76,6 +76,7 @@ class Seat:
     """One rank's barrier of one group."""
 
     run_id, generation = "job", 0
+    participants: tuple[int, ...] = ()
 
     def __init__(self, table: RoundTable, rank: int, prefix: str) -> None:
         self.table = table

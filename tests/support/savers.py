@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from muster.worker.saves.committed import Life
+from muster.checkpoint.committed import Life
 from tests.support.patience import PATIENCE
 from tests.support.ranks import CONTEXT
 from tests.support.save_history import Event, weight_at

@@ -122,6 +122,11 @@ class GroupBarrier:
         )
 
     @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that it covers, in ascending order; empty if it covers all."""
+        return self._shape.participants
+
+    @property
     def run_id(self) -> str:
         """The training job."""
         return self._session.config.run_id

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations import commitment
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
-from muster.worker.saves.directory import UncommittedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -11,13 +11,13 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations import aside, commitment
 from muster.worker.integrations import deepspeed as module
 from muster.worker.integrations.aside import REPLACED, read
 from muster.worker.integrations.deepspeed import adopt, commit_together
-from muster.worker.saves.directory import UncommittedError
 
 FILE = "mp_rank_00_model_states.pt"
 

@@ -24,13 +24,13 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint import CheckpointException
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations import commitment
 from muster.worker.integrations import lightning as module
 from muster.worker.integrations.aside import REPLACED, Aside
 from muster.worker.integrations.lightning import committed, latest
-from muster.worker.saves.directory import UncommittedError
 
 
 class Alone:

@@ -271,6 +271,7 @@ def test_a_worker_is_given_so_many_requests_as_its_pipe_has_room_for(tmp_path: P
     caller.close()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_names_of_one_tensor_stay_one_in_a_worker(persistent: PersistentCaller, tmp_path: Path):
     weight = torch.arange(4.0)
     (tmp_path / "gate").touch()

@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 from torch.distributed import DistError
 from torch.distributed.checkpoint import CheckpointException
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.fork_guard import start_thread
-from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group
 

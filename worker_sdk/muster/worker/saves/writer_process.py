@@ -11,8 +11,8 @@ from pathlib import Path
 from muster.worker.saves.child import readable
 
 KILL_GRACE = 30.0
-"""Seconds that a killed process has to end: giving back much memory takes some of them. A process that waits for
-a file server that is gone does not end."""
+"""Seconds that a killed process has to end: giving back much memory takes some of them. A process that waits
+for a file server that is gone does not end."""
 MAX_FILES = 3
 """The files of a process that does not end that are named."""
 

@@ -54,7 +54,7 @@ OPTIONS = (
 """Of pytest."""
 
 SDK_TESTS = (
-    "tests/unit/worker",
+    *("tests/unit/checkpoint", "tests/unit/worker"),
     # They need the frameworks.
     "--ignore=tests/unit/worker/integrations",
     "--deselect=tests/integration/test_import.py::test_what_needs_no_torch",
@@ -65,7 +65,14 @@ SDK_TESTS = (
 )
 """Saves, loads, barriers, the store and the rendezvous."""
 SERVICE_TESTS = (
-    *("tests/contract", "tests/unit/client", "tests/unit/relay", "tests/unit/service", "tests/unit/worker"),
+    *(
+        "tests/contract",
+        "tests/unit/checkpoint",
+        "tests/unit/client",
+        "tests/unit/relay",
+        "tests/unit/service",
+    ),
+    "tests/unit/worker",
     # They need torch.
     "--ignore=tests/contract/test_objects.py",
     "--ignore=tests/unit/service/core/test_store.py",

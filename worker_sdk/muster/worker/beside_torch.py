@@ -7,10 +7,10 @@ It is imported with the package where torch is loaded, and else at the end of to
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 from torch.distributed import DistStoreError
@@ -28,22 +28,23 @@ if not issubclass(MusterError, DistStoreError):
 
 
 class _RegistersLater(MetaPathFinder):
-    """Imports our barriers right after torch's registry, once."""
+    """Imports our barriers right after torch's registry."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != REGISTRY:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
+        others = (one for one in sys.meta_path if one is not self)
+        spec = next((found for one in others if (found := one.find_spec(fullname, path, target))), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            import_module(OURS)
+            with suppress(ImportError):  # Who uses the SDK hears of it there, and torch goes on.
+                import_module(OURS)
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

@@ -9,7 +9,7 @@ SOURCES := service relay client checkpoint worker_sdk tests examples benchmarks 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv frameworks tools demo failover test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
+.PHONY: help venv frameworks tools demo failover test quick thorough compat lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,6 +84,10 @@ GPU_PYTHON ?= $(BIN)/python
 
 test-gpu: venv ## The saves on a real GPU; GPU_PYTHON=… is a Python with a torch for CUDA, and requirements/dev.txt.
 	$(GPU_PYTHON) -m pytest -q --gpu tests/gpu
+
+# The first run fetches some 30 GB, and takes an hour; the environments in .tools/compat are used again.
+compat: venv .tools/etcd-server/.fetched ## The SDK under torch 2.9 to 2.15, the service under Python 3.12 to 3.14; ONLY="torch-2.11 …" for some.
+	$(BIN)/python -m dev.compat $(ONLY)
 
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards

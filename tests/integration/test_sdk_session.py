@@ -11,7 +11,7 @@ import pytest
 import muster.worker
 from muster.client.replicas import Target
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
-from muster.worker import ConnectError, GrpcBarrier, Outcome, WriteReport, session
+from muster.worker import ConnectError, GrpcBarrier, Outcome, WriteReport, first_answer, session
 from muster.worker.channel import open_channel
 from tests.support.command import output
 from tests.support.coordinator import Coordinator
@@ -164,7 +164,7 @@ class Mute(session_pb2_grpc.SessionServiceServicer):
 
 
 def test_a_peer_that_never_says_welcome_is_called_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session, "WELCOME_TIMEOUT", 0.2)
+    monkeypatch.setattr(first_answer, "FIRST_ANSWER_TIMEOUT", 0.2)
     server, mute = grpc.server(futures.ThreadPoolExecutor(4)), Mute()
     session_pb2_grpc.add_SessionServiceServicer_to_server(mute, server)
     port = server.add_insecure_port("127.0.0.1:0")

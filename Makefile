@@ -123,6 +123,7 @@ bench: bench-venv frameworks ## Measure beside the peers and across the engines 
 	$(BIN)/python -m benchmarks.barrier
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.saves
+	$(BIN)/python -m benchmarks.loads
 	$(BIN)/python -m benchmarks.buckets
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.failover

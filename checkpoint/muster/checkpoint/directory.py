@@ -236,9 +236,10 @@ class CheckpointDirectory:
                 self._remove(left)
         if keep_last is None:
             return
+        loading = {Path(path).resolve() for path in used}
         newer = 0
         for entry in reversed(self.entries()):
-            if newer >= keep_last and not entry.kept and entry.path not in used:
+            if newer >= keep_last and not entry.kept and entry.path.resolve() not in loading:
                 self._remove(entry.path)
             newer += entry.whole
 

@@ -6,12 +6,22 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+PIECE = 2**20
+"""Bytes of a small file that are read at once."""
+
 
 class OpenFile(Protocol):
     """A file that is open for reading."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Return up to so many bytes from an offset on; fewer only at the file's end.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset on. Returns how many bytes it got; fewer only at the file's end.
 
         Raises:
             OSError: they cannot be read.
@@ -84,16 +94,15 @@ class _Handle:
         self._handle = handle
 
     def read(self, offset: int, length: int) -> bytes:
-        data = os.pread(self._handle, length, offset)
-        if len(data) == length or not data:
-            return data
+        buffer = bytearray(length)
+        return bytes(memoryview(buffer)[: self.read_into(offset, memoryview(buffer))])
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        done = 0
         # One call reads at most 2 GiB, and a network file system may give less.
-        parts = [data]
-        while length > (count := sum(map(len, parts))):
-            if not (more := os.pread(self._handle, length - count, offset + count)):
-                break
-            parts.append(more)
-        return b"".join(parts)
+        while done < len(buffer) and (count := os.preadv(self._handle, [buffer[done:]], offset + done)):
+            done += count
+        return done
 
 
 def read_whole(source: Source, name: str) -> bytes:
@@ -106,7 +115,7 @@ def read_whole(source: Source, name: str) -> bytes:
     with source.open(name) as file:
         parts: list[bytes] = []
         offset = 0
-        while data := file.read(offset, 2**24):
+        while data := file.read(offset, PIECE):
             parts.append(data)
             offset += len(data)
         return b"".join(parts)

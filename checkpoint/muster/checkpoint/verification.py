@@ -76,7 +76,9 @@ def read_file(source: Source, manifest: Manifest, name: str) -> bytes:
     return _twice(read)
 
 
-def read_item(file: OpenFile, name: str, offset: int, segments: Iterable[Segment]) -> bytes:
+def read_item(
+    file: OpenFile, name: str, offset: int, segments: Iterable[Segment], buffer: memoryview
+) -> None:
     """Read an item of an open file, verified.
 
     Args:
@@ -84,21 +86,17 @@ def read_item(file: OpenFile, name: str, offset: int, segments: Iterable[Segment
         name: its path in the checkpoint.
         offset: where the item begins, in bytes.
         segments: those of the item.
+        buffer: takes the item; it has its length.
 
     Raises:
         DamageError: it is not what was committed.
         OSError: it cannot be read.
     """
-    segments = tuple(segments)
-    data = file.read(offset, sum(segment.length for segment in segments))
-    if len(segments) == 1:
-        check(name, offset, segments[0], data)
-        return data
+    there = buffer[: file.read_into(offset, buffer)]
     begin = 0
     for segment in segments:
-        check(name, offset + begin, segment, memoryview(data)[begin : begin + segment.length])
+        check(name, offset + begin, segment, there[begin : begin + segment.length])
         begin += segment.length
-    return data
 
 
 def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) -> None:
@@ -191,8 +189,9 @@ def _verify_file(source: Source, name: str, entry: FileEntry) -> Verified:
 def _scan(source: Source, name: str, entry: FileEntry) -> Verified:
     with source.open(name) as file:
         offset = 0
+        buffer = memoryview(bytearray(min(PIECE, entry.size)))
         for segment in entry.segments:
-            _scan_segment(file, name, offset, segment)
+            _scan_segment(file, name, offset, segment, buffer)
             offset += segment.length
         if file.read(offset, 1):
             raise DamageError(
@@ -201,17 +200,15 @@ def _scan(source: Source, name: str, entry: FileEntry) -> Verified:
     return Verified(name, offset)
 
 
-def _scan_segment(file: OpenFile, name: str, offset: int, segment: Segment) -> None:
+def _scan_segment(file: OpenFile, name: str, offset: int, segment: Segment, buffer: memoryview) -> None:
     found = xxhash.xxh3_128()
     done = 0
     while done < segment.length:
-        data = file.read(offset + done, min(PIECE, segment.length - done))
-        if not data:
-            break
-        found.update(data)
-        done += len(data)
-    if done < segment.length:
-        raise DamageError(Damage.found(name, _ends(segment.length, done), offset))
+        count = file.read_into(offset + done, buffer[: segment.length - done])
+        if not count:
+            raise DamageError(Damage.found(name, _ends(segment.length, done), offset))
+        found.update(buffer[:count])
+        done += count
     if found.digest() != segment.digest:
         raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
 

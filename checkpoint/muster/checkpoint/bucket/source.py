@@ -41,3 +41,8 @@ class _Object:
 
     def read(self, offset: int, length: int) -> bytes:
         return self._objects.get_range(self._name, offset, length)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        data = self.read(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

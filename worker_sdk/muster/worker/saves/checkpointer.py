@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
@@ -314,13 +314,17 @@ class Checkpointer:
             The checkpoint, the same on all ranks; None if there is none yet.
 
         Raises:
-            CorruptCheckpointError: there are checkpoints, and all are damaged. The state may be partly
-                filled.
+            CorruptCheckpointError: there are checkpoints, and all are damaged; or one was found damaged while
+                loading, and the planner loads in part. The state may be partly filled: build it again.
             RuntimeError: it cannot be loaded into this state.
             BarrierError: another rank failed to load, was lost or did not come; the message names it.
             OSError: it cannot be looked for, or read.
         """
-        return self._load.newest(self._loader(state_dict, planner))
+        # Another planner need not load each time what it loaded before.
+        overwrites = planner is None or (
+            type(planner) is DefaultLoadPlanner and not planner.allow_partial_load
+        )
+        return self._load.newest(self._loader(state_dict, planner), overwrites=overwrites)
 
     def load(
         self,

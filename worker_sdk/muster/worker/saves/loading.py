@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed import DistError
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from muster.checkpoint.committed import Committed, committed_from, seal, unseal
@@ -78,20 +78,25 @@ class AgreedLoad:
         self._verify = verify
         self._excluded: set[str] = set()
         """On rank 0: damaged checkpoints that could not be marked."""
+        self._filled = False
+        """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
         """What is being loaded, which retention must leave."""
 
-    def newest(self, load: Callable[[VerifyingReader], None]) -> Committed | None:
+    def newest(self, load: Callable[[VerifyingReader], None], *, overwrites: bool = True) -> Committed | None:
         """Load the newest whole checkpoint.
 
         Args:
             load: loads into the state, through a reader; it is called again after damage.
+            overwrites: whether each call overwrites all that an earlier one loaded. If not, damage that is
+                found while loading ends the load: else the state would be of two checkpoints.
 
         Returns:
             The checkpoint, the same on all ranks; None if there is none at all.
 
         Raises:
-            CorruptCheckpointError: there are checkpoints, and all are damaged.
+            CorruptCheckpointError: there are checkpoints, and all are damaged; or one is, and the state
+                must be built again before the one before can be loaded.
             BarrierError: a rank failed to load, was lost or did not come; the message names it.
             Exception: what this rank's load raised.
         """
@@ -106,6 +111,13 @@ class AgreedLoad:
             if damage is None:
                 return chosen.made
             found.append(damage)
+            if self._filled and not overwrites:
+                raise CorruptCheckpointError(
+                    f"{chosen.made.path} is damaged: {damage}. The state is partly filled from it, and the "
+                    "planner need not overwrite that. Build the state again, and call resume() again: it "
+                    "passes over the damaged checkpoint.",
+                    tuple(found),
+                )
             logger.error("%s is damaged; all ranks load the one before: %s", chosen.made.path, damage)
 
     def named(self, path: Path | str, load: Callable[[VerifyingReader], None]) -> Committed:
@@ -124,6 +136,7 @@ class AgreedLoad:
             except DamageError as error:
                 return Chosen(None, (f"{path}: {error.damage}",))
 
+        self.used = (path,)
         chosen = self._choose(read, str(path))
         if chosen.made is None:
             raise self._corrupt(chosen.damaged, [])
@@ -163,6 +176,7 @@ class AgreedLoad:
     def _attempt(self, made: Committed, load: Callable[[VerifyingReader], None]) -> Damage | None:
         """Load a checkpoint on all ranks. Returns what is wrong with it, the same on all ranks."""
         self.used = (made.path,)
+        self._filled = False
         try:
             opened, damage = self._open(made)
             if opened is None:
@@ -199,15 +213,15 @@ class AgreedLoad:
     def _load(self, opened: Opened, load: Callable[[VerifyingReader], None]) -> Damage | None:
         found: Damage | None = None
         error: BaseException | None = None
+        self._filled = True
         try:
             load(VerifyingReader(opened))
         except BaseException as failed:
             error = failed
             if isinstance(failed, CheckpointException):
                 # All ranks have this one. Each says what it has to say for itself.
-                error = (
-                    failed.failures[self._barrier.rank][0] if self._barrier.rank in failed.failures else None
-                )
+                rank = dist.get_rank() if dist.is_initialized() else 0
+                error = failed.failures[rank][0] if rank in failed.failures else None
         if isinstance(error, DamageError):
             found, error = self._own(error.damage), None
         if error is not None and _of_a_collective(error):
@@ -270,7 +284,7 @@ def _wrapped(made: Committed, error: BaseException) -> RuntimeError:
 
 def _of_a_collective(error: BaseException) -> bool:
     """Whether another rank is to blame, as far as can be told."""
-    return isinstance(error, DistError) or "gloo" in str(error) or "NCCL" in str(error)
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
 
 
 def _encoded(damage: Damage | None) -> bytes:

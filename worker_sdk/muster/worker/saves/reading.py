@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -26,7 +26,7 @@ from muster.checkpoint.source import Source, read_whole
 from muster.checkpoint.verification import check_sizes, read_file, read_item, read_manifest
 from muster.worker.saves.rank_write import METADATA
 
-AHEAD = 256 * 2**20
+AHEAD = 64 * 2**20
 """Bytes that are read and verified ahead of what torch loads, at most; at least one item."""
 
 
@@ -117,25 +117,27 @@ class VerifyingReader(FileSystemReader):
 
     def _slice_file(self, file: object, sinfo: _StorageInfo) -> IO[bytes]:
         assert self._ahead is not None
-        return io.BytesIO(self._ahead.take(_Item(sinfo.relative_path, sinfo.offset, sinfo.length)))
+        item = _Item(sinfo.relative_path, sinfo.offset, sinfo.length)
+        return cast(IO[bytes], _View(self._ahead.take(item)))
 
-    def _read(self, item: "_Item") -> bytes:
+    def _read(self, item: "_Item", buffer: memoryview) -> None:
         segments = self._segments(item)
 
-        def read() -> bytes:
+        def read() -> None:
             try:
                 with self._opened.source.open(item.file) as file:
-                    if segments is None:
-                        return file.read(item.offset, item.length)
-                    return read_item(file, item.file, item.offset, segments)
+                    if segments is not None:
+                        read_item(file, item.file, item.offset, segments, buffer)
+                    elif file.read_into(item.offset, buffer) < item.length:
+                        raise EOFError(f"{item.file} ends before offset {item.offset + item.length}")
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise DamageError(Damage.found(item.file, "it is missing")) from error
 
         try:
-            return retrying(f"{self._opened.source.place}/{item.file}", read)
+            retrying(f"{self._opened.source.place}/{item.file}", read)
         except DamageError:
             # A first read may have failed on its way.
-            return retrying(f"{self._opened.source.place}/{item.file}", read)
+            retrying(f"{self._opened.source.place}/{item.file}", read)
 
     def _segments(self, item: "_Item") -> tuple[Segment, ...] | None:
         manifest = self._opened.manifest
@@ -158,41 +160,94 @@ class _Item:
 class _Ahead:
     """Reads items on another thread, before they are asked for.
 
+    Buffers are used again, since a page of memory that is new to the process takes longer than its bytes.
+
     Args:
         pool: has the thread.
         wanted: the items, in the order in which they will be asked for.
-        read: reads one.
+        read: reads one into a buffer.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor, wanted: list[_Item], read: Callable[[_Item], bytes]) -> None:
+    def __init__(
+        self, pool: ThreadPoolExecutor, wanted: list[_Item], read: Callable[[_Item, memoryview], None]
+    ) -> None:
         self._pool = pool
         self._read = read
         self._wanted = deque(wanted)
-        self._under_way: deque[tuple[_Item, WorkFuture[bytes]]] = deque()
+        self._under_way: deque[tuple[_Item, WorkFuture[memoryview]]] = deque()
         self._size = 0
+        self._free: list[bytearray] = []
+        self._used: bytearray | None = None
+        """The buffer of the item that was taken last."""
 
-    def take(self, item: _Item) -> bytes:
-        """Return an item; wait for it, if it is being read."""
+    def take(self, item: _Item) -> memoryview:
+        """Return an item, to be used until the next one is taken; wait for it, if it is being read."""
+        if self._used is not None:
+            self._free.append(self._used)
         self._fill()
         if self._under_way and self._under_way[0][0] == item:
             _, work = self._under_way.popleft()
             data = work.result()
             self._size -= item.length
-            self._fill()
-            return data
-        return self._read(item)  # Torch asks in another order.
+        else:  # Torch asks in another order.
+            data = self._into(bytearray(item.length), item)
+        assert isinstance(data.obj, bytearray)
+        self._used = data.obj
+        self._fill()
+        return data
 
     def _fill(self) -> None:
         while self._wanted and (not self._under_way or self._size + self._wanted[0].length <= AHEAD):
             item = self._wanted.popleft()
             self._size += item.length
-            self._under_way.append((item, self._pool.submit(self._read, item)))
+            self._under_way.append((item, self._pool.submit(self._into, self._buffer(item.length), item)))
+
+    def _buffer(self, length: int) -> bytearray:
+        for number, buffer in enumerate(self._free):
+            if len(buffer) >= length:
+                return self._free.pop(number)
+        self._free.clear()  # They are too small, and would be in the way.
+        return bytearray(length)
+
+    def _into(self, buffer: bytearray, item: _Item) -> memoryview:
+        data = memoryview(buffer)[: item.length]
+        self._read(item, data)
+        return data
 
     def stop(self) -> None:
         """Read no further."""
         self._wanted.clear()
         for _, work in self._under_way:
             work.cancel()
+
+
+class _View(io.RawIOBase):
+    """Bytes as a file that torch reads."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
+        into = memoryview(buffer).cast("B")
+        data = self._data[self._position : self._position + len(into)]
+        into[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 class _Nothing(FileSystem):

@@ -65,5 +65,8 @@ def test_damage_of_the_only_checkpoint_is_an_error_on_all_ranks(tmp_path: Path, 
         job = whole.copy(tmp_path / f"damaged-{number}")
         done = injection.inject(job, NEWEST, OLDER)
         job.remove(OLDER)
+        # A bucket's save without a verdict is one that was never committed.
+        uncommitted = (place, injection.target, injection.kind) == ("bucket", "marker", "drop")
+        expected = Resumed(None, error="" if uncommitted else "CorruptCheckpointError")
         for life in (2, 3):
-            assert job.resume(life, 2, 2) == [Resumed(None, error="CorruptCheckpointError")] * 2, (life, done)
+            assert job.resume(life, 2, 2) == [expected] * 2, (life, done)

@@ -105,9 +105,10 @@ class Job:
             return list(pool.map(run, range(world_size)))
 
     def save(self, generation: int, world_size: int, steps: list[int], version: int = 0) -> None:
-        """Save and commit some steps, in a life of their own."""
+        """Resume, if there is something; then save and commit some steps, in a life of their own."""
 
         def save(made: Checkpointer, rank: int) -> None:
+            made.resume(state_at(-1, -1, keys_of(rank, world_size, world_size)))
             for step in steps:
                 made.save(step, state_at(step, version, keys_of(rank, world_size, world_size)))
                 assert made.finalize(blocking=True) == [step]

@@ -126,7 +126,9 @@ class CheckpointBucket:
         self._whole: set[Attempt] = set()
         """Of which it has also seen all objects."""
         self._damaged: set[Attempt] = set()
-        """Marked as damaged, as this process has seen."""
+        """Marked as damaged, or found to be, as this process has seen."""
+        self._unreadable: list[str] = []
+        """Verdicts that could not be read at the last look, and why."""
 
     # ------------------------------------------------------------------ names
 
@@ -237,6 +239,7 @@ class CheckpointBucket:
                 if self._found(attempt) is None:
                     vanished = True
                 else:
+                    self._damaged.add(attempt)
                     logger.warning("%s is passed over: %s", self.path(attempt), error)
             else:
                 return (None if vanished else verdict.made), vanished
@@ -248,6 +251,7 @@ class CheckpointBucket:
         Raises:
             LaterVersionError: one is of a later version of Muster.
         """
+        self._unreadable = []
         unknown = sorted(judged - self._known.keys())
         found = self._objects.get_all([attempt.verdict for attempt in unknown])
         for attempt in unknown:
@@ -259,6 +263,7 @@ class CheckpointBucket:
             except LaterVersionError:
                 raise
             except UncommittedError as error:
+                self._unreadable.append(str(error))
                 logger.warning("%s is passed over: %s", self.path(attempt), error)
                 continue
             if verdict.made is not None:
@@ -288,6 +293,10 @@ class CheckpointBucket:
                 damage = Damage(attempt.verdict, str(error))
             found.append(Entry(attempt, verdict.made, verdict.files, damage, KEPT in there))
         return found
+
+    def unreadable(self) -> tuple[str, ...]:
+        """Return which verdicts could not be read at the last look, and why."""
+        return tuple(self._unreadable)
 
     def mark_damaged(self, attempt: Attempt, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged: no later life resumes from it."""

@@ -76,7 +76,8 @@ class BucketPlace:
         if newest is not None:
             return Look(newest)
         entries = self._bucket.entries()
-        return Look(None, tuple(f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries))
+        damaged = [f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries]
+        return Look(None, (*damaged, *self._bucket.unreadable()))
 
     def read(self, path: Path | str) -> Committed:
         """Return what a checkpoint is, here or below another address of the same store."""

@@ -30,8 +30,9 @@ def state_at(step: int, version: int, keys: list[str]) -> dict[str, Any]:
     """Return the state at a step, as far as some keys go."""
     made: dict[str, Any] = {}
     for key in keys:
-        value = step * 1000 + version * 100 + int(key.rpartition("-")[2])
-        made[key] = torch.arange(64, dtype=torch.float32) + value
+        number = int(key.rpartition("-")[2])
+        value = step * 1000 + version * 100 + number
+        made[key] = torch.arange(64 * (number + 1), dtype=torch.float32) + value
     return made | {"step": step, "version": version}
 
 
@@ -88,18 +89,24 @@ class Job:
         marker.unlink()
         shutil.rmtree(checkpoint)
 
-    def live(self, generation: int, world_size: int, do: Callable[[Checkpointer, int], T]) -> list[T]:
-        """Let the ranks of one life do something, each in a thread of its own."""
+    def live(
+        self, generation: int, world_size: int, do: Callable[[Checkpointer, int], T]
+    ) -> list[T | Exception]:
+        """Let the ranks of one life do something, each in a thread of its own: what it returns or raises."""
         table = RoundTable(world_size)
 
-        def run(rank: int) -> T:
+        def run(rank: int) -> T | Exception:
             seat = table.seat(rank)
             seat.generation = generation
-            made = Checkpointer(self.place, barrier=seat, timeout=60)  # type: ignore[arg-type]
             try:
-                return do(made, rank)
-            finally:
-                made.close()
+                made = Checkpointer(self.place, barrier=seat, timeout=60)  # type: ignore[arg-type]
+                try:
+                    return do(made, rank)
+                finally:
+                    made.close()
+            except Exception as error:
+                table.lose(rank)  # Its process ends.
+                return error
 
         with ThreadPoolExecutor(world_size) as pool:
             return list(pool.map(run, range(world_size)))
@@ -107,13 +114,15 @@ class Job:
     def save(self, generation: int, world_size: int, steps: list[int], version: int = 0) -> None:
         """Resume, if there is something; then save and commit some steps, in a life of their own."""
 
-        def save(made: Checkpointer, rank: int) -> None:
+        def save(made: Checkpointer, rank: int) -> list[int]:
             made.resume(state_at(-1, -1, keys_of(rank, world_size, world_size)))
+            saved = []
             for step in steps:
                 made.save(step, state_at(step, version, keys_of(rank, world_size, world_size)))
-                assert made.finalize(blocking=True) == [step]
+                saved += made.finalize(blocking=True)
+            return saved
 
-        self.live(generation, world_size, save)
+        assert self.live(generation, world_size, save) == [steps] * world_size
 
     def resume(self, generation: int, world_size: int, saved_by: int) -> list[Resumed]:
         """Let each rank resume. Whatever it has resumed is compared bit by bit."""
@@ -121,19 +130,22 @@ class Job:
         def resume(made: Checkpointer, rank: int) -> Resumed:
             keys = keys_of(rank, world_size, saved_by)
             into = state_at(-1, -1, keys)
-            try:
-                found = made.resume(into)
-            except Exception as error:
-                return Resumed(None, error=type(error).__name__)
+            found = made.resume(into)
             if found is None:
                 return Resumed(None)
             right = state_at(found.step, into["version"], keys)
             wrong = [key for key in keys if not torch.equal(into[key], right[key])]
-            assert not wrong, f"rank {rank} resumed from {found.path} with wrong {wrong}: {into}"
+            assert not wrong, f"rank {rank} resumed from {found.path} with wrong {wrong}"
             assert into["step"] == found.step
             return Resumed(found.step, into["version"])
 
-        return self.live(generation, world_size, resume)
+        return [_heard(one) for one in self.live(generation, world_size, resume)]
+
+
+def _heard(one: Resumed | Exception) -> Resumed:
+    if isinstance(one, AssertionError):
+        raise one
+    return one if isinstance(one, Resumed) else Resumed(None, error=type(one).__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,10 @@ class CheckpointDirectory:
     def _marked(self, path: Path) -> Committed:
         if path.name.startswith(LEFT):
             raise ValueError("it was not committed, or is being removed")
-        made = committed_from(unseal((path / MARKER).read_bytes()), path)
+        try:
+            made = _read_marker(path)
+        except ValueError:
+            made = _read_marker(path)  # A first read may have failed on its way.
         if path.name.startswith(STEP) and path.name != self.path(made.step).name:
             raise ValueError(f"its {MARKER} says that it is step {made.step}")
         return made
@@ -228,7 +231,7 @@ class CheckpointDirectory:
                 ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
             used: checkpoints that are being loaded, and stay.
         """
-        for name in _names(self.folder):
+        for name in retrying(str(self.folder), lambda: _names(self.folder)):
             left = self.folder / name
             if name.startswith(".removed-"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -259,6 +262,10 @@ class CheckpointDirectory:
     def _last_name(self) -> str:
         last = self.latest()
         return Path(last.path).name if last is not None else "none"
+
+
+def _read_marker(path: Path) -> Committed:
+    return committed_from(unseal((path / MARKER).read_bytes()), path)
 
 
 def _names(folder: Path) -> list[str]:

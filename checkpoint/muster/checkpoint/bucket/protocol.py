@@ -259,7 +259,7 @@ class CheckpointBucket:
             if data is None:
                 continue
             try:
-                verdict = _understood(data, attempt, self.path(attempt))
+                verdict = self._understood_or_read_again(data, attempt)
             except LaterVersionError:
                 raise
             except UncommittedError as error:
@@ -269,6 +269,15 @@ class CheckpointBucket:
             if verdict.made is not None:
                 self._known[attempt] = verdict
         return any(attempt.verdict not in found for attempt in unknown)
+
+    def _understood_or_read_again(self, data: bytes, attempt: Attempt) -> Verdict:
+        try:
+            return _understood(data, attempt, self.path(attempt))
+        except LaterVersionError:
+            raise
+        except UncommittedError:
+            # A first read may have failed on its way.
+            return _understood(self._found(attempt) or data, attempt, self.path(attempt))
 
     def entries(self) -> list[Entry]:
         """Return all committed attempts, damaged ones as well, oldest commit first.

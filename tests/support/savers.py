@@ -278,7 +278,7 @@ class _Worker:
             os.kill(os.getpid(), signal.SIGKILL)
 
         if doom == "opening":
-            loading.open_checkpoint = die  # type: ignore[assignment]
+            loading.open_checkpoint = die  # type: ignore[attr-defined,assignment]
         if doom == "reading":
             VerifyingReader.read_data = die  # type: ignore[assignment,method-assign]
         try:

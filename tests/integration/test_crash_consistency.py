@@ -2,6 +2,15 @@
 
 Real saves of real processes are recorded by strace. What they did is replayed in a model of a file system,
 which says what a loss of power could leave. Each of these states is made real, and loaded.
+
+The tests fail on code that is wrong. This was tried with one rank:
+
+- ``DigestingStream`` syncs a file before it flushes it, as torch does with its metadata: "no whole checkpoint
+  can be loaded: .metadata: it has 0 bytes, and 1189 were written".
+- The folder is not synced after the rename that commits: step 1 is resumed, and step 2 was saved.
+- The entries of the draft are not synced before: step 2 is resumed, and step 3 was saved.
+- The marker is not synced: "no whole checkpoint can be loaded: committed.json: Unterminated string".
+- The parents of the job's folder are not synced: nothing is left, and step 3 was saved.
 """
 
 import os
@@ -15,10 +24,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
-from muster.checkpoint.committed import UncommittedError
-from muster.worker.integrations.checkpoint import CommittedReader
 from muster.worker.saves import Checkpointer
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.judge import FakeBarrier
@@ -26,7 +32,7 @@ from tests.support.lives import TRANSFORMERS
 from tests.support.nursery import TORCH, popen
 from tests.support.patience import PATIENCE
 from tests.support.power_loss import History, Image
-from tests.support.power_loss_job import LAST, RUN
+from tests.support.power_loss_job import RUN
 from tests.support.save_history import weight_at
 from tests.support.syscalls import Recording
 
@@ -35,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 Resume = Callable[[Path], int]
 """Loads what there is in a folder: the step, 0 if there is nothing. Raises where it is not that step's."""
 
-DOSE = 250
+DOSE = 100
 """States that are loaded of each job, if there is no time."""
 
 
@@ -160,23 +166,4 @@ def test_checkpointer_resumes_after_any_loss_of_power(
         return found.step
 
     history = recorded(coordinator, tmp_path, "checkpointer", ranks)
-    check(history, resume, tmp_path / "left", thorough=thorough)
-
-
-def test_committed_writer_resumes_after_any_loss_of_power(
-    coordinator: Coordinator, tmp_path: Path, thorough: bool
-):
-    def resume(folder: Path) -> int:
-        into = state(2)
-        try:
-            dcp.load(into, storage_reader=CommittedReader(folder / RUN / LAST))
-        except dcp.CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values()]
-            if all(isinstance(cause, UncommittedError) for cause in causes):
-                return 0
-            raise RuntimeError(str(error)) from error
-        check_state(into, into["step"])
-        return int(into["step"])
-
-    history = recorded(coordinator, tmp_path, "writer", 2)
     check(history, resume, tmp_path / "left", thorough=thorough)

@@ -275,9 +275,9 @@ class History:
         found = [number for number, event in enumerate(self.events) if isinstance(event, Synced | Said)]
         return [*found, len(self.events)]
 
-    def image(self) -> Image:
-        """Return what there is at the end, without a loss."""
-        return self._image(len(self.events), set(), {})
+    def image(self, point: int) -> Image:
+        """Return what every process saw before some event."""
+        return self._image(point, set(), {})
 
     def images(self, point: int, chance: random.Random, samples: int) -> Iterator[Image]:
         """Return what a loss of power before some event may leave.

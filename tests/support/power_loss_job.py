@@ -21,7 +21,7 @@ from tests.support.save_history import weight_at
 
 STEPS = 3
 RUN = "run"
-"""The job's own folder, which it makes."""
+"""The job's own folder, which is made when it begins."""
 LAST = "last"
 """The name under which a ``CommittedWriter`` saves each step."""
 
@@ -45,6 +45,7 @@ def state_at(step: int, rank: int, world_size: int) -> dict[str, Any]:
 def checkpointer(folder: Path, rank: int, world_size: int, mark: Mark) -> None:
     """``Checkpointer``, of which two checkpoints are kept."""
     dist.init_process_group("gloo")
+    (folder / RUN).mkdir(exist_ok=True)  # As scripts do; nobody puts it on the disk.
     made = Checkpointer(folder / RUN, keep_last=2, timeout=60)
     for step in range(1, STEPS + 1):
         mark("begins", step)
@@ -102,6 +103,7 @@ def transformers(folder: Path, rank: int, world_size: int, mark: Mark) -> None:
     arguments = TrainingArguments(
         output_dir=str(folder / RUN),
         use_cpu=True,
+        ddp_find_unused_parameters=False,
         max_steps=STEPS,
         per_device_train_batch_size=1,
         save_steps=1,

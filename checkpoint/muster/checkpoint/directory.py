@@ -328,12 +328,14 @@ def sync(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and put the entry of each that is new on the disk."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Make a folder and its parents, and put their entries on the disk, whoever has made them just now."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in reversed(made):
+    device = folder.stat().st_dev
+    for parent in folder.resolve().parents:
+        if parent.stat().st_dev != device:
+            break  # This is another file system.
         try:
-            sync(path.parent)
+            sync(parent)
         except OSError as error:
             # One may make a folder where one may not read the parent; then its owner answers for it.
             if error.errno not in (errno.EACCES, errno.EINVAL):

@@ -29,6 +29,7 @@ PAGES = {
         "Which one to take is in the [tutorial](../tutorial.md).",
         (
             *("GrpcBarrier", "GroupBarrier", "GrpcBarrierConfig", "synchronize", "close"),
+            "WriteReport",
             *("BarrierConfig", "create_barrier_from_config", "barriers.BARRIER_REGISTRY"),
             *("barriers.register_barrier", "barriers.Barrier", "barriers.DistBarrier"),
             *("barriers.TCPStoreBarrier", "step"),

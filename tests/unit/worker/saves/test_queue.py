@@ -897,14 +897,13 @@ def test_an_interrupt_before_the_write_counts(queue: AsyncCallsQueue):
     assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
 
 
-def test_a_child_that_somebody_else_reaped_fails_the_save_and_leaves_nothing(queue: AsyncCallsQueue):
+def test_a_child_that_somebody_else_reaped_is_judged_by_its_report_and_leaves_nothing(queue: AsyncCallsQueue):
     called: list[int] = []
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with no_file_left():
             queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=lambda: called.append(1))
-            with pytest.raises(AsyncSaveError, match="No child processes"):
-                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+            assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert called == [1]

@@ -76,8 +76,7 @@ class BucketPlace:
         if newest is not None:
             return Look(newest)
         entries = self._bucket.entries()
-        damaged = [f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries]
-        return Look(None, (*damaged, *self._bucket.unreadable()))
+        return Look(None, tuple(f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries))
 
     def read(self, path: Path | str) -> Committed:
         """Return what a checkpoint is, here or below another address of the same store."""

@@ -27,6 +27,7 @@ from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
 from muster.worker.saves.huge_pages import HugePages
+from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.place import Draft
 from muster.worker.saves.places import place_at
@@ -82,6 +83,7 @@ class Checkpointer:
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: it must be above 0, or None to keep all.")
+        check_timeout(timeout)
         self._folder = folder
         self._keep_last = keep_last
         self._copy = copy
@@ -214,7 +216,7 @@ class Checkpointer:
     def _stage(self, state_dict: dict[str, Any]) -> Held | None:
         """The state in buffers of its own; None if it is shared with the child."""
         tensors = tensors_of(state_dict)
-        if self._copy or not survive_fork(tensors):
+        if self._copy or not survive_fork(state_dict):
             return self._buffers.stage(state_dict)
         # Training may change all of it before the child has ended, and so have all of it copied.
         check_memory(size_of(tensors))

@@ -20,6 +20,7 @@ from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCalle
 from muster.worker.saves.calls import Call, SaveTimings, State
 from muster.worker.saves.failure import different_saves, early_hint, failure_text
 from muster.worker.saves.groups import Group, default_barrier
+from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
 
@@ -56,7 +57,8 @@ class AsyncCallsQueue:
     Raises:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
-        ValueError: another queue that is open decides by the same group; or there is no such priority.
+        ValueError: another queue that is open decides by the same group; there is no such priority; or the
+            timeout is not a finite number above 0.
         MusterError: the group had a save whose outcome this rank does not know.
     """
 
@@ -74,6 +76,7 @@ class AsyncCallsQueue:
         on_saved: Callable[[SaveTimings], None] | None = None,
         caller: AsyncCaller | None = None,
     ) -> None:
+        check_timeout(timeout)
         self._barrier = barrier or default_barrier()
         self._commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")
         self._agreement = self._barrier.sibling(f"{self._barrier.prefix}/agreement")

@@ -121,7 +121,7 @@ class CheckpointDirectory:
             OSError: it cannot be read.
         """
         try:
-            return retrying(str(path), lambda: self._marked(path))
+            return retrying(str(path), lambda: _read_marker(path, self._marked))
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise UncommittedError(
                 f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that "
@@ -205,7 +205,7 @@ class CheckpointDirectory:
                 ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
             used: checkpoints that are being loaded, and stay.
         """
-        for name in names_in(self.folder):
+        for name in retrying(str(self.folder), lambda: names_in(self.folder)):
             left = self.folder / name
             if name.startswith(".removed-"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -265,7 +265,7 @@ def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
         names = names_in(path)
         damage = Damage.decode((path / DAMAGED).read_bytes()) if DAMAGED in names else None
         try:
-            return Entry(path, marked(path), damage, KEPT in names)
+            return Entry(path, _read_marker(path, marked), damage, KEPT in names)
         except ValueError as error:
             return Entry(path, None, damage or Damage(MARKER, str(error)), KEPT in names)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -276,6 +276,13 @@ def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
         if MANIFEST not in names:
             return None
         return Entry(path, None, Damage(MARKER, "it is missing"), KEPT in names)
+
+
+def _read_marker(path: Path, marked: Callable[[Path], Committed]) -> Committed:
+    try:
+        return marked(path)
+    except ValueError:
+        return marked(path)  # A first read may have failed on its way.
 
 
 def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
@@ -364,12 +371,14 @@ def sync(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and put the entry of each that is new on the disk."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Make a folder and its parents, and put their entries on the disk, whoever has made them just now."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in reversed(made):
+    device = folder.stat().st_dev
+    for parent in folder.resolve().parents:
+        if parent.stat().st_dev != device:
+            break  # This is another file system.
         try:
-            sync(path.parent)
+            sync(parent)
         except OSError as error:
             # One may make a folder where one may not read the parent; then its owner answers for it.
             if error.errno not in (errno.EACCES, errno.EINVAL):

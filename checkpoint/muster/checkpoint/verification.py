@@ -112,6 +112,16 @@ def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) ->
         raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
 
 
+def check_present(source: Source, manifest: Manifest) -> None:
+    """See that every file of a checkpoint is there, at the size that was written.
+
+    Raises:
+        DamageError: one is missing, or has another size.
+        OSError: they cannot be listed.
+    """
+    _twice(lambda: check_sizes(manifest, source.sizes()))
+
+
 def check_sizes(manifest: Manifest, there: Mapping[str, int]) -> None:
     """See that every file of a checkpoint is there, at the size that was written.
 

@@ -128,7 +128,7 @@ class CheckpointBucket:
         self._whole: set[Attempt] = set()
         """Of which it has also seen all objects."""
         self._damaged: set[Attempt] = set()
-        """Marked as damaged, as this process has seen."""
+        """Marked as damaged, or found to be, as this process has seen."""
 
     # ------------------------------------------------------------------ names
 
@@ -243,6 +243,7 @@ class CheckpointBucket:
                 if self._found(attempt) is None:
                     vanished = True
                 else:
+                    self._damaged.add(attempt)
                     logger.warning("%s is passed over: %s", self.path(attempt), error)
             else:
                 return (None if vanished else verdict.made), vanished
@@ -265,7 +266,7 @@ class CheckpointBucket:
             if data is None:
                 continue
             try:
-                verdict = _understood(data, attempt, self.path(attempt))
+                verdict = self._understood(data, attempt)
             except LaterVersionError:
                 raise
             except UncommittedError as error:
@@ -274,6 +275,15 @@ class CheckpointBucket:
             if verdict.made is not None:
                 self._known[attempt] = verdict
         return any(attempt.verdict not in found for attempt in unknown), unreadable
+
+    def _understood(self, data: bytes, attempt: Attempt) -> Verdict:
+        try:
+            return _understood(data, attempt, self.path(attempt))
+        except LaterVersionError:
+            raise
+        except UncommittedError:
+            # A first read may have failed on its way.
+            return _understood(self._found(attempt) or data, attempt, self.path(attempt))
 
     def entries(self) -> list[Entry]:
         """Return all committed attempts, damaged ones as well, oldest commit first.

@@ -445,7 +445,7 @@ def test_every_file_is_synced_at_its_final_size_before_the_commit(
     save_steps(made, 1)
     made.close()
     names = [name for name, _ in synced]
-    assert names[:2] == [str(tmp_path), str(tmp_path / "new")], "what was made is in its parent"
+    assert names[:2] == [str(tmp_path / "new"), str(tmp_path)], "what was made is in its parent"
     step = folder / "step-0000000001"
     draft = folder / ".step-0000000001.0-0"
     files = {name: size for name, size in synced if Path(name).parent == draft}

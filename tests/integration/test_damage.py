@@ -79,6 +79,29 @@ def test_damage_of_the_only_checkpoint_is_an_error_on_all_ranks(tmp_path: Path, 
             assert job.resume(life, 2, 2) == [expected] * 2, (life, done)
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_whatever_is_damaged_all_ranks_resume_from_the_whole_one_that_was_committed_last(
+    tmp_path: Path, place: str, thorough: bool
+):
+    """The order of commits is not that of steps: the job went back twice."""
+    steps = [3, 5, 4, 2]
+    whole = Job(tmp_path / "whole", bucket=place == "bucket")
+    whole.folder.mkdir()
+    whole.save(0, 2, steps)
+    chance = random.Random(29)
+    for number in range(120 if thorough else 12):
+        job = whole.copy(tmp_path / f"damaged-{number}")
+        damaged = chance.sample(steps, chance.randint(1, len(steps)))
+        kinds = [kind for kind in KINDS if kind not in ("stale", "drop")]
+        for step in damaged:
+            Injection(chance.choice(TARGETS), chance.choice(kinds), number).inject(job, step, step)
+        left = [step for step in steps if step not in damaged]
+        expected = Resumed(left[-1]) if left else Resumed(None, error="CorruptCheckpointError")
+        for life in (2, 3):
+            assert job.resume(life, 2, 2) == [expected] * 2, (life, damaged)
+
+
 # ---------------------------------------------------------------------- storage that fails
 
 

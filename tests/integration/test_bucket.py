@@ -212,10 +212,12 @@ def test_damaged_object_lets_a_job_resume_from_the_step_before(
     def resumed() -> int:
         made = Checkpointer(job, barrier=FakeBarrier(), storage_options=options)  # type: ignore[arg-type]
         weight = torch.zeros_like(weight_at(0))
-        found = made.resume({"weight": weight})
+        into = {"weight": weight, "step": -1}
+        found = made.resume(into)
         made.close()
         assert found is not None
         assert torch.equal(weight, weight_at(found.step))
+        assert into["step"] == found.step
         return found.step
 
     store, below = server.filesystem(), job.removeprefix("s3://")

@@ -46,6 +46,8 @@ class Synced:
     def check_committed(self, path: Path) -> None:
         """See that all of a checkpoint was synced before it had its name, and then its name."""
         before = self.at_rename[str(path)]
+        if path.is_file():
+            assert before.files.get(path.stat().st_ino) == path.stat().st_size, "it was not synced as it is"
         for folder, _, names in os.walk(path):
             for name in names:
                 about = Path(folder, name).stat()

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, Serializat
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from muster.checkpoint.committed import MARKER, SEAL, UncommittedError
-from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError
+from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
@@ -338,12 +338,9 @@ def test_what_is_damaged_is_not_loaded_and_passed_over_from_then_on(tmp_path: Pa
     dcp.save(state(1.0), storage_writer=CommittedWriter(older))
     dcp.save(state(2.0), storage_writer=CommittedWriter(path))
     DAMAGES[damage](path)
-    with pytest.raises(dcp.CheckpointException, match="step-2 is damaged: ") as raised:
+    with pytest.raises(dcp.CheckpointException, match=r"step-2 is damaged: .* \(found by rank 0 on "):
         loaded(path)
-    error = raised.value.failures[0][0]
-    assert isinstance(error, CorruptCheckpointError)
-    assert error.damages[0].rank == 0
-    assert (path / DAMAGED).exists()
+    assert Damage.decode((path / DAMAGED).read_bytes()).rank == 0
     with pytest.raises(dcp.CheckpointException, match="step-2 is damaged"):
         loaded(path)
     assert latest(tmp_path) == older

@@ -6,7 +6,7 @@ import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -253,13 +253,23 @@ def latest(folder: str | Path) -> Path | None:
         CorruptCheckpointError: there are checkpoints, and all are damaged.
         OSError: they cannot be read.
     """
+    return newest(Path(folder), frozenset())
+
+
+def newest(folder: Path, excluded: Set[Path]) -> Path | None:
+    """As :func:`latest`, but for what was found damaged just now.
+
+    Args:
+        folder: where checkpoints have their names.
+        excluded: where those are.
+    """
     found: dict[Path, float] = {}
     damaged: list[Found] = []
-    for entry in entries(Path(folder)):
+    for entry in entries(folder):
         path = entry
         if path.name.endswith(REPLACED):
             path = path.with_name(path.name.removeprefix(".").removesuffix(REPLACED))
-        if path.name.startswith(".") or (one := find(path)) is None:
+        if path.name.startswith(".") or (one := find(path)) is None or one.path in excluded:
             continue
         if one.damage is not None:
             damaged.append(one)

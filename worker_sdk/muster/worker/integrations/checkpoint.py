@@ -317,8 +317,10 @@ class CommittedReader(ItemReader):
         if checkpoint_id:
             self._name = Path(checkpoint_id)
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        """Torch's.
+    def read_metadata(self, *args: object, **options: object) -> Metadata:
+        """Torch's, which makes one error of whatever this raises.
+
+        It asks for the metadata of one rank alone after a failure, if it finds the name ``kwargs`` here.
 
         Raises:
             CorruptCheckpointError: it is damaged.
@@ -338,7 +340,7 @@ class CommittedReader(ItemReader):
         )
         source = FolderSource(self.path)
         self.opened = self._verified(lambda: open_checkpoint(made, source, verify=True, sizes=False))
-        return super().read_metadata(*args, **kwargs)
+        return super().read_metadata(*args, **options)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Torch's; says which save this rank has found under the name."""
@@ -388,8 +390,8 @@ class CommittedReader(ItemReader):
         except DamageError as error:
             rank = dist.get_rank() if dist.is_initialized() else 0
             damage = replace(error.damage, rank=rank, host=socket.gethostname())
-            mark_damaged(self.path, self._marker, damage)
-            raise corrupt(self.path, damage) from error
+            mark_damaged(Path(self.path), self._marker, damage)
+            raise corrupt(Path(self.path), damage) from error
 
     def _check(self, found: Iterable[Marker | None]) -> None:
         if any(marker != self._marker for marker in found):

@@ -206,7 +206,6 @@ class FolderSaves:
         damages = [Damage(**json.loads(damage)) for _, _, damage in said if damage]
         if not damages:
             return None
-        logger.error("%s is damaged: %s", path, damages[0])
         if barrier.rank == 0:
             with suppress(ReplacedError, UncommittedError, OSError):  # Whatever it is, it is not loaded.
                 mark_damaged(path, read(path)[1], damages[0])
@@ -263,7 +262,7 @@ def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
             raise
     if not damaged:
         return NONE
-    path, damage = next(reversed(damaged.items()))
+    path, damage = list(damaged.items())[-1]
     return CORRUPT + cut(str(corrupt(path, damage))).encode()
 
 

@@ -21,7 +21,7 @@ from torchtitan.tools import filesystem
 from torchtitan.tools.utils import GarbageCollection
 
 from muster.checkpoint.committed import UncommittedError
-from muster.checkpoint.damage import CorruptCheckpointError
+from muster.checkpoint.damage import DAMAGED
 from muster.worker.integrations.aside import all_damaged, read, restore, retire, sweep
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commitment import OnLost
@@ -302,7 +302,8 @@ def _in_its_place(path: Path) -> Path:
 
 
 def _is_damage(error: CheckpointException) -> bool:
-    return any(isinstance(failure, CorruptCheckpointError) for failure, _ in error.failures.values())
+    # Torch makes an error of its own of what the reader raises for the metadata; the text has the name.
+    return any(DAMAGED in str(failure) for failure, _ in error.failures.values())
 
 
 def _ranks() -> tuple[int, int]:

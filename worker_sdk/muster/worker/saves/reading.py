@@ -92,7 +92,7 @@ class ItemReader(FileSystemReader):
         assert self.opened is not None
         return self.opened
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+    def read_metadata(self, *args: object, **options: object) -> Metadata:
         """Torch's; the metadata was read and verified before."""
         metadata = self._of.metadata
         if metadata.storage_meta is None:

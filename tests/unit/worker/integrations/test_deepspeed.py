@@ -21,6 +21,7 @@ from muster.worker.integrations import aside, commitment
 from muster.worker.integrations import deepspeed as module
 from muster.worker.integrations.aside import REPLACED, read
 from muster.worker.integrations.deepspeed import adopt, commit_together
+from tests.support.damage import flip
 from tests.support.synced import Synced
 
 FILE = "mp_rank_00_model_states.pt"
@@ -315,12 +316,6 @@ def test_where_nothing_was_saved_nothing_is_loaded(
     (tmp_path / "latest").mkdir()
     with pytest.raises(IsADirectoryError, match="latest"):
         engine.load_checkpoint(tmp_path)
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
 
 
 def test_all_is_on_the_disk_before_a_tag_has_its_name(

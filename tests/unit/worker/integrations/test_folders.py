@@ -21,6 +21,7 @@ from muster.worker.integrations.aside import Aside, Marker, mark_damaged, read
 from muster.worker.integrations.commitment import BEGINS
 from muster.worker.integrations.contents import leave_note
 from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
+from tests.support.damage import flip
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE
@@ -227,12 +228,6 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path / "new" / "job")
-
-
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
 
 
 def test_a_manifest_says_what_all_have_written(job: Job, monkeypatch: pytest.MonkeyPatch):

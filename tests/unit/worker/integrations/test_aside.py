@@ -348,3 +348,10 @@ def test_a_step_of_a_checkpointer_is_read(tmp_path: Path):
     said = {"step": 7, "world_size": 2, "run_id": "job", "prefix": "save", "sequence": 3}
     (path / MARKER).write_bytes(seal(said))
     assert read(path) == (path, Marker("job", 0, 2, "save", 3))
+
+
+def test_a_folder_of_something_else_is_no_damaged_checkpoint(tmp_path: Path):
+    for content in ('{"name": "an app"}', json.dumps({"format": 1}), ""):
+        (tmp_path / "app").mkdir(exist_ok=True)
+        (tmp_path / "app" / MANIFEST).write_text(content)
+        assert latest(tmp_path) is None

@@ -31,6 +31,7 @@ class Alone:
     """The barrier of a job of one rank."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/dcp", 0, 1, "job", 0
+    participants: tuple[int, ...] = ()
     sequence = 0
 
     def __init__(self, _: str = "") -> None:
@@ -217,6 +218,13 @@ def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
 def test_a_save_without_a_common_plan_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="use_collectives=False"):
         dcp.save(state(), storage_writer=CommittedWriter(tmp_path / "last"), use_collectives=False)
+
+
+def test_some_ranks_may_save_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Alone, "world_size", 4)
+    monkeypatch.setattr(Alone, "participants", (0,))
+    dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "last"))
+    assert loaded(tmp_path / "last") == 1.0
 
 
 def test_ranks_that_are_not_the_barriers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -398,3 +398,15 @@ def test_a_damaged_checkpoint_does_not_count_and_goes_when_it_is_outdated(tmp_pa
     assert [path.exists() for path in made] == [True] * 4, "three whole ones"
     rotate(tmp_path, "step-", 2, set())
     assert [path.exists() for path in made] == [False, False, True, True]
+
+
+def test_a_file_of_the_framework_that_has_a_name_of_ours_is_not_lost(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
+    def write(rank: int, _: int, unfinished: Path) -> None:
+        unfinished.mkdir(parents=True, exist_ok=True)
+        (unfinished / MANIFEST).write_text("theirs")
+
+    monkeypatch.setattr(job, "write", write)
+    assert "is of the framework, and Muster has a file of this name" in str(job.save(1)[0])
+    assert not (job.folder / "step-1").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
-from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.retry import retrying
 
 logger = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def find(path: Path) -> Found | None:
     try:
         there, marker = read(path)
     except UncommittedError as error:
-        if MANIFEST in {entry.name for entry in entries(path)}:
+        if _has_manifest(path):
             return Found(path, None, damage_of(path) or Damage(MARKER, str(error)))
         return None
     return Found(there, marker, damage_of(there))
@@ -453,6 +453,14 @@ def _decoded(data: bytes, path: Path) -> Marker:
         return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest)
     manifest = said.pop("manifest", None)
     return Marker(**said, manifest=None if manifest is None else ManifestReference(**manifest))
+
+
+def _has_manifest(path: Path) -> bool:
+    """Whether this was committed, though its marker is lost; a program may call something else so."""
+    try:
+        return bool(Manifest.decode(retrying(str(path), (path / MANIFEST).read_bytes)))
+    except (*ABSENT, ManifestError):
+        return False
 
 
 def _is_committed(path: Path) -> bool:

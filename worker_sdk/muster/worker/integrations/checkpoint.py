@@ -255,7 +255,8 @@ class CommittedWriter(FileSystemWriter):
         assert self._decision is not None
         barrier, aside, decision = self._save.barrier, self._save.aside, self._decision
         with _told(self._save.commitment):
-            writes = [RankWrite.decode(note) for note in take_notes(aside.unfinished, barrier.world_size)]
+            ranks = barrier.participants or range(barrier.world_size)
+            writes = [RankWrite.decode(note) for note in take_notes(aside.unfinished, ranks)]
             super().finish(metadata, results)
             manifest = manifest_of(writes, self._files.written[METADATA])
             check_files(aside.unfinished, {name: entry.size for name, entry in manifest.files.items()})

@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -71,14 +71,17 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         world_size: how many ranks have left a note.
 
     Raises:
+        FileExistsError: the framework has written a file of a name that Muster needs.
         OSError: a note is not there, or a file cannot be read.
     """
     digests: dict[Piece, bytes] = {}
-    for note in take_notes(folder, world_size):
+    for note in take_notes(folder, range(world_size)):
         digests.update(pickle.loads(note))
     files: dict[str, list[Segment]] = {}
     sizes = _sizes(folder)
     for name in sizes:
+        if name in OURS:
+            raise FileExistsError(f"{folder / name} is of the framework, and Muster has a file of this name.")
         files[name] = []
     for piece in _pieces(sizes):
         # A rank may have seen an outdated size of what another one wrote. Then nobody has read this piece.
@@ -95,15 +98,15 @@ def leave_note(folder: Path, rank: int, note: bytes) -> None:
     sync(folder)
 
 
-def take_notes(folder: Path, world_size: int) -> list[bytes]:
-    """Return what each rank has left, and remove it.
+def take_notes(folder: Path, ranks: Iterable[int]) -> list[bytes]:
+    """Return what each rank has left, in this order, and remove it.
 
     Raises:
         FileNotFoundError: a rank has left nothing here.
     """
     notes = folder / NOTES
     taken = []
-    for rank in range(world_size):
+    for rank in ranks:
         try:
             taken.append((notes / str(rank)).read_bytes())
         except FileNotFoundError as error:
@@ -144,11 +147,7 @@ def _local_rank(world_size: int) -> tuple[int, int]:
 def _sizes(folder: Path) -> dict[str, int]:
     """The files of a checkpoint that a framework wrote."""
     there = FolderSource(folder).sizes()
-    return {
-        name: size
-        for name, size in sorted(there.items())
-        if not name.startswith(f"{NOTES}/") and name not in OURS
-    }
+    return {name: size for name, size in sorted(there.items()) if not name.startswith(f"{NOTES}/")}
 
 
 def _pieces(sizes: Mapping[str, int]) -> Iterator[Piece]:

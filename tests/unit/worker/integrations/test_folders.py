@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 
 from muster.checkpoint.committed import MARKER
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
-from muster.checkpoint.manifest import MANIFEST, Manifest
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations import commitment as module
@@ -409,4 +410,53 @@ def test_a_file_of_the_framework_that_has_a_name_of_ours_is_not_lost(
 
     monkeypatch.setattr(job, "write", write)
     assert "is of the framework, and Muster has a file of this name" in str(job.save(1)[0])
+    assert not (job.folder / "step-1").exists()
+
+
+def test_each_rank_syncs_before_it_votes(job: Job, monkeypatch: pytest.MonkeyPatch):
+    synced: dict[int, set[int]] = {}
+    """By thread, the files."""
+    fsync = os.fsync
+
+    def recording(handle: Any) -> None:
+        fsync(handle)
+        number = handle if isinstance(handle, int) else handle.fileno()
+        synced.setdefault(threading.get_ident(), set()).add(os.fstat(number).st_ino)
+
+    def save(saves: FolderSaves, seat: Any) -> int:
+        saves.save(seat, job.folder / "step-1", partial(job.write, seat.rank, 1))
+        return threading.get_ident()
+
+    monkeypatch.setattr(os, "fsync", recording)
+    threads = job.each(save)
+    for rank, thread in enumerate(threads):
+        assert isinstance(thread, int)
+        assert (job.folder / "step-1" / "shards" / f"rank-{rank}").stat().st_ino in synced[thread]
+
+
+def test_what_a_rank_has_seen_outdated_is_digested_by_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a client of NFS that looks at the attributes that it has kept."""
+    monkeypatch.setattr(contents, "SEGMENT", 300)
+    (tmp_path / "weights").write_bytes(b"weights" * 150)
+    (tmp_path / "empty").touch()
+    sizes = contents._sizes
+    monkeypatch.setattr(contents, "_sizes", lambda _: {"weights": 700})
+    contents.record_share(tmp_path, 1, 2)
+    monkeypatch.setattr(contents, "_sizes", sizes)
+    contents.record_share(tmp_path, 0, 2)
+    manifest = contents.gather_manifest(tmp_path, 2)
+    assert {name: entry.size for name, entry in manifest.files.items()} == {"empty": 0, "weights": 1050}
+    reference = ManifestReference.of(manifest.encode())
+    (tmp_path / MANIFEST).write_bytes(manifest.encode())
+    assert [contents.verify_share(tmp_path, reference, rank, 3) for rank in range(3)] == [None] * 3
+
+
+def test_a_damaged_checkpoint_that_has_lost_its_marker_goes_as_well(job: Job):
+    for number in (1, 2):
+        job.save(number)
+    os.utime(job.folder / "step-1" / MANIFEST, (1, 1))
+    (job.folder / "step-1" / MARKER).unlink()
+    rotate(job.folder, "step-", 2, set())
+    assert (job.folder / "step-1").exists()
+    rotate(job.folder, "step-", 1, set())
     assert not (job.folder / "step-1").exists()

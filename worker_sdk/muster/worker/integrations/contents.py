@@ -25,7 +25,7 @@ from muster.checkpoint.verification import check_sizes, read_item, read_manifest
 
 NOTES = ".ranks"
 """In a save that is not committed: what ranks tell rank 0."""
-SEGMENT = 64 * 2**20
+SEGMENT = 16 * 2**20
 """Bytes of a segment; the last one of a file is shorter."""
 THREADS = 4
 """Segments that a rank reads at the same time."""

@@ -13,6 +13,7 @@ from typing import TypeAlias, get_args
 from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder
+from muster.checkpoint.manifest import MANIFEST
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import error_for
@@ -335,12 +336,16 @@ def outdated(folder: Path, named: str, limit: int) -> list[Path]:
     return [
         one.path
         for one in damaged(folder, named)
-        if one.marker is not None and sum(at > _committed_at(one.path) for at in whole) >= limit
+        if sum(at > _committed_at(one.path) for at in whole) >= limit
     ]
 
 
 def _committed_at(path: Path) -> float:
-    return (path / MARKER).stat().st_mtime
+    """When a checkpoint was committed, in seconds; the marker of a damaged one may be lost."""
+    try:
+        return (path / MARKER).stat().st_mtime
+    except FileNotFoundError:
+        return (path / MANIFEST).stat().st_mtime
 
 
 def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:

@@ -460,3 +460,9 @@ def test_a_damaged_checkpoint_that_has_lost_its_marker_goes_as_well(job: Job):
     assert (job.folder / "step-1").exists()
     rotate(job.folder, "step-", 1, set())
     assert not (job.folder / "step-1").exists()
+
+
+def test_a_save_that_has_written_nothing_is_no_checkpoint(job: Job, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job, "write", lambda *_: None)
+    assert "the ranks have written nothing" in str(job.save(1)[0])
+    assert not (job.folder / "step-1").exists()

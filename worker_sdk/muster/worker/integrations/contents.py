@@ -56,6 +56,8 @@ def record_share(folder: Path, rank: int, world_size: int) -> None:
     Raises:
         OSError: it cannot be read, or not be put on the disk.
     """
+    # An NFS client may remember that the folder, which another rank has made, is not there: mkdir asks anew.
+    (folder / NOTES).mkdir(parents=True, exist_ok=True)
     _sync_share(folder, world_size)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-digest") as pool:
         pieces = _share(_pieces(_sizes(folder)), rank, world_size)
@@ -72,6 +74,7 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
 
     Raises:
         FileExistsError: the framework has written a file of a name that Muster needs.
+        FileNotFoundError: nothing was written.
         OSError: a note is not there, or a file cannot be read.
     """
     digests: dict[Piece, bytes] = {}
@@ -79,6 +82,8 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         digests.update(pickle.loads(note))
     files: dict[str, list[Segment]] = {}
     sizes = _sizes(folder)
+    if not sizes:
+        raise FileNotFoundError(f"the ranks have written nothing into {folder}.")
     for name in sizes:
         if name in OURS:
             raise FileExistsError(f"{folder / name} is of the framework, and Muster has a file of this name.")

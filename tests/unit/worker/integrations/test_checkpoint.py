@@ -20,6 +20,7 @@ from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations import commitment
+from muster.worker.integrations.aside import REPLACED
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
 from muster.worker.saves import Checkpointer
 from tests.support.synced import Synced
@@ -193,6 +194,15 @@ def test_it_overwrites_and_refuses_to_as_torchs_writer_does(tmp_path: Path, writ
     assert float(found["weights"][0]) == 2.0
     with pytest.raises(dcp.CheckpointException, match=r".*Checkpoint already exists.*"):
         dcp.save(state(3.0), storage_writer=writer(tmp_path / "last", overwrite=False))
+
+
+def test_a_checkpoint_whose_replacement_was_left_half_way_is_kept_if_it_is_to_be(tmp_path: Path):
+    path = tmp_path / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    path.rename(tmp_path / f".last{REPLACED}")
+    with pytest.raises(dcp.CheckpointException, match="Checkpoint already exists"):
+        dcp.save(state(2.0), storage_writer=CommittedWriter(path, overwrite=False))
+    assert loaded(path) == 1.0
 
 
 def test_a_file_is_not_replaced_by_a_checkpoint(tmp_path: Path):

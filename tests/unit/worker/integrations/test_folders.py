@@ -466,3 +466,21 @@ def test_a_save_that_has_written_nothing_is_no_checkpoint(job: Job, monkeypatch:
     monkeypatch.setattr(job, "write", lambda *_: None)
     assert "the ranks have written nothing" in str(job.save(1)[0])
     assert not (job.folder / "step-1").exists()
+
+
+def test_what_took_the_name_of_a_damaged_checkpoint_is_not_marked(job: Job, monkeypatch: pytest.MonkeyPatch):
+    job.save(1)
+    flip(job.folder / "step-1" / "shards" / "rank-1")
+    look, looked = folders._seen, threading.Event()
+
+    def then_replaced(barrier: Any, path: Path, *, verify: bool) -> bytes:
+        said = look(barrier, path, verify=verify)
+        if barrier.rank == 0:
+            looked.wait(PATIENCE)
+            checkpoint_in(job.folder)
+        looked.set()
+        return said
+
+    monkeypatch.setattr(folders, "_seen", then_replaced)
+    assert {type(one) for one in job.choose()} == {CorruptCheckpointError}
+    assert not (job.folder / "step-1" / DAMAGED).exists()

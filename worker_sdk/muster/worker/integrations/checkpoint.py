@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from muster.checkpoint.committed import MARKER, Committed
+from muster.checkpoint.committed import Committed
 from muster.checkpoint.damage import DamageError
 from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import FolderSource
@@ -35,6 +35,7 @@ from muster.worker.integrations.aside import (
     ReplacedError,
     check_name,
     corrupt,
+    find,
     latest,
     mark_damaged,
     read,
@@ -201,7 +202,9 @@ class CommittedWriter(FileSystemWriter):
         aside, group = self._save.aside, Group.of(self._save.barrier)
         with _told(self._save.commitment):
             _check_same(self._name.name, plans)
-            if not self.overwrite and _is_checkpoint(self._name):
+            if not self.overwrite and (
+                find(self._name) is not None or os.path.lexists(self._name / METADATA)
+            ):
                 raise FileExistsError(f"Checkpoint already exists and {self.overwrite=}: {self._name}.")
             if self._name.is_file():
                 raise NotADirectoryError(f"{self._name} is a file: it is not replaced. Name another.")
@@ -285,11 +288,6 @@ def _told(commitment: Commitment) -> Iterator[None]:
     except BaseException as error:
         commitment.failed(failure_text(error))
         raise
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether this is one that ``overwrite=False`` keeps: torch's, or ours."""
-    return any(os.path.lexists(path / name) for name in (METADATA, MARKER))
 
 
 class CommittedReader(ItemReader):

@@ -176,9 +176,8 @@ class FolderSaves:
         take_turn(barrier)
         damaged: dict[Path, Damage] = {}
         while True:
-            word = self._by_all(barrier, partial(_found, find, damaged) if barrier.rank == 0 else _anothers)[
-                0
-            ]
+            mine = partial(_found, find, damaged) if barrier.rank == 0 else _anothers
+            word = self._by_all(barrier, mine)[0]
             if word == NONE:
                 return None
             if word.startswith(CORRUPT):
@@ -199,7 +198,8 @@ class FolderSaves:
         # Who goes on alone would hang in the next collective.
         words = self._by_all(barrier, partial(_seen, barrier, path, verify=verify))
         said = [word.partition(SEPARATOR) for _, word in sorted(words.items())]
-        if len({marker for marker, _, _ in said}) > 1:
+        markers = {marker for marker, _, _ in said}
+        if len(markers) > 1:
             raise RuntimeError(
                 f"{path} is not the same checkpoint to all ranks: it was replaced just now, or one sees what "
                 "was there before. Load it again, on all ranks."
@@ -208,8 +208,10 @@ class FolderSaves:
         if not damages:
             return None
         if barrier.rank == 0:
-            with suppress(ReplacedError, UncommittedError, OSError):  # Whatever it is, it is not loaded.
-                mark_damaged(path, read(path)[1], damages[0])
+            with suppress(ReplacedError, UncommittedError, OSError):  # Whatever is there now is not loaded.
+                marker = read(path)[1]
+                if repr(marker).encode() in markers:
+                    mark_damaged(path, marker, damages[0])
         return damages[0]
 
     def _by_all(self, barrier: GrpcBarrier, find: Callable[[], bytes]) -> Mapping[int, bytes]:

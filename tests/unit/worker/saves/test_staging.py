@@ -299,6 +299,14 @@ def test_staging_waits_for_the_copies_of_every_gpu_in_use(cuda: FakeCuda):
     assert cuda.calls == ["copy", "synchronize 0", "synchronize 2"]
 
 
+def test_pinned_tensors_are_copied_when_what_goes_to_them_has_arrived(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
+    HostBuffers().stage({"weight": torch.ones(3)})
+    assert cuda.calls == ["synchronize 0", "synchronize 2", "copy", "synchronize 0", "synchronize 2"]
+
+
 def test_fork_waits_for_every_gpu_in_use(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
     fork = os.fork
 

@@ -35,7 +35,7 @@ frameworks: .venv/.frameworks-installed
 .tools/%/.fetched:
 	-dev/fetch-debian.sh $*
 
-tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.fetched
+tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.fetched .tools/strace/.fetched
 
 demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.worker.saves.directory import CheckpointDirectory
+from muster.checkpoint.directory import CheckpointDirectory
 from tests.support.chaos import Plan, run
 from tests.support.coordinator import Coordinator
 from tests.support.drain import job, told

@@ -1,6 +1,8 @@
 """What a committed checkpoint is, wherever it is: its marker."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +28,15 @@ class Committed:
     """A committed checkpoint: the marker's content, and where it is."""
 
     step: int
+    """The step that was saved."""
     world_size: int
+    """The number of ranks that saved it."""
     run_id: str
+    """The training job."""
     prefix: str
+    """The group of the barrier whose decision committed it."""
     sequence: int
-    """Of the decision that committed it."""
+    """The number of that barrier in its group."""
     path: Path | str
     """A string if it is in object storage: with its scheme."""
     order: int = 0
@@ -75,7 +81,10 @@ def unseal(data: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is not what was written. A marker of 0.1.0 has no digest, and names no manifest.
     """
-    said = json.loads(data)
+    try:
+        said = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep for a marker") from error
     if not isinstance(said, dict):
         raise ValueError(f"a marker is a JSON object, and this is {said!r}")
     sealed = said.pop(SEAL, None)
@@ -118,6 +127,33 @@ def committed_from(said: Mapping[str, Any], path: Path | str) -> Committed:
         value = getattr(made, name)
         if type(value) is not kind:
             raise ValueError(f"it says {name} = {value!r}")
+    if not math.isfinite(made.committed_at):
+        raise ValueError(f"it says committed_at = {made.committed_at!r}")
     if reference is not None and (type(reference.size) is not int or type(reference.digest) is not str):
         raise ValueError(f"it says manifest = {manifest!r}")
     return made
+
+
+# ---------------------------------------------------------------------- of a framework's adapter
+
+NO_STEP = -1
+"""The step of a checkpoint whose marker and name do not say it."""
+_NUMBER = re.compile(r"(\d+)(?:\.[a-z]+)?$")
+_SHARED = ("world_size", "run_id", "prefix", "sequence", "order", "committed_at", "manifest")
+"""What the marker of an adapter says as that of a ``Checkpointer`` does."""
+
+
+def step_in(name: str) -> int:
+    """Return the number at the end of a checkpoint's name, as in ``checkpoint-500``; else :data:`NO_STEP`."""
+    number = _NUMBER.search(name)
+    return int(number[1]) if number is not None else NO_STEP
+
+
+def committed_by_adapter(said: Mapping[str, Any], path: Path) -> Committed:
+    """Build a checkpoint from the marker of a framework's adapter, which names no step: its name does.
+
+    Raises:
+        ValueError: a field is missing or of another type.
+    """
+    shared = {name: said[name] for name in _SHARED if name in said}
+    return committed_from({"step": step_in(path.name), **shared}, path)

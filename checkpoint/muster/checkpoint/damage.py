@@ -15,7 +15,7 @@ class Damage:
     """What is wrong with a checkpoint."""
 
     file: str
-    """Its path in the checkpoint."""
+    """Its path in the checkpoint; empty for all of the checkpoint."""
     reason: str
     """What is wrong with it, for people."""
     offset: int | None = None
@@ -30,7 +30,7 @@ class Damage:
     def __str__(self) -> str:
         where = self.file if self.offset is None else f"{self.file} at offset {self.offset}"
         by = "" if self.rank is None else f" (found by rank {self.rank} on {self.host})"
-        return f"{where}: {self.reason}{by}"
+        return f"{where}: {self.reason}{by}" if where else f"{self.reason}{by}"
 
     def encode(self) -> bytes:
         """Return the content of :data:`DAMAGED`."""
@@ -42,9 +42,21 @@ class Damage:
         try:
             said = json.loads(data)
             known = {one.name for one in fields(cls)}
-            return cls(**{key: value for key, value in said.items() if key in known})
-        except (ValueError, TypeError, AttributeError):
+            read = cls(**{key: value for key, value in said.items() if key in known})
+            read._check_types()
+            return read
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return cls(DAMAGED, "the checkpoint is marked as damaged; the mark itself cannot be read")
+
+    def _check_types(self) -> None:
+        texts = (self.file, self.reason, self.host)
+        numbers = (self.offset, self.rank)
+        if not (
+            all(type(text) is str for text in texts)
+            and all(number is None or type(number) is int for number in numbers)
+            and type(self.found_at) in (float, int)
+        ):
+            raise TypeError(f"no damage is {self!r}")
 
     @classmethod
     def found(cls, file: str, reason: str, offset: int | None = None) -> "Damage":

@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class CheckpointDirectory:
 
     def path(self, step: int) -> Path:
         """Return where the checkpoint of a step is, or will be."""
-        return self.folder / f"{STEP}{step:0{WIDTH}}"
+        return self.folder / _name(step)
 
     def unfinished(self, step: int, life: Life) -> Path:
         """Return where a step is written before it is committed.
@@ -121,7 +121,7 @@ class CheckpointDirectory:
             OSError: it cannot be read.
         """
         try:
-            return retrying(str(path), lambda: self._marked(path))
+            return retrying(str(path), lambda: _read_marker(path, self._marked))
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise UncommittedError(
                 f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that "
@@ -152,7 +152,7 @@ class CheckpointDirectory:
         """Return the checkpoints, oldest commit first, and whether one vanished during the look."""
         found = []
         vanished = False
-        for name in retrying(str(self.folder), lambda: sorted(_names(self.folder))):
+        for name in retrying(str(self.folder), lambda: sorted(names_in(self.folder))):
             if not name.startswith(STEP):
                 continue
             path = self.folder / name
@@ -161,7 +161,7 @@ class CheckpointDirectory:
                 found.append(entry)
             else:
                 vanished = vanished or not os.path.lexists(path)  # Else it is not a checkpoint of ours.
-        return _by_commit(found), vanished
+        return by_commit(found), vanished
 
     def entry(self, path: Path) -> Entry | None:
         """Return what is known of a folder with a checkpoint's name; None if it is none.
@@ -169,32 +169,10 @@ class CheckpointDirectory:
         Raises:
             OSError: it cannot be read.
         """
-        return retrying(str(path), lambda: self._entry(path))
-
-    def _entry(self, path: Path) -> Entry | None:
-        try:
-            names = _names(path)
-            damage = Damage.decode((path / DAMAGED).read_bytes()) if DAMAGED in names else None
-            try:
-                return Entry(path, self._marked(path), damage, KEPT in names)
-            except ValueError as error:
-                return Entry(path, None, damage or Damage(MARKER, str(error)), KEPT in names)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            try:
-                names = _names(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return None  # Retention has just removed it, or it is a file of somebody else.
-            if MANIFEST not in names:
-                return None
-            return Entry(path, None, Damage(MARKER, "it is missing"), KEPT in names)
+        return retrying(str(path), lambda: read_entry(path, self._marked))
 
     def _marked(self, path: Path) -> Committed:
-        if path.name.startswith(LEFT):
-            raise ValueError("it was not committed, or is being removed")
-        made = committed_from(unseal((path / MARKER).read_bytes()), path)
-        if path.name.startswith(STEP) and path.name != self.path(made.step).name:
-            raise ValueError(f"its {MARKER} says that it is step {made.step}")
-        return made
+        return committed_in(path, unseal((path / MARKER).read_bytes()))
 
     def latest(self) -> Committed | None:
         """Return the whole checkpoint that was committed last.
@@ -210,8 +188,7 @@ class CheckpointDirectory:
     def mark_damaged(self, path: Path, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged: no later life resumes from it."""
         logger.error("%s is damaged and will not be resumed from: %s", path, damage)
-        write_synced(path / DAMAGED, damage.encode())
-        sync(path)
+        mark(path, DAMAGED, damage.encode())
 
     # ------------------------------------------------------------------ removal
 
@@ -228,7 +205,7 @@ class CheckpointDirectory:
                 ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
             used: checkpoints that are being loaded, and stay.
         """
-        for name in _names(self.folder):
+        for name in retrying(str(self.folder), lambda: names_in(self.folder)):
             left = self.folder / name
             if name.startswith(".removed-"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -261,11 +238,72 @@ class CheckpointDirectory:
         return Path(last.path).name if last is not None else "none"
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """Return the names of what is in a folder.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
     return [path.name for path in folder.iterdir()]
 
 
-def _by_commit(entries: list[Entry]) -> list[Entry]:
+def _name(step: int) -> str:
+    return f"{STEP}{step:0{WIDTH}}"
+
+
+def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
+    """Return what is known of a folder; None if it is no checkpoint.
+
+    Args:
+        path: the folder.
+        marked: reads its marker. It raises ``ValueError`` for one that is not what was written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        names = names_in(path)
+        damage = Damage.decode((path / DAMAGED).read_bytes()) if DAMAGED in names else None
+        try:
+            return Entry(path, _read_marker(path, marked), damage, KEPT in names)
+        except ValueError as error:
+            return Entry(path, None, damage or Damage(MARKER, str(error)), KEPT in names)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        try:
+            names = names_in(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # Retention has just removed it, or it is a file of somebody else.
+        if MANIFEST not in names:
+            return None
+        return Entry(path, None, Damage(MARKER, "it is missing"), KEPT in names)
+
+
+def _read_marker(path: Path, marked: Callable[[Path], Committed]) -> Committed:
+    try:
+        return marked(path)
+    except ValueError:
+        return marked(path)  # A first read may have failed on its way.
+
+
+def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
+    """Return the checkpoint that is in a folder.
+
+    Args:
+        path: the folder.
+        said: what its marker says.
+
+    Raises:
+        ValueError: the marker does not say what a checkpoint is, or is one of another folder.
+    """
+    if path.name.startswith(LEFT):
+        raise ValueError("it was not committed, or is being removed")
+    made = committed_from(said, path)
+    if path.name.startswith(STEP) and path.name != _name(made.step):
+        raise ValueError(f"its {MARKER} says that it is step {made.step}")
+    return made
+
+
+def by_commit(entries: list[Entry]) -> list[Entry]:
     """Sort entries, oldest commit first. One whose marker cannot be read comes after those of lower steps."""
     orders = {entry.path: entry.made.order for entry in entries if entry.made is not None}
 
@@ -297,6 +335,18 @@ def write_marker(folder: Path, marker: dict[str, Any]) -> None:
     sync(folder)
 
 
+def mark(folder: Path, name: str, data: bytes = b"") -> None:
+    """Put a mark into a checkpoint, on the disk."""
+    write_synced(folder / name, data)
+    sync(folder)
+
+
+def unmark(folder: Path, name: str) -> None:
+    """Take a mark out of a checkpoint, on the disk."""
+    (folder / name).unlink(missing_ok=True)
+    sync(folder)
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and put it on the disk. Its folder's entry is the caller's to sync."""
     with path.open("wb") as file:
@@ -321,12 +371,14 @@ def sync(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and put the entry of each that is new on the disk."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Make a folder and its parents, and put their entries on the disk, whoever has made them just now."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in reversed(made):
+    device = folder.stat().st_dev
+    for parent in folder.resolve().parents:
+        if parent.stat().st_dev != device:
+            break  # This is another file system.
         try:
-            sync(path.parent)
+            sync(parent)
         except OSError as error:
             # One may make a folder where one may not read the parent; then its owner answers for it.
             if error.errno not in (errno.EACCES, errno.EINVAL):

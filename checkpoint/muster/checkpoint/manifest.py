@@ -153,19 +153,33 @@ class Manifest:
                 )
             files = {str(name): _file_entry(one) for name, one in said["files"].items()}
             ranks = tuple(
-                RankEntry(int(one["rank"]), str(one["host"]), int(one["bytes"]), float(one["seconds"]))
+                RankEntry(
+                    _count(one["rank"]), str(one["host"]), _count(one["bytes"]), _seconds(one["seconds"])
+                )
                 for one in said["ranks"]
             )
         except ManifestError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ManifestError(f"the manifest cannot be read: {error!r}") from error
         return cls(files, ranks)
 
 
+def _count(value: object) -> int:
+    if not (type(value) is int and 0 <= value < 2**63):
+        raise ValueError(f"{value!r} is no number of bytes, and no rank")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if not (isinstance(value, int | float) and 0 <= value < float("inf")):
+        raise ValueError(f"{value!r} is no duration")
+    return float(value)
+
+
 def _file_entry(said: Mapping[str, Any]) -> FileEntry:
     digests = bytes.fromhex(said["digests"])
-    lengths = [int(length) for length in said["lengths"]]
+    lengths = [_count(length) for length in said["lengths"]]
     if len(digests) != SIZE * len(lengths) or min(lengths, default=1) < 1:
         raise ValueError(f"{len(lengths)} segments have {len(digests)} bytes of digests")
     rank = said.get("rank")
@@ -174,7 +188,7 @@ def _file_entry(said: Mapping[str, Any]) -> FileEntry:
             Segment(length, digests[number * SIZE : (number + 1) * SIZE])
             for number, length in enumerate(lengths)
         ),
-        None if rank is None else int(rank),
+        None if rank is None else _count(rank),
     )
     if entry.size != said["size"] or entry.digest.hex() != said["digest"]:
         raise ValueError("a file's size or digest does not agree with its segments")

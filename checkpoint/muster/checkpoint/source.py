@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -76,7 +76,8 @@ class FolderSource:
         for folder, _, names in os.walk(self._path, onerror=fail):
             for name in names:
                 path = Path(folder, name)
-                found[str(path.relative_to(self._path))] = path.stat().st_size
+                with suppress(FileNotFoundError):  # It was just removed, or is a link to what is not there.
+                    found[str(path.relative_to(self._path))] = path.stat().st_size
         return found
 
     @contextmanager

@@ -3,9 +3,10 @@
 A mismatch counts as damage only if a second read, of a file opened anew, finds it again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from typing import TypeVar
 
 import xxhash
@@ -111,6 +112,16 @@ def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) ->
         raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
 
 
+def check_present(source: Source, manifest: Manifest) -> None:
+    """See that every file of a checkpoint is there, at the size that was written.
+
+    Raises:
+        DamageError: one is missing, or has another size.
+        OSError: they cannot be listed.
+    """
+    _twice(lambda: check_sizes(manifest, source.sizes()))
+
+
 def check_sizes(manifest: Manifest, there: Mapping[str, int]) -> None:
     """See that every file of a checkpoint is there, at the size that was written.
 
@@ -150,13 +161,16 @@ class Verified:
     damages: tuple[Damage, ...] = ()
 
 
-def verify(source: Source, manifest: Manifest, threads: int) -> Iterator[Verified]:
-    """Verify every byte of a checkpoint.
+def verify(
+    source: Source, manifest: Manifest, threads: int, on_read: Callable[[int], None] = lambda _: None
+) -> Generator[Verified, None, None]:
+    """Verify every byte of a checkpoint. Closing the iterator ends the reading.
 
     Args:
         source: the checkpoint.
         manifest: its manifest, verified.
         threads: how many files to read at the same time.
+        on_read: hears of each piece that was read, with its bytes. It is called by several threads.
 
     Yields:
         For each file what was found, as soon as it is known.
@@ -164,53 +178,65 @@ def verify(source: Source, manifest: Manifest, threads: int) -> Iterator[Verifie
     Raises:
         OSError: a file cannot be read.
     """
+    scan = _Scan(source, on_read)
     with ThreadPoolExecutor(threads, thread_name_prefix="muster-verify") as pool:
-        work = [
-            pool.submit(_verify_file, source, name, entry) for name, entry in sorted(manifest.files.items())
-        ]
+        work = [pool.submit(scan.verify, name, entry) for name, entry in sorted(manifest.files.items())]
         try:
             for one in work:
                 yield one.result()
         finally:
+            scan.stopped.set()
             for one in work:
                 one.cancel()
 
 
-def _verify_file(source: Source, name: str, entry: FileEntry) -> Verified:
-    def read() -> Verified:
-        return _present(name, lambda: _scan(source, name, entry))
-
-    try:
-        return _twice(read)
-    except DamageError as error:
-        return Verified(name, 0, (error.damage,))
+class _StoppedError(Exception):
+    """Nobody waits for the result any more."""
 
 
-def _scan(source: Source, name: str, entry: FileEntry) -> Verified:
-    with source.open(name) as file:
-        offset = 0
-        buffer = memoryview(bytearray(min(PIECE, entry.size)))
-        for segment in entry.segments:
-            _scan_segment(file, name, offset, segment, buffer)
-            offset += segment.length
-        if file.read(offset, 1):
-            raise DamageError(
-                Damage.found(name, f"it goes on after the {offset} bytes that were written", offset)
-            )
-    return Verified(name, offset)
+class _Scan:
+    """Reads files of a checkpoint from their first byte to their last."""
 
+    def __init__(self, source: Source, on_read: Callable[[int], None]) -> None:
+        self._source = source
+        self._on_read = on_read
+        self.stopped = Event()
 
-def _scan_segment(file: OpenFile, name: str, offset: int, segment: Segment, buffer: memoryview) -> None:
-    found = xxhash.xxh3_128()
-    done = 0
-    while done < segment.length:
-        count = file.read_into(offset + done, buffer[: segment.length - done])
-        if not count:
-            raise DamageError(Damage.found(name, _ends(segment.length, done), offset))
-        found.update(buffer[:count])
-        done += count
-    if found.digest() != segment.digest:
-        raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
+    def verify(self, name: str, entry: FileEntry) -> Verified:
+        try:
+            return _twice(lambda: _present(name, lambda: self._scan(name, entry)))
+        except DamageError as error:
+            return Verified(name, 0, (error.damage,))
+
+    def _scan(self, name: str, entry: FileEntry) -> Verified:
+        with self._source.open(name) as file:
+            offset = 0
+            buffer = memoryview(bytearray(min(PIECE, entry.size)))
+            for segment in entry.segments:
+                self._scan_segment(file, name, offset, segment, buffer)
+                offset += segment.length
+            if file.read(offset, 1):
+                raise DamageError(
+                    Damage.found(name, f"it goes on after the {offset} bytes that were written", offset)
+                )
+        return Verified(name, offset)
+
+    def _scan_segment(
+        self, file: OpenFile, name: str, offset: int, segment: Segment, buffer: memoryview
+    ) -> None:
+        found = xxhash.xxh3_128()
+        done = 0
+        while done < segment.length:
+            if self.stopped.is_set():
+                raise _StoppedError
+            count = file.read_into(offset + done, buffer[: segment.length - done])
+            if not count:
+                raise DamageError(Damage.found(name, _ends(segment.length, done), offset))
+            found.update(buffer[:count])
+            done += count
+            self._on_read(count)
+        if found.digest() != segment.digest:
+            raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
 
 
 def _present(name: str, read: Callable[[], T]) -> T:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from muster.worker.sessions import close
     from muster.worker.steps import step
     from muster.worker.store import CoordinatorStore
+    from muster.worker.write_report import WriteReport
 
 __all__ = [
     "AsyncCallsQueue",
@@ -73,6 +74,7 @@ __all__ = [
     "SavePoint",
     "StoreTimeoutError",
     "TorchAsyncCheckpoint",
+    "WriteReport",
     "close",
     "create_barrier_from_config",
     "step",
@@ -90,6 +92,7 @@ _MODULES = {
     "sessions": ("close",),
     "steps": ("step",),
     "store": ("CoordinatorStore",),
+    "write_report": ("WriteReport",),
 }
 """Where names are that are not errors."""
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

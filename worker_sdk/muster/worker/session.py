@@ -40,6 +40,7 @@ from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
 from muster.worker.savepoint.asked import SaveAsked, asked_from_pb
 from muster.worker.steps import News
 from muster.worker.version import VERSION
+from muster.worker.write_report import WriteReport
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class Session:
         payload: bytes = b"",
         failure: str | None = None,
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
         """Arrive at the group's next barrier, and wait for its decision.
 
@@ -178,6 +180,7 @@ class Session:
             payload: bytes for all the others.
             failure: a vote: this rank failed, for this reason.
             early: when to log who is missing, if that is to be before half of the timeout.
+            report: this rank's part of a save, for people.
 
         Returns:
             The decision, whatever its outcome.
@@ -191,7 +194,8 @@ class Session:
         with group.turn, self._changed:
             assert group.position is not None
             check_payload(payload, self._max_payload_bytes)
-            arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
+            place = prefix, group.position, timeout, self.config.rank
+            arrival = pending(*place, payload, failure, early, report)
             group.pending = arrival
             self._arrived_at = time.monotonic()
             # Without a stream, the next one begins with all that is open.

@@ -84,8 +84,10 @@ class Entry:
     """A committed attempt."""
 
     attempt: Attempt
-    made: Committed
+    made: Committed | None
+    """None if its verdict cannot be read."""
     files: Mapping[str, int]
+    """Of the checkpoint: its objects, and how many bytes each has."""
     damage: Damage | None = None
     """Why it is not resumed from; None if nothing is known against it."""
     kept: bool = False
@@ -126,7 +128,7 @@ class CheckpointBucket:
         self._whole: set[Attempt] = set()
         """Of which it has also seen all objects."""
         self._damaged: set[Attempt] = set()
-        """Marked as damaged, as this process has seen."""
+        """Marked as damaged, or found to be, as this process has seen."""
 
     # ------------------------------------------------------------------ names
 
@@ -174,7 +176,9 @@ class CheckpointBucket:
         return made
 
     def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
-        there = self._objects.sizes(attempt.name)
+        self._check_there(attempt, files, self._objects.sizes(attempt.name))
+
+    def _check_there(self, attempt: Attempt, files: Mapping[str, int], there: Mapping[str, int]) -> None:
         if DAMAGED in there:
             self._damaged.add(attempt)
             raise DamagedError(self._damage(attempt))
@@ -226,7 +230,9 @@ class CheckpointBucket:
     def _look(self, excluded: Collection[str]) -> tuple[Committed | None, bool]:
         """The last checkpoint, of those that did not vanish at the look; whether one did."""
         judged = _verdicts(self._objects.names())
-        vanished = self._read_all(judged)
+        vanished, unreadable = self._read_all(judged)
+        for attempt, why in unreadable.items():
+            logger.warning("%s is passed over: %s", self.path(attempt), why)
         for attempt in self._by_commit(judged & self._known.keys(), newest_first=True):
             verdict = self._known[attempt]
             if self.path(attempt) in excluded:
@@ -237,54 +243,74 @@ class CheckpointBucket:
                 if self._found(attempt) is None:
                     vanished = True
                 else:
+                    self._damaged.add(attempt)
                     logger.warning("%s is passed over: %s", self.path(attempt), error)
             else:
                 return (None if vanished else verdict.made), vanished
         return None, vanished
 
-    def _read_all(self, judged: Set[Attempt]) -> bool:
-        """Learn the verdicts that this process does not know yet. Returns whether one has vanished.
+    def _read_all(self, judged: Set[Attempt]) -> tuple[bool, dict[Attempt, str]]:
+        """Learn the verdicts that this process does not know yet.
+
+        Returns:
+            Whether one has vanished; and those that cannot be read, with the reason.
 
         Raises:
             LaterVersionError: one is of a later version of Muster.
         """
         unknown = sorted(judged - self._known.keys())
+        unreadable: dict[Attempt, str] = {}
         found = self._objects.get_all([attempt.verdict for attempt in unknown])
         for attempt in unknown:
             data = found.get(attempt.verdict)
             if data is None:
                 continue
             try:
-                verdict = _understood(data, attempt, self.path(attempt))
+                verdict = self._understood(data, attempt)
             except LaterVersionError:
                 raise
             except UncommittedError as error:
-                logger.warning("%s is passed over: %s", self.path(attempt), error)
+                unreadable[attempt] = str(error)
                 continue
             if verdict.made is not None:
                 self._known[attempt] = verdict
-        return any(attempt.verdict not in found for attempt in unknown)
+        return any(attempt.verdict not in found for attempt in unknown), unreadable
+
+    def _understood(self, data: bytes, attempt: Attempt) -> Verdict:
+        try:
+            return _understood(data, attempt, self.path(attempt))
+        except LaterVersionError:
+            raise
+        except UncommittedError:
+            # A first read may have failed on its way.
+            return _understood(self._found(attempt) or data, attempt, self.path(attempt))
 
     def entries(self) -> list[Entry]:
         """Return all committed attempts, damaged ones as well, oldest commit first.
+
+        Those whose verdict cannot be read come before all others.
 
         Raises:
             UncommittedError: there is one of a later version of Muster.
             OSError: the store does not answer.
         """
         judged = _verdicts(self._objects.names())
-        self._read_all(judged)
-        found = []
+        _, unreadable = self._read_all(judged)
+        found = [
+            Entry(attempt, None, {}, Damage(attempt.verdict, why), KEPT in self._objects.sizes(attempt.name))
+            for attempt, why in unreadable.items()
+        ]
         for attempt in self._by_commit(judged & self._known.keys()):
             verdict = self._known[attempt]
-            assert verdict.made is not None
             there = self._objects.sizes(attempt.name)
             damage = None
             try:
-                self._check_whole(attempt, verdict.files)
+                self._check_there(attempt, verdict.files, there)
             except DamagedError as error:
                 damage = error.damage
             except UncommittedError as error:
+                if self._found(attempt) is None:
+                    continue  # Retention has just removed it.
                 damage = Damage(attempt.verdict, str(error))
             found.append(Entry(attempt, verdict.made, verdict.files, damage, KEPT in there))
         return found
@@ -292,9 +318,17 @@ class CheckpointBucket:
     def mark_damaged(self, attempt: Attempt, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged: no later life resumes from it."""
         logger.error("%s is damaged and will not be resumed from: %s", self.path(attempt), damage)
-        self._objects.put(f"{attempt.name}/{DAMAGED}", damage.encode())
+        self.mark(attempt, DAMAGED, damage.encode())
         self._damaged.add(attempt)
         self._whole.discard(attempt)
+
+    def mark(self, attempt: Attempt, name: str, data: bytes = b"") -> None:
+        """Put a mark into a checkpoint."""
+        self._objects.put(f"{attempt.name}/{name}", data)
+
+    def unmark(self, attempt: Attempt, name: str) -> None:
+        """Take a mark out of a checkpoint."""
+        self._objects.remove([f"{attempt.name}/{name}"])
 
     def _damage(self, attempt: Attempt) -> Damage:
         return Damage.decode(self._objects.get(f"{attempt.name}/{DAMAGED}"))

@@ -31,7 +31,7 @@ class Alone:
         self.rank, self.world_size = rank, world_size
         self.sequence = 0
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         self.sequence += 1
         outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
         return Decision(self.prefix, self.sequence - 1, outcome, failure or "", payloads={0: payload})

@@ -43,7 +43,7 @@ class Alone:
     def __init__(self, *_: object) -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         Alone.sequence += 1
         outcome = self.outcome if failure is None else Outcome.ABORTED
         return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})

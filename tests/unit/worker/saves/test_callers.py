@@ -17,12 +17,20 @@ import pytest
 import torch
 
 from muster.worker import MusterError
+from muster.worker.errors import AsyncSaveError
 from muster.worker.fork_guard import HANDLERS
 from muster.worker.insight import saves as under_way
-from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers, writer_process
+from muster.worker.saves import (
+    AsyncCallsQueue,
+    AsyncRequest,
+    ForkCaller,
+    PersistentCaller,
+    callers,
+    writer_process,
+)
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.priority import Priority
-from tests.support.judge import no_child_left, no_file_left, state_of
+from tests.support.judge import FakeBarrier, no_child_left, no_file_left, state_of
 from tests.support.patience import PATIENCE, until
 
 
@@ -161,6 +169,17 @@ def test_a_write_that_is_given_up_and_cannot_be_killed_ends_the_wait_for_it(call
     until(lambda: state_of(write.pid) is None)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_queue_whose_writer_cannot_be_killed_votes_and_closes(tmp_path: Path, persistent: bool):
+    gate, barrier = tmp_path / "gate", FakeBarrier()
+    queue = AsyncCallsQueue(persistent, barrier=barrier, timeout=0.2)  # type: ignore[arg-type]
+    with immortal(gate):
+        queue.schedule_async_request(AsyncRequest(wait_for, (str(gate), str(tmp_path / "began")), []))
+        with pytest.raises(AsyncSaveError, match=r"has not ended 0\.05 s after SIGKILL"):
+            queue.close()
+    assert "has not ended" in (barrier.votes[0] or "")
+
+
 @pytest.fixture
 def _nobody_keeps_exit_statuses() -> Iterator[None]:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -278,7 +297,7 @@ def test_names_of_one_tensor_stay_one_in_a_worker(persistent: PersistentCaller, 
     state = [weight, weight[1:3], torch.nn.Parameter(torch.ones(2)), torch.empty(0), torch.eye(2).to_sparse()]
     request = AsyncRequest(save_when, (str(tmp_path / "saved"), state, str(tmp_path / "gate")), [])
     assert persistent.start(request).wait(PATIENCE).failure is None
-    one, view, parameter, empty, sparse = torch.load(tmp_path / "saved")
+    one, view, parameter, empty, sparse = torch.load(tmp_path / "saved", weights_only=False)
     one.fill_(7)
     assert view.tolist() == [7.0, 7.0]
     assert (parameter.tolist(), empty.tolist(), sparse.to_dense().tolist()) == ([1, 1], [], [[1, 0], [0, 1]])

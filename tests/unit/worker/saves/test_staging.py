@@ -273,6 +273,7 @@ class FakeCuda:
         return 0
 
     def cudaHostUnregister(self, start: int) -> int:  # noqa: N802
+        assert f"{start:x}-" in Path("/proc/self/maps").read_text(), "it is no more mapped"
         self.pinned = [one for one in self.pinned if one[0] != start]
         return 0
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
@@ -173,6 +174,14 @@ def test_a_distributed_tensor_is_what_torchs_stager_makes(mesh: DeviceMesh):
         assert described(ours.state, {}, {}) == described(theirs, {}, {})
         assert ours.state["tensor"].device_mesh is mesh
         ours.release()
+
+
+def test_the_result_of_a_collective_is_waited_for(mesh: DeviceMesh):
+    result = all_reduce(torch.arange(3.0), "sum", mesh)
+    assert isinstance(result, AsyncCollectiveTensor)
+    copied = HostBuffers().stage([result]).state[0]
+    assert type(copied) is torch.Tensor
+    assert copied.tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")

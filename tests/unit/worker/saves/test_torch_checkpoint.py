@@ -120,12 +120,30 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     assert folder == str(tmp_path)
 
 
-def test_an_open_file_is_written_whole(tmp_path: Path):
+def test_an_open_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fsync = os.fsync
+
+    def recorded(file: int) -> None:
+        with (tmp_path / "synced").open("a") as sizes:
+            sizes.write(f"{os.fstat(file).st_size}\n")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", recorded)
     checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
     with (tmp_path / "w.pt").open("wb") as file:
         checkpoint.async_save({"weight": torch.ones(1000)}, file)
         checkpoint.finalize_async_save(blocking=True, terminate=True)
     assert torch.load(tmp_path / "w.pt")["weight"].tolist() == [1.0] * 1000
+    assert (tmp_path / "synced").read_text() == f"{(tmp_path / 'w.pt').stat().st_size}\n"
+
+
+def test_a_device_has_nothing_to_sync():
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    with Path(os.devnull).open("wb") as file:
+        checkpoint.save({"weight": torch.ones(3)}, file)
+        checkpoint.save({"weight": torch.ones(3)}, os.devnull)
+        checkpoint.async_save({"weight": torch.ones(3)}, file)
+        checkpoint.finalize_async_save(blocking=True, terminate=True)
 
 
 def test_memory_of_this_process_is_no_place_to_write_to():

@@ -5,6 +5,7 @@ import socket
 
 from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.pending import EarlyWarning
+from muster.worker.write_report import WriteReport
 
 
 class LocalBarrier:
@@ -37,8 +38,9 @@ class LocalBarrier:
         timeout_secs: float | None = None,
         payload: bytes = b"",
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
-        """Arrive with a vote: it is the decision."""
+        """Arrive with a vote: it is the decision. The report is dropped."""
         sequence, self.sequence = self.sequence, self.sequence + 1
         payloads = {0: payload} if payload else {}
         if failure is None:

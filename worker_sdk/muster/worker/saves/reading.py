@@ -23,7 +23,7 @@ from muster.checkpoint.digest import Segment
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import Source, read_whole
-from muster.checkpoint.verification import check_sizes, read_file, read_item, read_manifest
+from muster.checkpoint.verification import check_present, read_file, read_item, read_manifest
 from muster.worker.saves.rank_write import METADATA
 
 AHEAD = 64 * 2**20
@@ -60,7 +60,7 @@ def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: boo
         data = retrying(f"{source.place}/{METADATA}", lambda: read_whole(source, METADATA))
     else:
         if sizes:
-            check_sizes(manifest, source.sizes())
+            check_present(source, manifest)
         data = read_file(source, manifest, METADATA)
     try:
         metadata: Metadata = pickle.loads(data)

@@ -1,5 +1,6 @@
 """Writes a file beside the one whose place it takes, so that a power loss leaves one of them whole."""
 
+import errno
 import os
 import secrets
 import stat
@@ -69,3 +70,16 @@ def write_in_place(state: Any, target: Any, *args: Any, **kwargs: Any) -> None: 
     torch.save(state, target, *args, **kwargs)
     if hasattr(target, "flush"):
         target.flush()  # A child ends without doing so.
+    _sync(target)
+
+
+def _sync(target: Any) -> None:  # noqa: ANN401
+    try:
+        file = target.fileno()
+    except (AttributeError, OSError):
+        return  # It is no file of the system.
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # A pipe or a device has nothing to sync.
+            raise

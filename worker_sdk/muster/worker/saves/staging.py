@@ -22,6 +22,8 @@ HOST = ("cpu", "meta")
 """Devices whose tensors a fork copies, if they have anything in memory at all."""
 SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
+ARRAY = "__array_interface__"
+"""What tells an array of numpy's, which may not be installed."""
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 """The variable in which torchrun says how many ranks this node has."""
 
@@ -160,19 +162,20 @@ class SharedMemory:
                 self._ends.append(int(end, 16))
 
     def holds(self, value: object) -> bool:
-        """Whether a value is in it: a tensor, or an array of numpy's."""
+        """Whether a tensor or an array of numpy's is in it."""
         address = _address_of(value)
         place = bisect_right(self._starts, address) - 1
         return place >= 0 and address < self._ends[place]
 
 
 def _address_of(value: Any) -> int:  # noqa: ANN401
-    """Where a value's data is; 0 if it is none that has a single place on the host."""
+    """Where the data of a tensor or array is; 0 if it has no single place on the host."""
     if isinstance(value, torch.Tensor):
         on_host = value.device.type == "cpu" and value.layout is torch.strided and value.numel() > 0
         return value.data_ptr() if on_host else 0
-    interface = getattr(value, "__array_interface__", None)  # Numpy itself may not be installed.
-    return interface["data"][0] if interface is not None else 0
+    interface: dict[str, Any] = getattr(value, ARRAY)
+    address: int = interface["data"][0]
+    return address
 
 
 def survive_fork(state: object) -> bool:
@@ -187,14 +190,14 @@ def _data_of(state: object) -> Iterator[object]:
     for leaf in leaves_of(state):
         if isinstance(leaf, torch.Tensor):
             yield from _parts_of(leaf)
-        else:
+        elif hasattr(leaf, ARRAY):
             yield leaf
 
 
 def unshared(state: Any) -> Any:  # noqa: ANN401
     """The same state, with copies of what is in shared memory: no fork copies that."""
     leaves = list(leaves_of(state))
-    if not any(isinstance(leaf, torch.Tensor) or hasattr(leaf, "__array_interface__") for leaf in leaves):
+    if not any(isinstance(leaf, torch.Tensor) or hasattr(leaf, ARRAY) for leaf in leaves):
         return state  # Without a look at the memory, which is a part of every save's stall.
     memory = SharedMemory()
     shared = [leaf for leaf in leaves if any(map(memory.holds, _data_of(leaf)))]

@@ -89,6 +89,8 @@ class StateCopy:
     # ------------------------------------------------------------------ tensors
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if hasattr(tensor, "trigger_wait"):  # The result of a collective that may be under way.
+            return self._tensor(tensor.trigger_wait())
         if hasattr(tensor, "local_shards"):
             return self._sharded(tensor)
         if hasattr(tensor, "__tensor_flatten__"):

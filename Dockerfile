@@ -13,6 +13,7 @@ COPY proto proto
 COPY service service
 COPY relay relay
 COPY client client
+COPY checkpoint checkpoint
 COPY worker_sdk worker_sdk
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 RUN pip --python /opt/muster/bin/python install --no-cache-dir --no-index --no-deps dist/*.whl

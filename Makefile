@@ -3,13 +3,13 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DOCS := .venv-docs/bin
-SOURCES := service relay client worker_sdk tests examples benchmarks dev
+SOURCES := service relay client checkpoint worker_sdk tests examples benchmarks dev
 
 # Where it is set, each of the many processes of the tests compiles its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv frameworks tools demo failover test quick thorough lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
+.PHONY: help venv frameworks tools demo failover test quick thorough compat lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ frameworks: .venv/.frameworks-installed
 .tools/%/.fetched:
 	-dev/fetch-debian.sh $*
 
-tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.fetched
+tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.fetched .tools/strace/.fetched
 
 demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py
@@ -85,6 +85,10 @@ GPU_PYTHON ?= $(BIN)/python
 test-gpu: venv ## The saves on a real GPU; GPU_PYTHON=… is a Python with a torch for CUDA, and requirements/dev.txt.
 	$(GPU_PYTHON) -m pytest -q --gpu tests/gpu
 
+# The first run fetches some 30 GB, and takes an hour; the environments in .tools/compat are used again.
+compat: venv .tools/etcd-server/.fetched ## The SDK under torch 2.9 to 2.15, the service under Python 3.12 to 3.14; ONLY="torch-2.11 …" for some.
+	$(BIN)/python -m dev.compat $(ONLY)
+
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards
 
@@ -123,6 +127,7 @@ bench: bench-venv frameworks ## Measure beside the peers and across the engines 
 	$(BIN)/python -m benchmarks.barrier
 	$(BIN)/python -m benchmarks.rendezvous
 	$(BIN)/python -m benchmarks.saves
+	$(BIN)/python -m benchmarks.loads
 	$(BIN)/python -m benchmarks.buckets
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.failover

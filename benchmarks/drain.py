@@ -14,7 +14,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from muster.worker.saves.directory import CheckpointDirectory
+from muster.checkpoint.directory import CheckpointDirectory
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.drain import job, told
 from tests.support.patience import PATIENCE, until

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from demo_rank import CHILD_KILLED, COORDINATOR_KILLED, NODE_KILLED, PAUSE, Moment, go
-from muster.worker.saves.directory import CheckpointDirectory
+from muster.checkpoint.directory import CheckpointDirectory
 from training_job import SAVE_EVERY
 
 NODES = 3

@@ -75,9 +75,9 @@ def train(folder: Path, steps: int, report: Report) -> float:
     # Coordinator, run, rank, world size and round come from torchrun's environment.
     checkpointer = Checkpointer(folder, keep_last=3)
     start, loss = 0, 0.0
-    if checkpointer.latest():
-        state = state_of(model, optimizer)
-        start = checkpointer.load(state).step
+    state = state_of(model, optimizer)
+    if resumed := checkpointer.resume(state):
+        start = resumed.step
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         report("resumed", start, "from the last checkpoint that was committed")
     try:

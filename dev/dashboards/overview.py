@@ -133,6 +133,7 @@ def _runs(board: Dashboard) -> None:
                 steps=[(1, "red")],
             ),
             Column("Waiting nodes", f"{total} (muster_rendezvous_waiting_nodes{{{C}}})"),
+            Column("Last commit", f"{newest} (muster_checkpoint_age_seconds{{{C}}})", unit="s"),
             Column("State", f"{newest} (muster_run_closed{{{C}}})", names={"0": "open", "1": "closed"}),
             link=f"/d/{RUN.uid}?${{datasource:queryparam}}&${{coordinator:queryparam}}"
             "&var-run=${__value.raw}&${__url_time_range}",

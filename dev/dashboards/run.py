@@ -45,6 +45,7 @@ def build() -> Dashboard:
     _members(board)
     _training(board)
     _rendezvous(board)
+    _checkpoints(board)
     _saves(board)
     return board
 
@@ -283,6 +284,59 @@ def _rendezvous(board: Dashboard) -> None:
             "Closed",
             "1 once the run is closed.",
             Query(f"max(muster_run_closed{{{R}}})", "closed"),
+            width=6,
+        )
+    )
+
+
+def _checkpoints(board: Dashboard) -> None:
+    age, unsaved, interval = (
+        f"max(muster_checkpoint_{name}_seconds{{{R}}})" for name in ("age", "unsaved", "interval")
+    )
+    board.with_row(row("Checkpoints"))
+    board.with_panel(
+        steps(
+            "Committed step",
+            "Step of the checkpoint that was committed last. It falls when a job goes back.",
+            Query(f"max(muster_checkpoint_committed_step{{{R}}})", "step"),
+            width=6,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Age of the newest checkpoint",
+            "Time since a commit, and how long of it ranks were connected: what a "
+            "failure would cost. Beyond three times the usual interval, and ten minutes, there is an alert.",
+            Query(age, "age"),
+            Query(unsaved, "with ranks connected"),
+            Query(f"3 * {interval}", "three intervals"),
+            unit="s",
+            width=6,
+        ).override_by_name(
+            "three intervals",
+            [
+                DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+                DynamicConfigValue("custom.fillOpacity", 0),
+                DynamicConfigValue("custom.lineInterpolation", "stepAfter"),
+            ],
+        )
+    )
+    board.with_panel(
+        lines(
+            "Size of the newest checkpoint",
+            "Bytes of all ranks that report theirs.",
+            Query(f"max(muster_checkpoint_bytes{{{R}}})", "all ranks"),
+            unit="bytes",
+            width=6,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Slowest write",
+            "Time that the slowest rank took to write its part of the newest checkpoint. To see which rank: "
+            "`muster describe run RUN`.",
+            Query(f"max(muster_checkpoint_write_seconds{{{R}}})", "slowest rank"),
+            unit="s",
             width=6,
         )
     )

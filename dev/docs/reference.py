@@ -7,6 +7,8 @@ from pathlib import Path
 import griffe
 
 SOURCES = Path(__file__).resolve().parents[2] / "worker_sdk"
+FORMAT = Path(__file__).resolve().parents[2] / "checkpoint"
+"""Has the package ``muster.checkpoint``, of which ``muster.worker.saves`` passes some names on."""
 PACKAGE = "muster.worker"
 LISTED = (PACKAGE, f"{PACKAGE}.barriers", f"{PACKAGE}.saves")
 """The modules whose ``__all__`` says what is offered."""
@@ -29,6 +31,7 @@ PAGES = {
         "Which one to take is in the [tutorial](../tutorial.md).",
         (
             *("GrpcBarrier", "GroupBarrier", "GrpcBarrierConfig", "synchronize", "close"),
+            "WriteReport",
             *("BarrierConfig", "create_barrier_from_config", "barriers.BARRIER_REGISTRY"),
             *("barriers.register_barrier", "barriers.Barrier", "barriers.DistBarrier"),
             *("barriers.TCPStoreBarrier", "step"),
@@ -49,6 +52,7 @@ PAGES = {
         "Which one to take is in [Saves](../saves.md#which-one-to-take).",
         (
             *("Checkpointer", "SavePoint", "TorchAsyncCheckpoint", "AsyncCallsQueue", "AsyncRequest"),
+            *("saves.Committed", "saves.CorruptCheckpointError", "saves.UncommittedError"),
             *("saves.SaveTimings", "saves.AsyncCaller", "saves.ForkCaller", "saves.PersistentCaller"),
             "saves.abort_nvrx_checkpoint",
         ),
@@ -78,9 +82,12 @@ PAGES = {
 def load(sources: Path = SOURCES) -> griffe.Module:
     """Read the package without importing it."""
     options: griffe.GoogleOptions = {"warn_unknown_params": False, "warn_missing_types": False}
-    package = griffe.load(
-        PACKAGE, search_paths=[sources], docstring_parser="google", docstring_options=options
+    loader = griffe.GriffeLoader(
+        search_paths=[sources, FORMAT], docstring_parser="google", docstring_options=options
     )
+    package = loader.load(PACKAGE)
+    loader.load("muster.checkpoint")
+    loader.resolve_aliases(external=True)
     assert isinstance(package, griffe.Module)
     return package
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from muster.worker.saves.bucket.fsspec_objects import FsspecObjects
+from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from tests.support.bucket_server import BUCKET, BucketServer
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
+    CheckpointsRecord,
     EvictionRecord,
     ForgetDecision,
     ForgetParticipant,
@@ -31,8 +32,11 @@ from muster.service.core.effects import (
     StoreOperationRecord,
 )
 from muster.service.core.model import (
+    Checkpoint,
+    CheckpointHistory,
     Closed,
     Decision,
+    FailedSave,
     Instant,
     MemberState,
     NodeInfo,
@@ -40,6 +44,7 @@ from muster.service.core.model import (
     Save,
     SaveState,
     Shape,
+    SlowestWrite,
 )
 from muster.service.core.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
@@ -93,6 +98,15 @@ SAVE = SaveRecord(
         ended_at=1_700_000_005.25,
     ),
 )
+CHECKPOINTS = CheckpointsRecord(
+    "job1",
+    CheckpointHistory(
+        newest=Checkpoint(1_200, 1_700_000_006.5, 2**40, SlowestWrite(3, "node-0", 12.5), "save/commit", 11),
+        committed=12,
+        intervals=(600.0, 601.25),
+        failures=(FailedSave(None, 1_700_000_004.0, "was aborted: enough", "save", 10),),
+    ),
+)
 ALL_KINDS: list[Kept] = [
     RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
     GroupRecord("job1", "checkpoint", 3, 6),
@@ -102,6 +116,7 @@ ALL_KINDS: list[Kept] = [
     ROUND,
     NODE,
     SAVE,
+    CHECKPOINTS,
     *STORE,
 ]
 
@@ -313,7 +328,7 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
         ForgetStoreKey("job1", ""),
         ForgetStoreOperation("job1", "c1"),
     ]
-    left = [*ALL_KINDS[:2], ALL_KINDS[4], SAVE, STORE[0], STORE[3], *others]
+    left = [*ALL_KINDS[:2], ALL_KINDS[4], SAVE, CHECKPOINTS, STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 
@@ -397,6 +412,7 @@ def test_a_coordinator_takes_them_back(place: Place):
     assert list(run.rendezvous.rounds) == [ROUND]
     assert run.rendezvous.complete
     assert [(node.info, node.attempt, node.rank) for node in run.rendezvous] == [(NODE.node, 13, 1)]
+    assert run.checkpoints.history == CHECKPOINTS.history
     assert run.store.values == {"a key\0with NUL": b"\0\xff", "": b""}
 
 

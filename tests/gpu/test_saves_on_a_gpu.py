@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 import muster.worker
 from muster.worker import Checkpointer, GrpcBarrier, TorchAsyncCheckpoint
+from muster.worker.saves import AsyncRequest, ForkCaller
 from tests.support.coordinator import Coordinator
 from tests.support.judge import no_child_left
 
@@ -47,8 +48,8 @@ def made(tmp_path: Path, barrier: GrpcBarrier) -> Iterator[Checkpointer]:
         one.close()
 
 
-def state(value: float, tensors: int = 4) -> dict[str, torch.Tensor]:
-    return {f"layer-{n}": torch.full((SIZE,), value, device="cuda") for n in range(tensors)}
+def state(value: float, tensors: int = 4, device: str = "cuda") -> dict[str, torch.Tensor]:
+    return {f"layer-{n}": torch.full((SIZE,), value, device=device) for n in range(tensors)}
 
 
 def keep_busy() -> None:
@@ -88,6 +89,49 @@ def test_what_another_stream_does_is_saved_if_the_current_one_has_waited_for_it(
     made.save(1, now)
     assert made.finalize(blocking=True) == [1]
     assert saved(made, 1) == {7.0}
+
+
+@pytest.fixture
+def second() -> str:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one GPU; run it on one that has two")
+    return "cuda:1"
+
+
+def test_what_a_gpu_that_is_not_the_current_one_does_before_the_call_is_saved(
+    made: Checkpointer, second: str
+):
+    now = state(0, device=second) | {"first": torch.zeros(SIZE, device="cuda:0")}
+    for step in range(1, 4):
+        with torch.cuda.device(second):
+            keep_busy()
+        for tensor in now.values():
+            tensor.fill_(step)
+        made.save(step, now)
+        for tensor in now.values():
+            tensor.fill_(-step)
+    assert made.finalize(blocking=True) == [1, 2, 3]
+    for step in range(1, 4):
+        into = {name: torch.zeros(SIZE) for name in now}
+        made.load(into, Path(str(made._folder)) / f"step-{step:010}")
+        assert {value for tensor in into.values() for value in tensor.unique().tolist()} == {float(step)}
+
+
+def test_a_preload_function_may_leave_copies_of_any_gpu_under_way(tmp_path: Path, second: str):
+    weight = torch.zeros(SIZE, device=second)
+    host = torch.empty(SIZE, pin_memory=True)
+    with torch.cuda.device(second):
+        keep_busy()
+        weight.fill_(5)
+
+    def preload() -> torch.Tensor:
+        return host.copy_(weight, non_blocking=True)
+
+    assert torch.cuda.current_device() == 0
+    path = tmp_path / "weight.pt"
+    request = AsyncRequest(lambda path, state: torch.save(state, path), (path, None), [], preload_fn=preload)
+    assert ForkCaller().start(request).wait(60).failure is None
+    assert torch.load(path).unique().tolist() == [5.0]
 
 
 def test_a_child_that_writes_late_still_has_its_own_step(

@@ -212,6 +212,9 @@ def test_a_rank_beyond_its_world_is_refused(stream: Stream):
         (arrive(timeout_ms=0), "INVALID_ARGUMENT", "timeout"),
         (arrive(timeout_ms=2**63), "INVALID_ARGUMENT", "timeout"),
         (arrive(payload=b"x" * 2_000_000), "LIMIT_EXCEEDED", "max_payload_bytes"),
+        (arrive(write=common_pb2.WriteReport(step=2**63)), "INVALID_ARGUMENT", "write.step"),
+        (arrive(write=common_pb2.WriteReport(bytes=2**64 - 1)), "INVALID_ARGUMENT", "write.bytes"),
+        (arrive(write=common_pb2.WriteReport(write_ms=2**64 - 1)), "INVALID_ARGUMENT", "write.write_ms"),
     ],
 )
 def test_a_bad_arrival_is_refused(stream: Stream, request_, reason: str, words: str):
@@ -328,7 +331,7 @@ def test_an_unknown_run_or_group_is_named(channel: grpc.Channel):
         ),
         (
             barriers.Get,
-            barrier_pb2.BarrierServiceGetRequest(run_id="good", prefix="good", sequence=99),
+            barrier_pb2.BarrierServiceGetRequest(run_id="good", prefix="good", sequence=9_999),
             "BARRIER_NOT_FOUND",
         ),
         (barriers.Abort, barrier_pb2.AbortRequest(run_id="good", prefix="good"), "NO_OPEN_BARRIER"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import output
 from tests.support.coordinator import Coordinator
 from tests.support.dcp_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
@@ -22,6 +23,13 @@ def resumed(coordinator: Coordinator, folder: Path, mode: str) -> list[str]:
     for lines in said:
         assert lines[-1] == f"saved {int(lines[0].split()[1]) + SAVES}", said
     return [lines[0] for lines in said]
+
+
+def failed_saves(described: str) -> tuple[str, list[str]]:
+    """The table of failed saves in what ``describe run`` says: its head, and its rows."""
+    table = described.split("Failed saves:\n")[1].split("\n\n")[0]
+    head, *rows = table.splitlines()
+    return head, rows
 
 
 @pytest.mark.parametrize("when", ["before", "planning", "writing", "after"])
@@ -47,6 +55,11 @@ def test_a_rank_that_raises_fails_one_save_of_all_and_the_next_one_commits(tmp_p
                 ["failed" if step == FAULTY else "saved", str(step)] for step in range(1, SAVES + 1)
             ], said
             assert "No space left on device" in said[FAULTY - 1]
+        described = output(coordinator.endpoint, "describe", "run", "job")
+        assert f"; {SAVES - 1} so far" in described
+        _, (failed,) = failed_saves(described)
+        # A rank that fails while all plan in a collective ends that of the others, too.
+        assert "No space left on device" in failed or (when == "planning" and "was given up by" in failed)
         assert resumed(coordinator, tmp_path, "committed") == [f"resumed {SAVES}"] * RANKS
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.worker.saves.directory import MARKER
+from muster.checkpoint.committed import MARKER
 from tests.support.coordinator import Coordinator
 from tests.support.deepspeed_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.worker.saves.directory import MARKER
+from muster.checkpoint.committed import MARKER
 from tests.support import agents
 from tests.support.coordinator import Coordinator
 from tests.support.cradle import LONGEST_NAME

@@ -184,6 +184,49 @@ def test_torchs_checkpoints_bring_neither_the_sdk_nor_grpc():
     assert told == ["torch.distributed.elastic.rendezvous"]
 
 
+# ---------------------------------------------------------------------- what the SDK adds to torch's import
+
+ADDED = """
+import sys
+import torch.distributed
+before = set(sys.modules)
+{statement}
+print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}))
+print("torch.distributed.checkpoint" in sys.modules)
+"""
+
+
+def test_import_beside_torch_adds_nothing_of_torch_and_no_grpc():
+    added, checkpoint = run(ADDED.format(statement="import muster.worker")).splitlines()
+    assert "muster" in added.split()
+    assert not {"torch", "sympy", "pynvml", "grpc", "asyncio"} & set(added.split())
+    assert checkpoint == "False"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from muster.worker import CoordinatorStore",
+        "import muster.worker.init_method",
+        "import muster.worker.rendezvous",
+    ],
+)
+def test_store_and_rendezvous_do_not_load_torchs_checkpoints(statement: str):
+    assert run(ADDED.format(statement=statement)).splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "statement", ["import torch\nimport muster.worker", "import muster.worker\nimport torch"]
+)
+def test_barrier_type_is_there_when_torchs_registry_is_imported(statement: str):
+    script = f"""
+{statement}
+import torch.distributed.checkpoint._experimental as torchs
+print("grpc" in torchs.barriers.BARRIER_REGISTRY)
+"""
+    assert run(script) == "True"
+
+
 # ---------------------------------------------------------------------- without torch
 
 TORCH_FREE = """

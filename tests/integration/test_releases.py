@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import grpc
 import pytest
 
+import muster.worker
 from muster.service.core.refusal import Reason
 from muster.service.storage.sqlite import SCHEMA_VERSION
 from muster.v1 import (
@@ -25,6 +26,7 @@ from muster.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
+from muster.worker import GrpcBarrier, WriteReport
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.etcd import cluster
 from tests.support.patience import PATIENCE
@@ -168,6 +170,15 @@ def test_both_sdks_on_the_last_releases_coordinator(left: Left, last: Installed)
     assert left.version == LAST
     assert_two_versions(left.seen, last)
     assert_all_went_well(left.seen)
+
+
+def test_report_of_a_save_is_nothing_to_the_last_releases_coordinator(last: Installed, tmp_path: Path):
+    with last.coordinator(tmp_path) as coordinator:
+        try:
+            barrier = GrpcBarrier(0, 1, "save", coordinator.endpoint, TIMEOUT, TIMEOUT, run_id="job1")
+            assert barrier.vote(report=WriteReport(step=1, bytes=1, seconds=1.0, commits=True)).released
+        finally:
+            muster.worker.close()
 
 
 def test_both_sdks_on_replicas_behind_one_address(last: Installed, tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.worker.saves.directory import CheckpointDirectory
+from muster.checkpoint.directory import CheckpointDirectory
 from tests.support import nursery
 from tests.support.coordinator import MUSTER, Coordinator
 from tests.support.drain import job, told

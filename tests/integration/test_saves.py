@@ -341,6 +341,28 @@ except AsyncSaveError:
 """
 
 
+FORGETFUL = """
+import time
+from muster.worker.saves import AsyncRequest, PersistentCaller
+if __name__ == "__main__":
+    caller = PersistentCaller()
+    print(caller.start(AsyncRequest(time.sleep, (0,), [])).wait(60).failure, flush=True)
+"""
+
+
+def test_a_program_that_forgets_its_worker_ends(tmp_path: Path):
+    """The worker ignores the signal by which multiprocessing ends what is left, and then waits for."""
+    (tmp_path / "program.py").write_text(FORGETFUL)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
 def test_a_save_at_once_is_not_taken_for_one_under_way(coordinator: Coordinator, tmp_path: Path):
     environ = os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint, "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", BESIDE]

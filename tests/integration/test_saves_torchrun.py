@@ -1,10 +1,15 @@
 """Saves of a job under torchrun on Muster, with its children, ranks and coordinator killed at random."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.directory import CheckpointDirectory
 from tests.support.chaos import Plan, run
+from tests.support.coordinator import Coordinator
+from tests.support.drain import job, told
+from tests.support.patience import until
 from tests.support.save_history import UNCONFIRMED, Event, verdict
 
 
@@ -32,6 +37,24 @@ def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
     assert account.saves("failed") == set()
     assert account.wrong
     assert all("does not load" in one for one in account.wrong)
+
+
+def test_a_save_under_way_and_the_agreed_one_are_committed_when_torchrun_is_told_to_end(tmp_path: Path):
+    """Torchrun sends the signal to the process groups of its ranks, and so to their writers."""
+    with Coordinator(tmp_path) as coordinator, job(coordinator.endpoint, tmp_path, 2, "slow") as agents:
+        until(lambda: len(told(tmp_path, 2, "writing")) == 2, (tmp_path / "agents.log").read_text)
+        for agent in agents:
+            agent.send_signal(signal.SIGTERM)
+        coordinator.logged("save.agreed")
+        (tmp_path / "gate").touch()
+        coordinator.logged("save.done")
+    agreed, other = told(tmp_path, 2, "saved")
+    assert agreed == other
+    committed = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert [CheckpointDirectory(tmp_path / "checkpoints").read(path).step for path in committed] == [
+        0,
+        agreed,
+    ]
 
 
 # ---------------------------------------------------------------------- the judge

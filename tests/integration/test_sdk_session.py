@@ -11,8 +11,9 @@ import pytest
 import muster.worker
 from muster.client.replicas import Target
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
-from muster.worker import ConnectError, GrpcBarrier, Outcome, session
+from muster.worker import ConnectError, GrpcBarrier, Outcome, WriteReport, first_answer, session
 from muster.worker.channel import open_channel
+from tests.support.command import output
 from tests.support.coordinator import Coordinator
 from tests.support.patience import PATIENCE, until
 from tests.support.proxy import Proxy
@@ -44,6 +45,23 @@ def test_a_vote_is_heard_whatever_its_reason(coordinator: Coordinator, reason: s
     good = barrier(coordinator.endpoint)
     assert good.abort(reason).outcome is Outcome.ABORTED
     good.execute_barrier()
+
+
+def test_what_is_told_of_a_save_is_shown_also_after_a_restart(coordinator: Coordinator):
+    good = barrier(coordinator.endpoint, prefix="save", host="node-7")
+    assert good.vote(report=WriteReport(step=9, bytes=2**30, seconds=1.5, commits=True)).released
+    assert not good.vote("disk full", report=WriteReport(step=10)).released
+    coordinator.kill()
+    coordinator.start()
+    good.execute_barrier()
+    described = output(coordinator.endpoint, "describe", "run", "sdk")
+    assert "Checkpoint:  step 9, committed " in described
+    assert " ago; 1.0 GiB; slowest write 1.5s: rank 0 (node-7); 1 so far\n" in described
+    (failed,) = (line for line in described.splitlines() if "disk full" in line)
+    assert failed.split()[1:3] == ["10", "save#1"]
+    header, row = output(coordinator.endpoint, "get", "runs", "-o", "wide").splitlines()
+    assert header.endswith("LAST COMMIT")
+    assert row.split()[-1].endswith(("ms", "s"))
 
 
 def test_a_late_hello_of_its_own_does_not_end_a_session(coordinator: Coordinator):
@@ -146,7 +164,7 @@ class Mute(session_pb2_grpc.SessionServiceServicer):
 
 
 def test_a_peer_that_never_says_welcome_is_called_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session, "WELCOME_TIMEOUT", 0.2)
+    monkeypatch.setattr(first_answer, "FIRST_ANSWER_TIMEOUT", 0.2)
     server, mute = grpc.server(futures.ThreadPoolExecutor(4)), Mute()
     session_pb2_grpc.add_SessionServiceServicer_to_server(mute, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -160,6 +160,7 @@ def test_a_script_meets_by_init_method_and_imports_nothing_of_ours(
     script.write_text(MEETS)
     said = "".join(start(script, os.environ | {"MUSTER_ENDPOINT": shared.endpoint, "OMP_NUM_THREADS": "1"}))
     assert said.count("the sum is 3") == 2, said
+    assert "Exception ignored" not in said, said
 
 
 def test_torch_elastics_store_functions_work_unchanged(shared: Coordinator):

@@ -16,7 +16,7 @@ class Alone:
     def __init__(self, *_: object) -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         """Released, but for a failure."""
         Alone.sequence += 1
         outcome = self.outcome if failure is None else Outcome.ABORTED

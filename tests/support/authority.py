@@ -11,6 +11,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DAY = datetime.timedelta(days=1)
+_CA_USAGE = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,7 @@ class Authority:
         self.ca.write_bytes(
             self._certificate(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_CA_USAGE, critical=True)
             .sign(self._key, hashes.SHA256())
             .public_bytes(serialization.Encoding.PEM)
         )
@@ -54,6 +66,11 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - 2 * DAY)
             .not_valid_after(now + days * DAY)
+            # Python checks certificates strictly from 3.13 on, and misses these.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
         )
 
     def issue(self, name: str, *hosts: str, days: float = 30) -> Pair:

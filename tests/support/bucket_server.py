@@ -126,7 +126,7 @@ class Faulty:
             return refused(
                 environ, start, "400 Bad Request", "ExpiredToken", "The provided token has expired."
             )
-        if f"Credential={READER}" in said and environ["REQUEST_METHOD"] != "GET":
+        if f"Credential={READER}" in said and environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return refused(environ, start, "403 Forbidden", "AccessDenied", "Access Denied")
         fault = self._draw(**plan)
         if fault == "503":

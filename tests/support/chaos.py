@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from muster.worker.saves.bucket.place import BucketPlace
-from muster.worker.saves.directory import CheckpointDirectory
+from muster.checkpoint.directory import CheckpointDirectory
+from muster.worker.saves.bucket_place import BucketPlace
 from tests.support.agents import Job, Worker
 from tests.support.bucket_server import BUCKET, BucketServer
 from tests.support.coordinator import Coordinator

@@ -91,7 +91,7 @@ class Line:
         for client in clients:
             seat = client.seats[prefix]
             self.world.arriving(client, prefix, seat)
-            arrivals.append(Arrival(client.rank, seat.payload, seat.failure))
+            arrivals.append(Arrival(client.rank, seat.payload, seat.failure, seat.report))
         self.world.do(Arrive(self.session, prefix, sequence, timeout, tuple(arrivals)))
 
     def join(

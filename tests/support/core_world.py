@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import (
+    CheckpointsRecord,
     Delivery,
     Effects,
     Entered,
@@ -62,6 +63,7 @@ from muster.service.core.events import (
     ProcessInfo,
     Stepped,
     Tick,
+    WriteReport,
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
@@ -135,6 +137,8 @@ class Disk:
                     self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
                 case SaveRecord():
                     self.kept[SaveRecord, record.run_id] = record
+                case CheckpointsRecord():
+                    self.kept[CheckpointsRecord, record.run_id] = record
                 case StoreKeyRecord():
                     self.kept[StoreKeyRecord, record.run_id, record.key] = record
                 case ForgetStoreKey():
@@ -196,6 +200,7 @@ class Seat:
     waiting: bool = False
     payload: bytes = b""
     failure: str | None = None
+    report: WriteReport | None = None
     timeout: float = TIMEOUT
     progress_after: float = 0.0
     sent_at: float = 0.0
@@ -286,12 +291,13 @@ class Client:
         failure: str | None = None,
         timeout: float = TIMEOUT,
         progress_after: float = 0.0,
+        report: WriteReport | None = None,
     ) -> Decision | None:
         """Arrive at its position. Returns the decision, if it is there already."""
         if prefix not in self.seats:
             self.join(prefix)
         seat, position = self.seats[prefix], self.seats[prefix].position
-        self.about_to_arrive(prefix, payload, failure, timeout, progress_after)
+        self.about_to_arrive(prefix, payload, failure, timeout, progress_after, report)
         self._arrive(prefix)
         return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
 
@@ -302,12 +308,13 @@ class Client:
         failure: str | None = None,
         timeout: float = TIMEOUT,
         progress_after: float = 0.0,
+        report: WriteReport | None = None,
     ) -> None:
         """What it will say, again and again, until it has heard."""
         seat = self.seats[prefix]
         assert seat.position is not None
         seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
-        seat.progress_after = progress_after
+        seat.progress_after, seat.report = progress_after, report
         seat.sent_at = self.world.now
         seat.refused = None
 
@@ -320,7 +327,7 @@ class Client:
         seat = self.seats[prefix]
         assert seat.position is not None
         self.world.arriving(self, prefix, seat)
-        arrival = Arrival(self.rank, seat.payload, seat.failure)
+        arrival = Arrival(self.rank, seat.payload, seat.failure, seat.report)
         asked = seat.timeout, (arrival,), seat.progress_after, self.world.now - seat.sent_at
         self.world.do(Arrive(self.session, prefix, seat.position, *asked))
 

@@ -1,7 +1,8 @@
 """A small training job that is told to end: ``FOLDER MODE NUMBERS``, a rank of it under torchrun.
 
-With MODE ``point`` its ranks save at a save point. With ``alone`` each rank saves for itself when it has a
-signal, as scripts do: the control, which tears. Its state has NUMBERS of 4 bytes.
+With MODE ``point`` its ranks save at a save point. With ``slow`` they have begun a save before, whose writers
+wait for the file ``gate``. With ``alone`` each rank saves for itself when it has a signal, as scripts do: the
+control, which tears. Its state has NUMBERS of 4 bytes.
 """
 
 import os
@@ -10,9 +11,11 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
 
 from muster.worker import Checkpointer, SavePoint
 
@@ -27,13 +30,15 @@ def say(folder: Path, what: str, step: int) -> None:
         file.write(f"{what} {step}\n")
 
 
-def with_point(folder: Path, numbers: int) -> None:
+def with_point(folder: Path, numbers: int, *, slow: bool = False) -> None:
     """Save at one step of all ranks."""
     state = {"weights": torch.zeros(numbers)}
     checkpointer = Checkpointer(folder / "checkpoints")
     start = checkpointer.load(state).step if checkpointer.latest() else 0
     with SavePoint(signals=[signal.SIGTERM]) as point:
         say(folder, "began", start)
+        if slow:
+            checkpointer.save(start, state)
         for step in range(start + 1, STEPS):
             train(state["weights"])
             if point.reached(step):
@@ -44,6 +49,20 @@ def with_point(folder: Path, numbers: int) -> None:
                 if point.stop:
                     break
     checkpointer.close()
+
+
+def with_a_slow_save(folder: Path, numbers: int) -> None:
+    """As :func:`with_point`, while another save is under way."""
+    write = FileSystemWriter.write_data
+
+    def late(*arguments: Any) -> Any:
+        say(folder, "writing", 0)
+        while not (folder / "gate").exists():
+            time.sleep(0.01)
+        return write(*arguments)
+
+    FileSystemWriter.write_data = late  # type: ignore[assignment]
+    with_point(folder, numbers, slow=True)
 
 
 def alone(folder: Path, numbers: int) -> None:
@@ -76,7 +95,7 @@ def main() -> None:
     folder, mode, numbers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    {"point": with_point, "alone": alone}[mode](folder, numbers)
+    {"point": with_point, "slow": with_a_slow_save, "alone": alone}[mode](folder, numbers)
     dist.destroy_process_group()
 
 

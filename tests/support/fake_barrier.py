@@ -4,6 +4,7 @@ import queue
 from dataclasses import replace
 
 from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
+from muster.worker.write_report import WriteReport
 from tests.support.patience import PATIENCE
 
 
@@ -17,11 +18,16 @@ class FakeBarrier:
         self.sequence = 0
         self.timeouts: list[float] = []
         """Of its votes."""
+        self.reports: list[WriteReport | None] = []
+        """Of its votes."""
         self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(
+        self, failure: str | None, timeout: float, payload: bytes, report: WriteReport | None = None
+    ) -> Decision:
         self.timeouts.append(timeout)
+        self.reports.append(report)
         self.said.put(failure if failure is not None else payload)
         answer = self.answers.get(timeout=PATIENCE)
         if isinstance(answer, Exception):

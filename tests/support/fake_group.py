@@ -84,6 +84,6 @@ class Seat:
         self.sequence = 0
         self._group = group
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         """Arrive."""
         return self._group.arrive(self, failure, payload)

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.directory import CheckpointDirectory
 from muster.worker import GrpcBarrier
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest
 from muster.worker.saves.callers import AsyncCaller, Ending, ForkCaller, Write
-from muster.worker.saves.directory import CheckpointDirectory, Committed, Life
 
 
 class FileSaver:

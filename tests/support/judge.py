@@ -9,6 +9,7 @@ from pathlib import Path
 from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.errors import error_for
 from muster.worker.pending import EarlyWarning
+from muster.worker.write_report import WriteReport
 from tests.support.patience import PATIENCE
 
 
@@ -27,9 +28,12 @@ class FakeBarrier:
         self.rank = rank
         self.run_id = "job"
         self.generation = 0
+        self.participants: tuple[int, ...] = ()
         self.sequence = 0
         self.votes: list[str | None] = []
         self.early: list[EarlyWarning | None] = []
+        self.reports: list[WriteReport | None] = []
+        """What it told at its votes."""
         self.said: list[bytes] = []
         """The payloads of its votes."""
         self.others_say: dict[int, bytes] = {}
@@ -52,8 +56,10 @@ class FakeBarrier:
         timeout_secs: float | None = None,
         payload: bytes = b"",
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
         self.early.append(early)
+        self.reports.append(report)
         if failure is None:
             assert self.open.wait(PATIENCE)
         if self.raises.get(self.sequence):

@@ -1,6 +1,5 @@
 """Elastic launches by which one process, and children that it forks, run one job after the other."""
 
-import gc
 import multiprocessing
 import os
 import re
@@ -8,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PATIENCE
 
 
 def work() -> int:
@@ -34,22 +33,16 @@ def launch(endpoint: str) -> str:
     return f"launched {len(elastic_launch(config, work)())} workers"
 
 
-def drop_a_handler(endpoint: str) -> None:
-    """Hold a node's place, and drop it without a word; wait until its thread has seen it."""
-    import threading
-
+def drop_a_handler(endpoint: str, *, in_a_cycle: bool) -> None:
+    """Hold a node's place, and drop it without a word."""
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
     from muster.worker.rendezvous import create_handler
 
     handler = create_handler(RendezvousParameters("muster", endpoint, uuid.uuid4().hex, 1, 1, "127.0.0.1"))
     handler.next_rendezvous()
-    del handler
-    gc.collect()
-    until(
-        lambda: not any(thread.name.startswith("muster-node") for thread in threading.enumerate()),
-        "the thread of a dropped handler goes on",
-    )
+    if in_a_cycle:
+        handler.itself = handler  # type: ignore[attr-defined]
 
 
 def in_a_child(launched: Callable[[str], str], endpoint: str) -> str:
@@ -81,8 +74,9 @@ def in_turn(rank: int, world_size: int, endpoint: str) -> list[str]:
     for _ in range(2):
         told.append(f"the process {launch(endpoint)}")
         told.append(f"its child {in_a_child(launch, endpoint)}")
-    drop_a_handler(endpoint)
-    told.append(f"its child {in_a_child(launch, endpoint)}")
+    for in_a_cycle in (False, True):
+        drop_a_handler(endpoint, in_a_cycle=in_a_cycle)
+        told.append(f"its child {in_a_child(launch, endpoint)}")
     store = CoordinatorStore(endpoint, "in use")
     told.append(in_a_child(launch, endpoint))
     store.close()

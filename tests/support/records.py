@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from muster.service.core.effects import (
+    CheckpointsRecord,
     EvictionRecord,
     GroupRecord,
     ParticipantRecord,
@@ -13,8 +14,11 @@ from muster.service.core.effects import (
     StoreOperationRecord,
 )
 from muster.service.core.model import (
+    Checkpoint,
+    CheckpointHistory,
     Closed,
     Decision,
+    FailedSave,
     Failure,
     MemberState,
     MissingRank,
@@ -23,6 +27,7 @@ from muster.service.core.model import (
     Outcome,
     RendezvousSettings,
     Shape,
+    SlowestWrite,
 )
 from muster.service.core.operations import Done, Flag, Number, Value
 
@@ -108,6 +113,29 @@ decisions = st.builds(
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
 )
+moments = st.integers(0, 4 * 10**9).map(float)
+checkpoints = st.builds(
+    CheckpointsRecord,
+    names,
+    st.builds(
+        CheckpointHistory,
+        newest=st.none()
+        | st.builds(
+            Checkpoint,
+            step=st.none() | numbers,
+            committed_at=moments,
+            bytes=st.none() | numbers,
+            slowest=st.none() | st.builds(SlowestWrite, ranks, texts, timeouts),
+            prefix=names,
+            sequence=numbers,
+        ),
+        committed=numbers,
+        intervals=st.lists(timeouts, max_size=5).map(tuple),
+        failures=st.lists(
+            st.builds(FailedSave, st.none() | numbers, moments, texts, names, numbers), max_size=5
+        ).map(tuple),
+    ),
+)
 store_keys = st.builds(StoreKeyRecord, names, texts, st.binary(max_size=20))
 changed = (
     st.builds(Done)
@@ -117,7 +145,16 @@ changed = (
 )
 store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed)
 kept = (
-    runs | groups | speakers | decisions | evictions | rounds | participants | store_keys | store_operations
+    runs
+    | groups
+    | speakers
+    | decisions
+    | evictions
+    | rounds
+    | participants
+    | checkpoints
+    | store_keys
+    | store_operations
 )
 
 

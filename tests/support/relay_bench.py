@@ -150,7 +150,8 @@ class Below:
         self.guest.hear(pb.ConnectRequest(**message).SerializeToString())  # type: ignore[arg-type]
 
     def arrive(self, rank: int, sequence: int = 0, failure: str | None = None, **more: object) -> None:
-        arrival = pb.Arrival(rank=rank, payload=more.pop("payload", b""), failure=failure)  # type: ignore[arg-type]
+        payload, write = more.pop("payload", b""), more.pop("write", None)
+        arrival = pb.Arrival(rank=rank, payload=payload, failure=failure, write=write)  # type: ignore[arg-type]
         prefix = str(more.pop("prefix", "checkpoint"))
         timeout_ms = int(str(more.pop("timeout_ms", 1000)))
         self.say(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
 from muster.worker.pending import EarlyWarning
+from muster.worker.write_report import WriteReport
 from tests.support.patience import PATIENCE
 
 
@@ -76,6 +77,7 @@ class Seat:
     """One rank's barrier of one group."""
 
     run_id, generation = "job", 0
+    participants: tuple[int, ...] = ()
 
     def __init__(self, table: RoundTable, rank: int, prefix: str) -> None:
         self.table = table
@@ -84,6 +86,8 @@ class Seat:
         self.world_size = table.world_size
         self.sequence = 0
         self.early: list[EarlyWarning | None] = []
+        self.reports: list[WriteReport | None] = []
+        """What it told at its votes."""
         self.raises: dict[int, list[Exception]] = {}
         """By sequence: at its votes there."""
         self.siblings: dict[str, Seat] = {}
@@ -97,8 +101,10 @@ class Seat:
         timeout_secs: float | None = None,
         payload: bytes = b"",
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
         self.early.append(early)
+        self.reports.append(report)
         if self.raises.get(self.sequence):
             raise self.raises[self.sequence].pop(0)
         decision = self.table.arrive(self, self.sequence, failure, payload)

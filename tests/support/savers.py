@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from muster.worker.saves.committed import Life
+from muster.checkpoint.committed import Life
 from tests.support.patience import PATIENCE
 from tests.support.ranks import CONTEXT
 from tests.support.save_history import Event, weight_at
@@ -263,6 +263,28 @@ class _Worker:
             torch.equal(state["weight"].full_tensor(), weight_at(found.step)) and state["step"] == found.step
         )
         return found.step, right
+
+    def resume(self, doom: str = "") -> Any:
+        """Resume: the step, and whether the state is right; or why not.
+
+        Args:
+            doom: ``opening`` or ``reading``: this process kills itself there.
+        """
+        from muster.worker import MusterError
+        from muster.worker.saves import loading
+        from muster.worker.saves.reading import VerifyingReader
+
+        def die(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if doom == "opening":
+            loading.open_checkpoint = die  # type: ignore[attr-defined,assignment]
+        if doom == "reading":
+            VerifyingReader.read_data = die  # type: ignore[assignment,method-assign]
+        try:
+            return self.load()
+        except (MusterError, RuntimeError) as error:
+            return _failed(error)
 
     def close(self) -> list[int]:
         """Close; the children that are left."""

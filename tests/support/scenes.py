@@ -17,6 +17,7 @@ from muster.service.core.events import (
     ProcessInfo,
     Stepped,
     Tick,
+    WriteReport,
 )
 from muster.service.core.model import Instant, NodeInfo, RendezvousSettings
 from muster.service.draining import DRAINING
@@ -130,19 +131,24 @@ class Job:
         failure: tuple[int, str] | None = None,
         timeout: float = 300.0,
         pace: float = 0.0,
+        report: Callable[[int], WriteReport | None] = lambda _: None,
     ) -> None:
-        """All who are there arrive, but for some; ``failure`` is one rank's vote, at the end."""
+        """All who are there arrive, but for some; ``failure`` is one rank's vote, at the end.
+
+        Each tells of its part of a save what ``report`` says of its rank.
+        """
         left_out = {*without, failure[0] if failure else -1}
         for first, session in list(self.streams.items()):
             ranks = [rank for rank in range(first, first + self.per_stream) if rank not in left_out]
             if ranks:
-                arrivals = tuple(Arrival(rank) for rank in ranks)
+                arrivals = tuple(Arrival(rank, report=report(rank)) for rank in ranks)
                 self.scene.do(Arrive(session, prefix, sequence, timeout, arrivals))
             self.scene.wait(pace)
         if failure is not None:
             rank, reason = failure
             session = self.streams[rank - rank % self.per_stream]
-            self.scene.do(Arrive(session, prefix, sequence, timeout, (Arrival(rank, failure=reason),)))
+            arrival = Arrival(rank, failure=reason, report=report(rank))
+            self.scene.do(Arrive(session, prefix, sequence, timeout, (arrival,)))
 
     def step(self, number: int, *, behind: dict[int, int]) -> None:
         """All who are there tell their training step; ``behind``: that of those who stand elsewhere."""
@@ -156,6 +162,16 @@ class Job:
 
     def close(self, by: str, reason: str) -> None:
         self.scene.do(CloseRun(self.scene.session(), self.run_id, by, reason))
+
+
+def written(step: int, slowest: int, *, commits: bool = False) -> Callable[[int], WriteReport]:
+    """What each rank tells of its part of a save, which takes one of them longer than the others."""
+
+    def report(rank: int) -> WriteReport:
+        seconds = 38.25 if rank == slowest else 30.0 + rank / 10
+        return WriteReport(step=step, bytes=86 << 30, seconds=seconds, commits=commits)
+
+    return report
 
 
 def sixteen() -> Scene:
@@ -173,22 +189,22 @@ def sixteen() -> Scene:
     big = Job(scene, "llama-70b", 16, host="gpu-a{:d}")
     for prefix in ("checkpoint", "save", "save/commit"):
         big.join(prefix)
-    small.meet("checkpoint", 0, pace=0.002)
+    small.meet("checkpoint", 0, pace=0.002, report=written(0, 7, commits=True))
     big.meet("checkpoint", 0, pace=0.12)
     scene.wait(288)
     full = "OSError: [Errno 28] No space left on device: '/ckpt/step-30900'"
-    small.meet("checkpoint", 1, failure=(3, full))
-    big.meet("save", 0, pace=0.09)
-    big.meet("save/commit", 0, pace=0.02)
+    small.meet("checkpoint", 1, failure=(3, full), report=written(500, 7, commits=True))
+    big.meet("save", 0, pace=0.09, report=written(30_900, 11))
+    big.meet("save/commit", 0, pace=0.02, report=written(30_900, 11, commits=True))
     scene.wait(301)
-    small.meet("checkpoint", 2, pace=0.003)
+    small.meet("checkpoint", 2, pace=0.003, report=written(1_000, 7, commits=True))
     big.meet("checkpoint", 1, pace=0.07)
     scene.wait(290)
-    small.meet("checkpoint", 3, pace=0.002)
+    small.meet("checkpoint", 3, pace=0.002, report=written(1_500, 7, commits=True))
     big.step(31_200, behind={6: 31_187})
     big.meet("checkpoint", 2, without=(6, 11))
     scene.wait(34)
-    big.meet("save", 1, without=(11,), timeout=600)
+    big.meet("save", 1, without=(11,), timeout=600, report=written(31_200, 11))
     scene.wait(1)
     big.lose(11)
     scene.wait(6)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/barrier.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\x96\x02\n\rArriveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nworld_size\x18\x05 \x01(\x05\x12\x14\n\x0cparticipants\x18\x06 \x03(\x05\x12\x15\n\x08sequence\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ntimeout_ms\x18\x08 \x01(\x04\x12\x13\n\x0bincarnation\x18\t \x01(\t\x12\x0c\n\x04host\x18\n \x01(\t\x12\x0b\n\x03pid\x18\x0b \x01(\x05\x12\x0f\n\x07payload\x18\x0c \x01(\x0c\x12\x14\n\x07\x66\x61ilure\x18\r \x01(\tH\x01\x88\x01\x01\x42\x0b\n\t_sequenceB\n\n\x08_failure\"7\n\x0e\x41rriveResponse\x12%\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x13.muster.v1.Decision\"b\n\x0c\x41\x62ortRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\x08sequence\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"6\n\rAbortResponse\x12%\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x13.muster.v1.Decision\"\xf9\x01\n\x07\x42\x61rrier\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x61rrived\x18\x05 \x01(\x05\x12\x10\n\x08required\x18\x06 \x01(\x05\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x04\x12\x14\n\x0cremaining_ms\x18\x08 \x01(\x04\x12\'\n\x07missing\x18\t \x03(\x0b\x32\x16.muster.v1.MissingRank\x12%\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x13.muster.v1.Decision\x12\x0f\n\x07message\x18\x0b \x01(\t\"^\n\x18\x42\x61rrierServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x15\n\x08sequence\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"@\n\x19\x42\x61rrierServiceGetResponse\x12#\n\x07\x62\x61rrier\x18\x01 \x01(\x0b\x32\x12.muster.v1.Barrier\"<\n\x19\x42\x61rrierServiceListRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07history\x18\x02 \x01(\r\"B\n\x1a\x42\x61rrierServiceListResponse\x12$\n\x08\x62\x61rriers\x18\x01 \x03(\x0b\x32\x12.muster.v1.Barrier2\xb2\x02\n\x0e\x42\x61rrierService\x12=\n\x06\x41rrive\x12\x18.muster.v1.ArriveRequest\x1a\x19.muster.v1.ArriveResponse\x12:\n\x05\x41\x62ort\x12\x17.muster.v1.AbortRequest\x1a\x18.muster.v1.AbortResponse\x12P\n\x03Get\x12#.muster.v1.BarrierServiceGetRequest\x1a$.muster.v1.BarrierServiceGetResponse\x12S\n\x04List\x12$.muster.v1.BarrierServiceListRequest\x1a%.muster.v1.BarrierServiceListResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/barrier.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xbd\x02\n\rArriveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nworld_size\x18\x05 \x01(\x05\x12\x14\n\x0cparticipants\x18\x06 \x03(\x05\x12\x15\n\x08sequence\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ntimeout_ms\x18\x08 \x01(\x04\x12\x13\n\x0bincarnation\x18\t \x01(\t\x12\x0c\n\x04host\x18\n \x01(\t\x12\x0b\n\x03pid\x18\x0b \x01(\x05\x12\x0f\n\x07payload\x18\x0c \x01(\x0c\x12\x14\n\x07\x66\x61ilure\x18\r \x01(\tH\x01\x88\x01\x01\x12%\n\x05write\x18\x0e \x01(\x0b\x32\x16.muster.v1.WriteReportB\x0b\n\t_sequenceB\n\n\x08_failure\"7\n\x0e\x41rriveResponse\x12%\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x13.muster.v1.Decision\"b\n\x0c\x41\x62ortRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\x08sequence\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"6\n\rAbortResponse\x12%\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x13.muster.v1.Decision\"\xf9\x01\n\x07\x42\x61rrier\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x61rrived\x18\x05 \x01(\x05\x12\x10\n\x08required\x18\x06 \x01(\x05\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x04\x12\x14\n\x0cremaining_ms\x18\x08 \x01(\x04\x12\'\n\x07missing\x18\t \x03(\x0b\x32\x16.muster.v1.MissingRank\x12%\n\x08\x64\x65\x63ision\x18\n \x01(\x0b\x32\x13.muster.v1.Decision\x12\x0f\n\x07message\x18\x0b \x01(\t\"^\n\x18\x42\x61rrierServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x15\n\x08sequence\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_sequence\"@\n\x19\x42\x61rrierServiceGetResponse\x12#\n\x07\x62\x61rrier\x18\x01 \x01(\x0b\x32\x12.muster.v1.Barrier\"<\n\x19\x42\x61rrierServiceListRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07history\x18\x02 \x01(\r\"B\n\x1a\x42\x61rrierServiceListResponse\x12$\n\x08\x62\x61rriers\x18\x01 \x03(\x0b\x32\x12.muster.v1.Barrier2\xb2\x02\n\x0e\x42\x61rrierService\x12=\n\x06\x41rrive\x12\x18.muster.v1.ArriveRequest\x1a\x19.muster.v1.ArriveResponse\x12:\n\x05\x41\x62ort\x12\x17.muster.v1.AbortRequest\x1a\x18.muster.v1.AbortResponse\x12P\n\x03Get\x12#.muster.v1.BarrierServiceGetRequest\x1a$.muster.v1.BarrierServiceGetResponse\x12S\n\x04List\x12$.muster.v1.BarrierServiceListRequest\x1a%.muster.v1.BarrierServiceListResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.barrier_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ARRIVEREQUEST']._serialized_start=63
-  _globals['_ARRIVEREQUEST']._serialized_end=341
-  _globals['_ARRIVERESPONSE']._serialized_start=343
-  _globals['_ARRIVERESPONSE']._serialized_end=398
-  _globals['_ABORTREQUEST']._serialized_start=400
-  _globals['_ABORTREQUEST']._serialized_end=498
-  _globals['_ABORTRESPONSE']._serialized_start=500
-  _globals['_ABORTRESPONSE']._serialized_end=554
-  _globals['_BARRIER']._serialized_start=557
-  _globals['_BARRIER']._serialized_end=806
-  _globals['_BARRIERSERVICEGETREQUEST']._serialized_start=808
-  _globals['_BARRIERSERVICEGETREQUEST']._serialized_end=902
-  _globals['_BARRIERSERVICEGETRESPONSE']._serialized_start=904
-  _globals['_BARRIERSERVICEGETRESPONSE']._serialized_end=968
-  _globals['_BARRIERSERVICELISTREQUEST']._serialized_start=970
-  _globals['_BARRIERSERVICELISTREQUEST']._serialized_end=1030
-  _globals['_BARRIERSERVICELISTRESPONSE']._serialized_start=1032
-  _globals['_BARRIERSERVICELISTRESPONSE']._serialized_end=1098
-  _globals['_BARRIERSERVICE']._serialized_start=1101
-  _globals['_BARRIERSERVICE']._serialized_end=1407
+  _globals['_ARRIVEREQUEST']._serialized_end=380
+  _globals['_ARRIVERESPONSE']._serialized_start=382
+  _globals['_ARRIVERESPONSE']._serialized_end=437
+  _globals['_ABORTREQUEST']._serialized_start=439
+  _globals['_ABORTREQUEST']._serialized_end=537
+  _globals['_ABORTRESPONSE']._serialized_start=539
+  _globals['_ABORTRESPONSE']._serialized_end=593
+  _globals['_BARRIER']._serialized_start=596
+  _globals['_BARRIER']._serialized_end=845
+  _globals['_BARRIERSERVICEGETREQUEST']._serialized_start=847
+  _globals['_BARRIERSERVICEGETREQUEST']._serialized_end=941
+  _globals['_BARRIERSERVICEGETRESPONSE']._serialized_start=943
+  _globals['_BARRIERSERVICEGETRESPONSE']._serialized_end=1007
+  _globals['_BARRIERSERVICELISTREQUEST']._serialized_start=1009
+  _globals['_BARRIERSERVICELISTREQUEST']._serialized_end=1069
+  _globals['_BARRIERSERVICELISTRESPONSE']._serialized_start=1071
+  _globals['_BARRIERSERVICELISTRESPONSE']._serialized_end=1137
+  _globals['_BARRIERSERVICE']._serialized_start=1140
+  _globals['_BARRIERSERVICE']._serialized_end=1446
 # @@protoc_insertion_point(module_scope)

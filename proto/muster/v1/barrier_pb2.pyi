@@ -32,6 +32,7 @@ class ArriveRequest(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    WRITE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     generation: builtins.int
@@ -60,6 +61,10 @@ class ArriveRequest(google.protobuf.message.Message):
     def participants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The ranks that the group's barriers cover; empty means all of the world."""
 
+    @property
+    def write(self) -> muster.v1.common_pb2.WriteReport:
+        """This rank's part of a save, for people; unset at a barrier that belongs to no save."""
+
     def __init__(
         self,
         *,
@@ -76,9 +81,10 @@ class ArriveRequest(google.protobuf.message.Message):
         pid: builtins.int = ...,
         payload: builtins.bytes = ...,
         failure: builtins.str | None = ...,
+        write: muster.v1.common_pb2.WriteReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_failure", b"_failure", "_sequence", b"_sequence", "failure", b"failure", "sequence", b"sequence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "_sequence", b"_sequence", "failure", b"failure", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "participants", b"participants", "payload", b"payload", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "sequence", b"sequence", "timeout_ms", b"timeout_ms", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failure", b"_failure", "_sequence", b"_sequence", "failure", b"failure", "sequence", b"sequence", "write", b"write"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "_sequence", b"_sequence", "failure", b"failure", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "participants", b"participants", "payload", b"payload", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "sequence", b"sequence", "timeout_ms", b"timeout_ms", "world_size", b"world_size", "write", b"write"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failure", b"_failure"]) -> typing.Literal["failure"] | None: ...
     @typing.overload

@@ -284,6 +284,49 @@ class Payload(google.protobuf.message.Message):
 global___Payload = Payload
 
 @typing.final
+class WriteReport(google.protobuf.message.Message):
+    """WriteReport describes one rank's part of a save. The rank sends it at each barrier of that save. It informs people: no
+    decision depends on it. If a barrier with a report fails, the save has failed.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    WRITE_MS_FIELD_NUMBER: builtins.int
+    COMMITS_FIELD_NUMBER: builtins.int
+    GIVES_UP_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The training step; unset if the save has none."""
+    bytes: builtins.int
+    """The bytes that this rank wrote, at most 2^47; unset if it does not know."""
+    write_ms: builtins.int
+    """The time that this rank wrote for, in milliseconds, at most a year; unset if it does not know."""
+    commits: builtins.bool
+    """This barrier is the last one of the save. If every arrival sets it, the barrier's release commits the checkpoint."""
+    gives_up: builtins.bool
+    """This rank has given the save up. The save has failed, even if the barrier is released."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int | None = ...,
+        bytes: builtins.int | None = ...,
+        write_ms: builtins.int | None = ...,
+        commits: builtins.bool = ...,
+        gives_up: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "step", b"step", "write_ms", b"write_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "_write_ms", b"_write_ms", "bytes", b"bytes", "commits", b"commits", "gives_up", b"gives_up", "step", b"step", "write_ms", b"write_ms"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes", b"_bytes"]) -> typing.Literal["bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_write_ms", b"_write_ms"]) -> typing.Literal["write_ms"] | None: ...
+
+global___WriteReport = WriteReport
+
+@typing.final
 class Decision(google.protobuf.message.Message):
     """Decision is the one outcome of (run_id, prefix, sequence), the same bytes for every rank."""
 

@@ -75,6 +75,7 @@ class Run(google.protobuf.message.Message):
     FORGOTTEN_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     SAVE_FIELD_NUMBER: builtins.int
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its id."""
     generation: builtins.int
@@ -113,6 +114,10 @@ class Run(google.protobuf.message.Message):
     def save(self) -> global___Save:
         """The newest save that was asked for; unset if none ever was."""
 
+    @property
+    def checkpoints(self) -> global___Checkpoints:
+        """Its saves, as its ranks reported them; unset if they reported none."""
+
     def __init__(
         self,
         *,
@@ -132,12 +137,162 @@ class Run(google.protobuf.message.Message):
         forgotten: builtins.bool = ...,
         steps: global___RunSteps | None = ...,
         save: global___Save | None = ...,
+        checkpoints: global___Checkpoints | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "round", b"round", "save", b"save", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_round", b"_round", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "save", b"save", "steps", b"steps", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "checkpoints", b"checkpoints", "closed", b"closed", "round", b"round", "save", b"save", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "checkpoints", b"checkpoints", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "save", b"save", "steps", b"steps", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Run = Run
+
+@typing.final
+class Checkpoints(google.protobuf.message.Message):
+    """Checkpoints shows the saves of a run over all generations, as its ranks reported them (WriteReport)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NEWEST_FIELD_NUMBER: builtins.int
+    AGE_MS_FIELD_NUMBER: builtins.int
+    COMMITTED_FIELD_NUMBER: builtins.int
+    INTERVAL_MS_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    age_ms: builtins.int
+    """How long ago that was, in milliseconds."""
+    committed: builtins.int
+    """How many were committed."""
+    interval_ms: builtins.int
+    """The usual time between two commits, in milliseconds: the median of the last five intervals. Unset before the third commit
+    of a group.
+    """
+    @property
+    def newest(self) -> global___Checkpoint:
+        """The checkpoint that was committed last; unset if none was."""
+
+    @property
+    def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FailedSave]:
+        """The last five saves that failed, newest first."""
+
+    def __init__(
+        self,
+        *,
+        newest: global___Checkpoint | None = ...,
+        age_ms: builtins.int = ...,
+        committed: builtins.int = ...,
+        interval_ms: builtins.int | None = ...,
+        failures: collections.abc.Iterable[global___FailedSave] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_interval_ms", b"_interval_ms", "interval_ms", b"interval_ms", "newest", b"newest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_interval_ms", b"_interval_ms", "age_ms", b"age_ms", "committed", b"committed", "failures", b"failures", "interval_ms", b"interval_ms", "newest", b"newest"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_interval_ms", b"_interval_ms"]) -> typing.Literal["interval_ms"] | None: ...
+
+global___Checkpoints = Checkpoints
+
+@typing.final
+class Checkpoint(google.protobuf.message.Message):
+    """Checkpoint is a checkpoint that all ranks have committed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    COMMITTED_AT_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    SLOWEST_FIELD_NUMBER: builtins.int
+    BARRIER_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The training step; unset if the save has none."""
+    bytes: builtins.int
+    """The bytes of all ranks together; unset if no rank reported any."""
+    @property
+    def committed_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When its last barrier was released."""
+
+    @property
+    def slowest(self) -> global___SlowestWrite:
+        """The rank whose write took longest; unset if no rank reported a time."""
+
+    @property
+    def barrier(self) -> muster.v1.common_pb2.BarrierName:
+        """Its last barrier."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int | None = ...,
+        committed_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        bytes: builtins.int | None = ...,
+        slowest: global___SlowestWrite | None = ...,
+        barrier: muster.v1.common_pb2.BarrierName | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "barrier", b"barrier", "bytes", b"bytes", "committed_at", b"committed_at", "slowest", b"slowest", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bytes", b"_bytes", "_step", b"_step", "barrier", b"barrier", "bytes", b"bytes", "committed_at", b"committed_at", "slowest", b"slowest", "step", b"step"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes", b"_bytes"]) -> typing.Literal["bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+
+global___Checkpoint = Checkpoint
+
+@typing.final
+class SlowestWrite(google.protobuf.message.Message):
+    """SlowestWrite is the write of a checkpoint that took longest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    WRITE_MS_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """The rank."""
+    host: builtins.str
+    """The host of its process."""
+    write_ms: builtins.int
+    """How long it took, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        host: builtins.str = ...,
+        write_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "rank", b"rank", "write_ms", b"write_ms"]) -> None: ...
+
+global___SlowestWrite = SlowestWrite
+
+@typing.final
+class FailedSave(google.protobuf.message.Message):
+    """FailedSave is a save that was not committed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    FAILED_AT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    BARRIER_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The training step; unset if the save has none, or ranks were at different ones."""
+    reason: builtins.str
+    """Why, for people, in one line. The barrier's decision has the whole message."""
+    @property
+    def failed_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the barrier failed."""
+
+    @property
+    def barrier(self) -> muster.v1.common_pb2.BarrierName:
+        """The barrier that failed."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int | None = ...,
+        failed_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        reason: builtins.str = ...,
+        barrier: muster.v1.common_pb2.BarrierName | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_step", b"_step", "barrier", b"barrier", "failed_at", b"failed_at", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_step", b"_step", "barrier", b"barrier", "failed_at", b"failed_at", "reason", b"reason", "step", b"step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+
+global___FailedSave = FailedSave
 
 @typing.final
 class Save(google.protobuf.message.Message):

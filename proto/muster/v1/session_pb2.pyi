@@ -512,21 +512,27 @@ class Arrival(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    WRITE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     payload: builtins.bytes
     """Bytes for all the other ranks; may be empty."""
     failure: builtins.str
     """If set, a vote: this rank failed, for this reason, and the barrier is aborted for all."""
+    @property
+    def write(self) -> muster.v1.common_pb2.WriteReport:
+        """This rank's part of a save, for people; unset at a barrier that belongs to no save."""
+
     def __init__(
         self,
         *,
         rank: builtins.int = ...,
         payload: builtins.bytes = ...,
         failure: builtins.str | None = ...,
+        write: muster.v1.common_pb2.WriteReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure", "payload", b"payload", "rank", b"rank"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure", "write", b"write"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure", "payload", b"payload", "rank", b"rank", "write", b"write"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_failure", b"_failure"]) -> typing.Literal["failure"] | None: ...
 
 global___Arrival = Arrival

@@ -267,6 +267,47 @@ class SaveRecord(google.protobuf.message.Message):
 global___SaveRecord = SaveRecord
 
 @typing.final
+class CheckpointsRecord(google.protobuf.message.Message):
+    """CheckpointsRecord is the history of a run's saves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    COMMITTED_FIELD_NUMBER: builtins.int
+    INTERVAL_MS_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    committed: builtins.int
+    """How many were committed."""
+    @property
+    def newest(self) -> muster.v1.run_pb2.Checkpoint:
+        """The checkpoint that was committed last; unset if none was."""
+
+    @property
+    def interval_ms(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The last intervals between two commits of one group, oldest first, in milliseconds."""
+
+    @property
+    def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[muster.v1.run_pb2.FailedSave]:
+        """The last saves that failed, newest first."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        newest: muster.v1.run_pb2.Checkpoint | None = ...,
+        committed: builtins.int = ...,
+        interval_ms: collections.abc.Iterable[builtins.int] | None = ...,
+        failures: collections.abc.Iterable[muster.v1.run_pb2.FailedSave] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["newest", b"newest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed", b"committed", "failures", b"failures", "interval_ms", b"interval_ms", "newest", b"newest", "run_id", b"run_id"]) -> None: ...
+
+global___CheckpointsRecord = CheckpointsRecord
+
+@typing.final
 class GroupRecord(google.protobuf.message.Message):
     """GroupRecord is the durable part of a group; its decisions are kept beside it, as Decision messages."""
 

@@ -533,7 +533,7 @@ def _in_portions(items: Iterable[Item], size: Callable[[Item], int], most: int) 
 
 
 def _size(arrival: pb.Arrival) -> int:
-    return len(arrival.payload) + len(arrival.failure)
+    return len(arrival.payload) + len(arrival.failure) + arrival.write.ByteSize()
 
 
 def _without_arrivals(arrive: pb.Arrive) -> pb.Arrive:

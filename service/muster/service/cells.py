@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from muster.service.core import report
 
+UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+"""Units of bytes; each is 1,024 times the one before."""
 NOTHING = "-"
 """Stands in a cell that has nothing to say, so that columns can be counted."""
 
@@ -17,6 +19,14 @@ def duration(milliseconds: int) -> str:
         if seconds >= 2 * big:
             return f"{seconds // big}{units[0]}{seconds % big // small}{units[1]}"
     return f"{seconds}s"
+
+
+def size(count: int) -> str:
+    """A number of bytes: ``512 bytes``, ``1.5 GiB``."""
+    if count < 1024:
+        return f"{count} bytes"
+    power = min(len(UNITS), (count.bit_length() - 1) // 10)
+    return f"{count / 1024**power:,.1f} {UNITS[power - 1]}"
 
 
 def steps(lowest: int, highest: int) -> str:

@@ -9,9 +9,12 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from muster.service.core import views
+from muster.service.core.events import WriteReport
 from muster.service.core.model import (
+    Checkpoint,
     Closed,
     Decision,
+    FailedSave,
     Failure,
     MissingRank,
     MissingState,
@@ -20,6 +23,7 @@ from muster.service.core.model import (
     RendezvousSettings,
     Save,
     SaveState,
+    SlowestWrite,
 )
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2, state_pb2
 from muster.v1 import common_pb2 as pb
@@ -100,6 +104,17 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
         gone_for=message.gone_ms / 1000,
         last_sequence=message.last_sequence if message.HasField("last_sequence") else None,
         doing=message.doing,
+    )
+
+
+def write_report_from_pb(message: pb.WriteReport) -> WriteReport:
+    """A message as a rank's report of its part of a save."""
+    return WriteReport(
+        step=message.step if message.HasField("step") else None,
+        bytes=message.bytes if message.HasField("bytes") else None,
+        seconds=message.write_ms / 1000 if message.HasField("write_ms") else None,
+        commits=message.commits,
+        gives_up=message.gives_up,
     )
 
 
@@ -191,6 +206,7 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
         steps=steps_to_pb(view.steps) if view.steps is not None else None,
         save=save_to_pb(view.save) if view.save is not None else None,
+        checkpoints=checkpoints_to_pb(view.checkpoints) if view.checkpoints is not None else None,
     )
 
 
@@ -225,6 +241,72 @@ def save_from_pb(message: run_pb2.Save, since: int) -> Save:
         since=since,
         step=message.step if message.HasField("step") else None,
         ended_at=timestamp_from_pb(message.ended_at) if message.HasField("ended_at") else None,
+    )
+
+
+def checkpoints_to_pb(view: views.CheckpointsView) -> run_pb2.Checkpoints:
+    """The save history of a run, as people see it."""
+    history = view.history
+    return run_pb2.Checkpoints(
+        newest=checkpoint_to_pb(history.newest) if history.newest is not None else None,
+        age_ms=milliseconds(view.age),
+        committed=history.committed,
+        interval_ms=milliseconds(history.interval) if history.interval is not None else None,
+        failures=[failed_save_to_pb(one) for one in history.failures],
+    )
+
+
+def checkpoint_to_pb(checkpoint: Checkpoint) -> run_pb2.Checkpoint:
+    """A committed checkpoint as a message."""
+    slowest = checkpoint.slowest
+    return run_pb2.Checkpoint(
+        step=checkpoint.step,
+        committed_at=timestamp_to_pb(checkpoint.committed_at),
+        bytes=checkpoint.bytes,
+        slowest=(
+            run_pb2.SlowestWrite(rank=slowest.rank, host=slowest.host, write_ms=milliseconds(slowest.seconds))
+            if slowest is not None
+            else None
+        ),
+        barrier=pb.BarrierName(prefix=checkpoint.prefix, sequence=checkpoint.sequence),
+    )
+
+
+def checkpoint_from_pb(message: run_pb2.Checkpoint) -> Checkpoint:
+    """A message as a committed checkpoint."""
+    slowest = message.slowest
+    return Checkpoint(
+        step=message.step if message.HasField("step") else None,
+        committed_at=timestamp_from_pb(message.committed_at),
+        bytes=message.bytes if message.HasField("bytes") else None,
+        slowest=(
+            SlowestWrite(slowest.rank, slowest.host, slowest.write_ms / 1000)
+            if message.HasField("slowest")
+            else None
+        ),
+        prefix=message.barrier.prefix,
+        sequence=message.barrier.sequence,
+    )
+
+
+def failed_save_to_pb(failed: FailedSave) -> run_pb2.FailedSave:
+    """A save that was not committed, as a message."""
+    return run_pb2.FailedSave(
+        step=failed.step,
+        failed_at=timestamp_to_pb(failed.failed_at),
+        reason=failed.reason,
+        barrier=pb.BarrierName(prefix=failed.prefix, sequence=failed.sequence),
+    )
+
+
+def failed_save_from_pb(message: run_pb2.FailedSave) -> FailedSave:
+    """A message as a save that was not committed."""
+    return FailedSave(
+        step=message.step if message.HasField("step") else None,
+        failed_at=timestamp_from_pb(message.failed_at),
+        reason=message.reason,
+        prefix=message.barrier.prefix,
+        sequence=message.barrier.sequence,
     )
 
 

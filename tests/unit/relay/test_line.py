@@ -4,9 +4,10 @@ import pytest
 
 from muster.relay.line import PATIENCE, STEPS_PATIENCE
 from muster.relay.refusals import info_of
+from muster.v1 import common_pb2 as pb_common
 from muster.v1 import session_pb2 as pb
 from muster.v1.insight_pb2 import Inspect, Inspected, Report
-from tests.support.relay_bench import Below, House, decision
+from tests.support.relay_bench import WELCOME, Below, House, decision
 
 
 @pytest.fixture
@@ -59,6 +60,26 @@ def test_a_vote_goes_at_once_with_what_came_before_it(house: House):
     (said,) = house.above.take()
     assert ranks_of(said) == [1, 0]
     assert said.arrive.arrivals[1].failure == "disk full"
+
+
+def test_report_of_each_rank_goes_on_with_its_arrival(house: House):
+    workers = house.workers(0, 1, 2)
+    told = pb_common.WriteReport(step=7, bytes=10, write_ms=1_500, commits=True)
+    workers[0].arrive(0, write=told)
+    workers[1].arrive(1)
+    workers[2].arrive(2, write=pb_common.WriteReport(step=8))
+    (said,) = house.above.take()
+    reports = [arrival.write if arrival.HasField("write") else None for arrival in said.arrive.arrivals]
+    assert reports == [told, None, pb_common.WriteReport(step=8)]
+
+
+def test_reports_of_a_node_that_are_too_much_for_one_message_are_several(house: House):
+    told = pb_common.WriteReport(step=2**63 - 1, bytes=2**47, write_ms=1_000)
+    in_one = WELCOME.max_payload_bytes // told.ByteSize()
+    ranks = list(range(in_one + 1))
+    for rank, worker in enumerate(house.workers(*ranks)):
+        worker.arrive(rank, write=told)
+    assert [ranks_of(said) for said in house.above.take()] == [ranks[:-1], ranks[-1:]]
 
 
 def test_what_is_said_again_goes_at_once_and_with_its_own_times(house: House):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import wire
+from muster.service.core.effects import CheckpointsRecord
 from muster.service.core.model import Decision, MemberState, MissingRank, MissingState, Outcome
 from muster.v1 import common_pb2 as pb
 from tests.support import records
@@ -34,6 +35,15 @@ def test_a_missing_rank_comes_back_to_the_millisecond(missing: MissingRank):
     back = wire.missing_from_pb(wire.missing_to_pb(missing))
     assert back.gone_for == pytest.approx(missing.gone_for, abs=0.000_6)
     assert wire.missing_to_pb(back) == wire.missing_to_pb(missing)
+
+
+@given(records.checkpoints)
+def test_checkpoint_and_failed_save_come_back_with_every_field(record: CheckpointsRecord):
+    history = record.history
+    if history.newest is not None:
+        assert wire.checkpoint_from_pb(wire.checkpoint_to_pb(history.newest)) == history.newest
+    for failed in history.failures:
+        assert wire.failed_save_from_pb(wire.failed_save_to_pb(failed)) == failed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from muster.client import replicas
 from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker import attendance as module
-from muster.worker import fork_guard
+from muster.worker import first_answer, fork_guard
 from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
@@ -344,6 +344,30 @@ def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
 
 
 SHORT = {"connect_timeout": 0.5}
+
+
+class Impatient(threading.Timer):
+    """Its time is over at once for the first stream, and never for a later one."""
+
+    made = 0
+
+    def __init__(self, _: float, then: Callable[[], None]) -> None:
+        Impatient.made += 1
+        super().__init__(0.0 if Impatient.made == 1 else threading.TIMEOUT_MAX, then)
+
+
+def test_coordinator_that_accepts_a_stream_and_sends_nothing_is_left(
+    node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Impatient, "made", 0)
+    monkeypatch.setattr(first_answer, "Timer", Impatient)
+    place = joining(node)
+    silent = wire.stream()
+    assert silent.cancelled.wait(PATIENCE)
+    second = wire.stream()
+    assert "it accepted the stream and sent nothing for 30 s" in node._search.said
+    second.complete()
+    assert place.result(PATIENCE) == Place(0, 0, 2)
 
 
 # ---------------------------------------------------------------------- among replicas

@@ -21,6 +21,7 @@ def grpc_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen = [False]
     monkeypatch.setattr(fork_guard, "_claims", [])
     monkeypatch.setattr(fork_guard, "_last", None)
+    monkeypatch.setattr(fork_guard, "_ending", [])
     monkeypatch.setattr(fork_guard, "_in_vain", False)
     monkeypatch.setattr(fork_guard, "_grpc_runs", lambda: seen.pop(0) if len(seen) > 1 else seen[0])
     monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
@@ -129,6 +130,44 @@ def test_a_thread_holds_its_claim_while_it_runs():
     thread = start_thread("a session", "speaks", lambda: held.extend(one.what for one in fork_guard._claims))
     thread.join(PATIENCE)
     assert (thread.name, held, fork_guard._claims) == ("speaks", ["a session"], [])
+
+
+def test_fork_waits_for_thread_that_was_told_to_end(monkeypatch: pytest.MonkeyPatch):
+    forks = threading.Event()
+
+    def end() -> None:
+        forks.wait(PATIENCE)
+
+    thread = start_thread("a node's place", "ends", end)
+    fork_guard.await_before_fork(thread)
+    join = thread.join
+
+    def joined(seconds: float | None = None) -> None:
+        forks.set()
+        join(seconds)
+
+    monkeypatch.setattr(thread, "join", joined)
+    fork(monkeypatch)
+    check()
+    assert not thread.is_alive()
+
+
+def test_fork_waits_once_and_for_a_while_for_thread_that_does_not_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
+    over = threading.Event()
+
+    def go_on() -> None:
+        over.wait(PATIENCE)
+
+    thread = start_thread("a node's place", "goes on", go_on)
+    fork_guard.await_before_fork(thread)
+    fork_guard._settle()
+    assert fork_guard._ending == []
+    fork(monkeypatch)
+    with pytest.raises(MusterError, match="which holds a node's place"):
+        check()
+    over.set()
+    thread.join(PATIENCE)
 
 
 def test_a_thread_that_cannot_start_holds_nothing(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import weakref
 from typing import Any
 
 import pytest
@@ -251,6 +252,31 @@ def test_a_handler_that_is_dropped_lets_go_of_its_place_and_connection():
     gc.collect()
     assert attendance.done == ["abandon"]
     assert store._line is None
+
+
+def test_fork_drops_handler_that_only_a_cycle_keeps():
+    handler, attendance = made()
+    handler.itself = handler  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        del handler
+        assert attendance.done == []
+        rendezvous._drop_unreachable()
+        assert attendance.done == ["abandon"]
+    finally:
+        gc.enable()
+
+
+def test_fork_collects_nothing_where_no_handler_is_left(monkeypatch: pytest.MonkeyPatch):
+    collected: list[bool] = []
+    monkeypatch.setattr(rendezvous, "_handlers", weakref.WeakSet())
+    handler, _ = made()
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
+    rendezvous._drop_unreachable()
+    assert collected == [True]
+    handler.shutdown()
+    rendezvous._drop_unreachable()
+    assert collected == [True]
 
 
 @pytest.mark.parametrize("closed", [True, False])

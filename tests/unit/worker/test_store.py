@@ -468,7 +468,7 @@ class FakeBarrier:
 def test_ranks_meet_under_the_number_of_their_barrier(
     stub: Stub, monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], rank: int, run_id: str
 ):
-    monkeypatch.setattr(init_method, "GrpcBarrier", FakeBarrier)
+    monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     store: Any
@@ -481,7 +481,7 @@ def test_ranks_meet_under_the_number_of_their_barrier(
 
 
 def test_ranks_meet_at_whoever_leads_of_several(stub: Stub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(init_method, "GrpcBarrier", FakeBarrier)
+    monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
     assert next(dist.rendezvous("muster://127.0.0.1:1,127.0.0.1:2/job", 1, 2))[1:] == (1, 2)
     assert FakeBarrier.made[3] == "127.0.0.1:1,127.0.0.1:2"
 
@@ -498,6 +498,6 @@ def test_an_init_method_that_cannot_be_meant_is_a_value_error(url: str, monkeypa
 
 
 def test_torch_knows_the_scheme(stub: Stub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(init_method, "GrpcBarrier", FakeBarrier)
+    monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
     meeting = dist.rendezvous("muster://127.0.0.1:1/job", 1, 2)
     assert next(meeting)[1:] == (1, 2)

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import os
 import threading
 import time
 import weakref
@@ -314,3 +315,22 @@ def test_it_ends_with_its_line(line: StoreLine, stub: Stub):
     gc.collect()
     assert stream.cancelled
     assert next(stream.said, None) is None
+
+
+def test_open_stream_ends_before_grpcs_modules_at_the_exit(line: StoreLine, stub: Stub):
+    stub.prepared = [[ON_STREAM]]
+    assert ask(line)
+    assert line._stream is not None
+    assert line._stream.end.atexit, "else gRPC's destructor finds its modules gone, and says so"
+
+
+def test_forked_child_leaves_the_stream_of_its_parent_alone(
+    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+):
+    stub.prepared = [[ON_STREAM]]
+    assert ask(line)
+    assert line._stream is not None
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    line._stream.end()
+    assert not stub.opened[0][0].cancelled

@@ -1,8 +1,9 @@
 """What a training process imports to take part in Muster's barriers, and to use its store.
 
 Importing this package registers barrier type ``grpc`` in torch's own registry of barriers, where this
-torch has one, and in :mod:`muster.worker.barriers` in any case; and ``muster://`` as an init method of
-``torch.distributed.init_process_group``, where torch has not loaded :mod:`_muster_torch_autoload` by itself.
+torch has one, as soon as that is imported, and in :mod:`muster.worker.barriers` in any case; and
+``muster://`` as an init method of ``torch.distributed.init_process_group``, where torch has not loaded
+:mod:`_muster_torch_autoload` by itself.
 
 It does not load torch where torch says when it is loaded: the same is done then. A name is imported when it
 is first used, so that a process without torch has all that needs none.
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from muster.worker.sessions import close
     from muster.worker.steps import step
     from muster.worker.store import CoordinatorStore
+    from muster.worker.write_report import WriteReport
 
 __all__ = [
     "AsyncCallsQueue",
@@ -72,6 +74,7 @@ __all__ = [
     "SavePoint",
     "StoreTimeoutError",
     "TorchAsyncCheckpoint",
+    "WriteReport",
     "close",
     "create_barrier_from_config",
     "step",
@@ -89,6 +92,7 @@ _MODULES = {
     "sessions": ("close",),
     "steps": ("step",),
     "store": ("CoordinatorStore",),
+    "write_report": ("WriteReport",),
 }
 """Where names are that are not errors."""
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

@@ -29,7 +29,8 @@ from muster.v1 import rendezvous_pb2_grpc
 from muster.worker.channel import open_channel
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.fork_guard import Claim, check, collect, forked, start_thread
+from muster.worker.first_answer import first_answer_expected
+from muster.worker.fork_guard import Claim, await_before_fork, check, collect, forked, start_thread
 from muster.worker.outage import Outage
 from muster.worker.unary import Method, Response, ask_leader
 from muster.worker.version import VERSION
@@ -236,7 +237,10 @@ class Attendance:
         collect()
 
     def abandon(self) -> None:
-        """Give the place up and wait for nothing, as a finalizer must: the thread that holds it says so."""
+        """Give the place up and wait for nothing, as a finalizer must: the thread that holds it says so.
+
+        The next fork waits for that thread, so that the child may hold a place of its own.
+        """
         if os.getpid() != self._owner:
             return
         self._abandoned = True
@@ -244,6 +248,8 @@ class Attendance:
         call = self._call
         if call is not None:
             call.cancel()
+        if self._thread is not None:
+            await_before_fork(self._thread)
 
     def _say_that_it_leaves(self, reason: str) -> None:
         if not self._met:
@@ -307,14 +313,16 @@ class Attendance:
                 call.cancel()
                 return 0.0
             try:
-                for response in call:
-                    search.answered()
-                    if response.HasField("replicas"):
-                        self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
-                        if search.target.keepalive_ms < target.keepalive_ms:
-                            return 0.0  # This stream would not notice soon enough that it is lost.
-                        continue
-                    self._take(attempt, response)
+                with first_answer_expected(call) as answered:
+                    for response in call:
+                        answered()
+                        search.answered()
+                        if response.HasField("replicas"):
+                            self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
+                            if search.target.keepalive_ms < target.keepalive_ms:
+                                return 0.0  # This stream would not notice soon enough that it is lost.
+                            continue
+                        self._take(attempt, response)
                 return search.ended("the coordinator ended the stream")
             except grpc.RpcError as error:
                 if self._attempt != attempt:

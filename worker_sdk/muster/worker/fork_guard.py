@@ -27,13 +27,15 @@ GRPCS_THREADS = (
 HANDLERS = "GRPC_ENABLE_FORK_SUPPORT"
 """The variable by which gRPC's own fork handlers are on or off, from the moment that it is imported."""
 PATIENCE = 1.0
-"""Seconds that a fork after the last claim waits for gRPC's threads to end; a few ms are usual."""
+"""Seconds that a fork waits for what was told to end, and then for gRPC's threads; a few ms are usual."""
 LOOK_INTERVAL = 0.001
 
 _claims: list["Claim"] = []
 """Those that are held. In a forked child they are its parent's, for good."""
 _last: "Claim | None" = None
 """The last that was given back, until gRPC's threads have ended as well."""
+_ending: list[tuple[threading.Thread, float]] = []
+"""Threads that were told to end, each with the time until which a fork waits for it."""
 _in_vain = False
 """Whether a fork has waited for gRPC, which went on: others use it, and the next fork waits for nothing."""
 
@@ -99,6 +101,17 @@ def start_thread(what: str, name: str, target: Callable[..., None], *arguments: 
     return thread
 
 
+def await_before_fork(thread: threading.Thread) -> None:
+    """Let the next fork wait, for up to ``PATIENCE`` from now, until a thread has ended that was told to.
+
+    It takes no lock, so that a finalizer may call it.
+
+    Args:
+        thread: what :func:`start_thread` has started.
+    """
+    _ending.append((thread, time.monotonic() + PATIENCE))
+
+
 def check() -> None:
     """See that this process may speak gRPC.
 
@@ -149,8 +162,11 @@ def collect() -> None:
 
 
 def _settle() -> None:
-    """Before a fork: when nothing is claimed any more, let gRPC end."""
+    """Before a fork: let end what was told to; when nothing is claimed any more, let gRPC end."""
     global _last, _in_vain
+    while _ending:
+        thread, until = _ending.pop()
+        thread.join(max(until - time.monotonic(), 0.0))
     last = _last
     if _claims or last is None or last.process != os.getpid():
         return

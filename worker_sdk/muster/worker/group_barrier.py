@@ -12,6 +12,7 @@ from muster.worker.pending import EarlyWarning
 from muster.worker.savepoint.asked import SaveAsked
 from muster.worker.session import SessionConfig
 from muster.worker.sessions import session_for
+from muster.worker.write_report import WriteReport
 
 DEFAULT_INIT_TIMEOUT = 600.0
 """Seconds; torch elastic's join timeout."""
@@ -122,6 +123,11 @@ class GroupBarrier:
         )
 
     @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that it covers, in ascending order; empty if it covers all."""
+        return self._shape.participants
+
+    @property
     def run_id(self) -> str:
         """The training job."""
         return self._session.config.run_id
@@ -204,6 +210,7 @@ class GroupBarrier:
         timeout_secs: float | None = None,
         payload: bytes = b"",
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
         """Arrive with a vote, and get the decision whatever it is.
 
@@ -213,6 +220,7 @@ class GroupBarrier:
             payload: bytes for all the others.
             early: when to log who is missing, if that is to be before half of the timeout has gone, and what
                 to say then. It counts from the barrier's first arrival, and only that one's does.
+            report: this rank's part of a save, for people; None at a barrier that belongs to no save.
 
         Returns:
             The decision; :attr:`Decision.outcome` says what it is.
@@ -221,7 +229,7 @@ class GroupBarrier:
             OutcomeUnknownError: as :meth:`execute_barrier`.
             RefusedError: as :meth:`execute_barrier`.
         """
-        return self._arrive(timeout_secs, payload, failure, early)
+        return self._arrive(timeout_secs, payload, failure, early, report)
 
     def abort(self, reason: str) -> Decision:
         """Say that this rank failed: the group's next barrier is aborted for everyone.
@@ -240,10 +248,11 @@ class GroupBarrier:
         payload: bytes = b"",
         failure: str | None = None,
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
         timeout = self._timeout if timeout_secs is None else timeout_secs
         _check_timeout("timeout_secs", timeout)
-        return self._session.barrier(self.prefix, timeout, payload, failure, early)
+        return self._session.barrier(self.prefix, timeout, payload, failure, early, report)
 
     @staticmethod
     def _released(decision: Decision) -> Decision:

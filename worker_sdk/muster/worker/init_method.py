@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from torch.distributed import PrefixStore, Store
 
 from muster.worker import environment
-from muster.worker.barriers import GrpcBarrier
+from muster.worker.group_barrier import GroupBarrier
 from muster.worker.store import DEFAULT_TIMEOUT, CoordinatorStore
 
 PREFIX = "init_process_group"
@@ -45,7 +45,7 @@ def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[t
     rank, world_size = environment.rank(None, environ), environment.world_size(None, environ)
     store = CoordinatorStore(parts.netloc, unquote(parts.path.removeprefix("/")), timeout)
     seconds = timeout.total_seconds()
-    barrier = GrpcBarrier(rank, world_size, PREFIX, store.endpoint, seconds, seconds, store.run_id)
+    barrier = GroupBarrier(rank, world_size, PREFIX, store.endpoint, seconds, seconds, store.run_id)
     # A barrier's number is never given again, so what earlier lives of the job have left is not met.
     prefix = f"{PREFIX}/{barrier.sequence}"
     barrier.execute_barrier()

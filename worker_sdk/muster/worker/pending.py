@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from muster.v1 import session_pb2 as pb
 from muster.worker.decision import Decision
 from muster.worker.errors import MusterError, RefusedError
+from muster.worker.write_report import WriteReport
 
 MOST_REASON_BYTES = 65_536
 """Of a vote's reason; the coordinator cuts it further."""
@@ -55,6 +56,7 @@ def pending(
     payload: bytes,
     failure: str | None,
     early: EarlyWarning | None,
+    report: WriteReport | None = None,
 ) -> Pending:
     """The arrival of one rank."""
     failure = _sayable(failure) if failure is not None else None
@@ -62,7 +64,14 @@ def pending(
         prefix=prefix,
         sequence=sequence,
         timeout_ms=max(1, round(timeout * 1000)),
-        arrivals=[pb.Arrival(rank=rank, payload=payload, failure=failure)],
+        arrivals=[
+            pb.Arrival(
+                rank=rank,
+                payload=payload,
+                failure=failure,
+                write=report.message() if report is not None else None,
+            )
+        ],
         progress_after_ms=max(1, round(early.after * 1000)) if early is not None else 0,
     )
     return Pending(request, timeout, early.hint if early is not None else "")

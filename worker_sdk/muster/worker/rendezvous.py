@@ -4,6 +4,7 @@ torch finds it by :mod:`_muster_torch_autoload`; it is not imported for anything
 others need to come together: rounds, closed state and the agents' store are the coordinator's.
 """
 
+import gc
 import logging
 import os
 import socket
@@ -88,6 +89,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
         outlives the agents' exit barrier."""
+        _handlers.add(self)
         # What ends the process says goodbye by itself.
         weakref.finalize(self, _let_go, self._attendance, self._store, self._relay).atexit = False
 
@@ -243,7 +245,25 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
+            _handlers.discard(self)
         return True
+
+
+_handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
+"""Those that were not shut down."""
+
+
+def _drop_unreachable() -> None:
+    """Before a fork: end the handlers that only a reference cycle keeps, or the child could not have its own.
+
+    An agent alone has handlers, so no fork of a training process waits for the collection.
+    """
+    if _handlers:
+        gc.collect()
+
+
+# Registered after the hook of fork_guard, and so run before it, which then waits for what these held.
+os.register_at_fork(before=_drop_unreachable)
 
 
 def _let_go(attendance: Attendance, store: CoordinatorStore, relay: NodeRelay | None) -> None:

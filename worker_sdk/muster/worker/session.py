@@ -31,6 +31,7 @@ from muster.worker.channel import open_channel
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.decision import Decision, Outcome, decision_from_pb
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
+from muster.worker.first_answer import first_answer_expected
 from muster.worker.fork_guard import start_thread
 from muster.worker.group import Group, Shape
 from muster.worker.insight.inspection import Inspection
@@ -39,11 +40,10 @@ from muster.worker.pending import EarlyWarning, Pending, check_payload, pending
 from muster.worker.savepoint.asked import SaveAsked, asked_from_pb
 from muster.worker.steps import News
 from muster.worker.version import VERSION
+from muster.worker.write_report import WriteReport
 
 logger = logging.getLogger(__name__)
 
-WELCOME_TIMEOUT = 30.0
-"""Seconds that a peer that took the connection has to say Welcome."""
 DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 """How a stream ends whose token, role or run the coordinator does not accept."""
 GOODBYE_TIMEOUT = 2.0
@@ -170,6 +170,7 @@ class Session:
         payload: bytes = b"",
         failure: str | None = None,
         early: EarlyWarning | None = None,
+        report: WriteReport | None = None,
     ) -> Decision:
         """Arrive at the group's next barrier, and wait for its decision.
 
@@ -179,6 +180,7 @@ class Session:
             payload: bytes for all the others.
             failure: a vote: this rank failed, for this reason.
             early: when to log who is missing, if that is to be before half of the timeout.
+            report: this rank's part of a save, for people.
 
         Returns:
             The decision, whatever its outcome.
@@ -192,7 +194,8 @@ class Session:
         with group.turn, self._changed:
             assert group.position is not None
             check_payload(payload, self._max_payload_bytes)
-            arrival = pending(prefix, group.position, timeout, self.config.rank, payload, failure, early)
+            place = prefix, group.position, timeout, self.config.rank
+            arrival = pending(*place, payload, failure, early, report)
             group.pending = arrival
             self._arrived_at = time.monotonic()
             # Without a stream, the next one begins with all that is open.
@@ -304,26 +307,23 @@ class Session:
             self._news = News()
             call = stub.Connect(self._requests(outbox, self._news), metadata=search.metadata)
             self._call = call
-            silence = threading.Timer(WELCOME_TIMEOUT, call.cancel)
-            silence.daemon = True
-            silence.start()
             try:
-                for response in call:
-                    kind = response.WhichOneof("message")
-                    if kind == "welcome":
-                        search.answered()
-                        silence.cancel()
-                    elif kind == "drain" and search.replicas.several:
-                        return search.left("the coordinator is stopping")
-                    if self._handle(kind, response, outbox):
-                        return search.again("the coordinator ended the session")
+                with first_answer_expected(call) as welcomed:
+                    for response in call:
+                        kind = response.WhichOneof("message")
+                        if kind == "welcome":
+                            search.answered()
+                            welcomed()
+                        elif kind == "drain" and search.replicas.several:
+                            return search.left("the coordinator is stopping")
+                        if self._handle(kind, response, outbox):
+                            return search.again("the coordinator ended the session")
                 self._parted = self._closing
                 return search.ended("the coordinator ended the session")
             except grpc.RpcError as error:
                 self._denied(error)
                 return search_on(search, error)
             finally:
-                silence.cancel()
                 outbox.put(None)
                 call.cancel()
                 self._call = None

@@ -4,6 +4,7 @@ A message on an open stream takes half the time of a call. One operation at a ti
 threads ask for meanwhile, such as a key to wait for, is a call.
 """
 
+import os
 import queue
 import threading
 import time
@@ -164,8 +165,8 @@ class _Stream:
         self._said: queue.SimpleQueue[pb.OperateRequest | None] = queue.SimpleQueue()
         said: Iterator[pb.OperateRequest] = iter(self._said.get, None)
         self._heard = stub.Operate(said, timeout=whole, metadata=metadata)
-        self.end = weakref.finalize(self, _end, self._said, self._heard)
-        self.end.atexit = False
+        # At the exit too: gRPC's destructor of an open stream needs modules that are gone by then.
+        self.end = weakref.finalize(self, _end, self._said, self._heard, os.getpid())
 
     def is_good_for(self, timeout: float | None) -> bool:
         """Whether it is open, and leaves an operation its time, and no more than it must."""
@@ -196,6 +197,8 @@ class _Stream:
             del ended
 
 
-def _end(said: "queue.SimpleQueue[pb.OperateRequest | None]", heard: grpc.Call) -> None:
-    said.put(None)
-    heard.cancel()
+def _end(said: "queue.SimpleQueue[pb.OperateRequest | None]", heard: grpc.Call, owner: int) -> None:
+    """End a stream, unless this is a forked child, in which gRPC must not be called."""
+    if os.getpid() == owner:
+        said.put(None)
+        heard.cancel()

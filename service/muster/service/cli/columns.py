@@ -1,6 +1,7 @@
 """What tables show of runs, barriers, members, nodes, rounds and the missing."""
 
 from muster.service.cells import NOTHING, duration, ranks, steps
+from muster.service.checkpoints import step_text
 from muster.service.cli.table import Column, name
 from muster.service.core import report
 from muster.service.rounds import RoundRow
@@ -64,6 +65,11 @@ def run_steps(run: run_pb2.Run) -> str:
     return steps(run.steps.lowest, run.steps.highest) if run.HasField("steps") else NOTHING
 
 
+def _last_commit(run: run_pb2.Run) -> str:
+    """How long ago a checkpoint was committed."""
+    return duration(run.checkpoints.age_ms) if run.checkpoints.HasField("newest") else NOTHING
+
+
 def member_state(member: run_pb2.Member) -> str:
     """How a process stands."""
     return name(common_pb2.MemberState.DESCRIPTOR, member.state, "MEMBER_STATE_")
@@ -122,6 +128,7 @@ RUNS: list[Column[run_pb2.Run]] = [
     Column(title="OPEN", cell=lambda run: str(run.open_barriers)),
     Column(title="DECIDED", cell=lambda run: str(run.decided_barriers)),
     Column(title="STEP", cell=run_steps),
+    Column(title="LAST COMMIT", cell=_last_commit, wide=True),
 ]
 
 BARRIERS: list[Column[barrier_pb2.Barrier]] = [
@@ -191,6 +198,13 @@ REPLICAS: list[Column[coordinator_pb2.Replica]] = [
     Column(title="STATE", cell=lambda replica: "LEADS" if replica.leads else "STANDS BY", state=True),
     Column(title="VERSION", cell=lambda replica: replica.version),
     Column(title="STARTED", cell=lambda replica: replica.started_at.ToJsonString()),
+]
+
+FAILED_SAVES: list[Column[run_pb2.FailedSave]] = [
+    Column(title="FAILED AT", cell=lambda failed: failed.failed_at.ToJsonString()),
+    Column(title="STEP", cell=step_text),
+    Column(title="BARRIER", cell=lambda failed: f"{failed.barrier.prefix}#{failed.barrier.sequence}"),
+    Column(title="REASON", cell=lambda failed: failed.reason),
 ]
 
 MISSING: list[Column[common_pb2.MissingRank]] = [

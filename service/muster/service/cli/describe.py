@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import typer
 
 from muster.service.cells import NOTHING, duration, ranks, standstill
+from muster.service.checkpoints import checkpoints_text
 from muster.service.cli import columns, options
 from muster.service.cli.client import connect
 from muster.service.cli.credentials import connecting
@@ -153,10 +154,12 @@ def run_text(
                 "Barriers": f"{run.open_barriers} open, {run.decided_barriers} decided",
                 "Store": f"{run.store_keys:,} keys, {run.store_bytes:,} bytes",
                 **_steps(run, members),
+                **_checkpoint(run),
             }
         ),
         _closed(run.closed) if run.HasField("closed") else "",
         _save(run.save) if run.HasField("save") else "",
+        _table("Failed saves", columns.FAILED_SAVES, run.checkpoints.failures, color=color),
         _rendezvous(rendezvous) if rendezvous.max_nodes or rendezvous.rounds else "",
         _table("Nodes", columns.NODES, rendezvous.nodes, wide=wide, color=color),
         _table("Gone nodes", columns.DEPARTED, rendezvous.departed, wide=wide, color=color),
@@ -174,6 +177,11 @@ def _steps(run: run_pb2.Run, members: Iterable[run_pb2.Member]) -> dict[str, str
     steps = run.steps
     still = standstill(steps.lowest, steps.highest, steps.lowest_rank, min(ages) / 1000)
     return {"Steps": f"{columns.run_steps(run)}; {still}"}
+
+
+def _checkpoint(run: run_pb2.Run) -> dict[str, str]:
+    """The newest checkpoint; nothing if no rank reported a save."""
+    return {"Checkpoint": checkpoints_text(run.checkpoints)} if run.HasField("checkpoints") else {}
 
 
 def _closed(closed: common_pb2.Closed) -> str:

@@ -18,6 +18,8 @@ class Exit(enum.IntEnum):
     TIMED_OUT = 4
     CLOSED = 5
     """Closed or aborted: there is nothing that can still be done to it."""
+    DAMAGED = 6
+    """A checkpoint is not what was committed."""
 
 
 def fail(message: str, code: Exit) -> NoReturn:

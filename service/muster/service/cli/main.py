@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from muster.service.cli import describe, get
+from muster.service.cli import checkpoint, describe, get
 from muster.service.cli.abort import abort
 from muster.service.cli.backup import backup, restore
 from muster.service.cli.close import close
@@ -35,6 +35,7 @@ app.command(context_settings=CONTEXT_SETTINGS)(config)
 app.command(context_settings=RELAY_SETTINGS)(relay)
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(abort)
 app.command()(close)
 app.command()(evict)

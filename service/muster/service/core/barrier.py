@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from muster.service.core import insight
 from muster.service.core.elapsed import COMING_BACK
+from muster.service.core.events import Arrival, WriteReport
 from muster.service.core.model import Failure, Shape
 from muster.service.core.process import Process
 
@@ -29,6 +30,8 @@ class OpenBarrier:
     payloads: dict[int, bytes] = field(default_factory=dict)
     payload_bytes: int = 0
     failures: list[Failure] = field(default_factory=list)
+    reports: dict[int, WriteReport] = field(default_factory=dict)
+    """Reports of the ranks that have arrived, by rank; empty if the barrier belongs to no save."""
     looked: bool = False
     """Whether the missing were asked what they are doing, for the next time that people are told of them."""
 
@@ -80,12 +83,12 @@ class OpenBarrier:
         """Whether every required rank has arrived."""
         return len(self.arrivals) == self.shape.size
 
-    def add(self, process: Process, payload: bytes, since: float, timeout: float, now: float) -> None:
+    def add(self, process: Process, arrival: Arrival, since: float, timeout: float, now: float) -> None:
         """Count an arrival; a repeated one changes nothing.
 
         Args:
             process: who arrives.
-            payload: what it brings.
+            arrival: what it brings.
             since: when it arrived: now, or before this coordinator began.
             timeout: seconds, of this arrival.
             now: on the monotonic clock.
@@ -98,9 +101,11 @@ class OpenBarrier:
         if since >= self.last_arrival_at or self.last_arrival_rank is None:
             self.last_arrival_at = since
             self.last_arrival_rank = process.rank
-        if payload:
-            self.payloads[process.rank] = payload
-            self.payload_bytes += len(payload)
+        if arrival.payload:
+            self.payloads[process.rank] = arrival.payload
+            self.payload_bytes += len(arrival.payload)
+        if arrival.report is not None:
+            self.reports[process.rank] = arrival.report
 
     def _count_from(self, since: float, timeout: float, now: float) -> None:
         """An arrival is earlier than those that are known: its timeout counts, unless it would be over later.
@@ -120,3 +125,4 @@ class OpenBarrier:
         if self.last_arrival_rank == rank:
             self.last_arrival_rank = None
         self.payload_bytes -= len(self.payloads.pop(rank, b""))
+        self.reports.pop(rank, None)

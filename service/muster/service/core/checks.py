@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from muster.service.core import report
-from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo
+from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo, WriteReport
 from muster.service.core.limits import Limits
 from muster.service.core.model import Shape
 from muster.service.core.operations import Change, Operation, Waiting
@@ -11,6 +11,13 @@ from muster.service.core.refusal import Reason, Refusal
 
 MOST_GENERATION = 2**31 - 1
 """Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
+
+MAX_STEP = 2**63 - 1
+"""Largest step of a save."""
+MAX_WRITE_BYTES = 2**47
+"""Bytes of one rank's part of a save. The sum over 65,536 ranks fits every field that stores it."""
+MAX_WRITE_SECONDS = 366 * 86_400.0
+"""Far beyond any write."""
 
 
 class Checks:
@@ -53,6 +60,17 @@ class Checks:
         most = self._limits.max_timeout_seconds
         if not 0 < timeout <= most:
             raise invalid(field, f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
+
+    def write_report(self, report: WriteReport | None) -> None:
+        """A report's numbers fit the fields that store them."""
+        if report is None:
+            return
+        if report.step is not None and report.step > MAX_STEP:
+            raise invalid("write.step", report.step, f"it may be {MAX_STEP}")
+        if report.bytes is not None and report.bytes > MAX_WRITE_BYTES:
+            raise invalid("write.bytes", report.bytes, f"it may be {MAX_WRITE_BYTES}")
+        if report.seconds is not None and report.seconds > MAX_WRITE_SECONDS:
+            raise invalid("write.write_ms", f"{report.seconds:g} s", f"it may be {MAX_WRITE_SECONDS:g} s")
 
     def process(self, info: ProcessInfo) -> None:
         """A process says who it is."""

@@ -10,6 +10,7 @@ from muster.service.core import insight, report, saving
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.effects import (
     NO_RANKS,
+    CheckpointsRecord,
     Delivery,
     Effects,
     Evicted,
@@ -200,6 +201,9 @@ class Coordinator:
         for record in kept.get(SaveRecord, []):
             assert isinstance(record, SaveRecord)
             self.runs[record.run_id].saving.restore(record)
+        for record in kept.get(CheckpointsRecord, []):
+            assert isinstance(record, CheckpointsRecord)
+            self.runs[record.run_id].checkpoints.restore(record)
         for record in kept.get(SpeakerRecord, []):
             assert isinstance(record, SpeakerRecord)
             self._restore_speaker(record, now)
@@ -331,6 +335,7 @@ class Coordinator:
             self.sessions.check_hello(hello, now)
             shape = self._checks.shape(event)
             self._checks.timeout(event.timeout)
+            self._checks.write_report(event.arrival.report)
             past = self._registry.find(event.run_id, event.generation, now).check_call(event, shape)
             if past is not None:
                 effects.send(event.session, past)
@@ -367,6 +372,7 @@ class Coordinator:
                         f"{session.run.run_id} without having joined it. Send JoinGroup first.",
                     )
                 self._checks.timeout(event.timeout)
+                self._checks.write_report(arrival.report)
                 after, waited = event.progress_after, event.waited
                 group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after, waited)
             except Refusal as refusal:

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from muster.service.core.events import SessionId
 from muster.service.core.model import (
+    CheckpointHistory,
     Closed,
     Decision,
     MemberState,
@@ -98,6 +99,14 @@ class SaveRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsRecord:
+    """The history of a run's saves."""
+
+    run_id: str
+    history: CheckpointHistory
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """The durable part of a group; its decisions are records of their own."""
 
@@ -186,6 +195,7 @@ Kept: TypeAlias = (
     | RoundRecord
     | ParticipantRecord
     | SaveRecord
+    | CheckpointsRecord
     | StoreKeyRecord
     | StoreOperationRecord
 )

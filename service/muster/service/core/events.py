@@ -25,6 +25,22 @@ class ProcessInfo(NamedTuple):
     """Seconds that it had been running when it said hello; 0 if it does not tell."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteReport:
+    """One rank's part of a save, sent at each barrier of that save. It informs people and decides nothing."""
+
+    step: int | None = None
+    """The training step; None: the save has none."""
+    bytes: int | None = None
+    """Bytes that the rank wrote; None: it does not know."""
+    seconds: float | None = None
+    """Seconds that its write took; None: it does not know."""
+    commits: bool = False
+    """The barrier is the last one of the save: its release commits the checkpoint."""
+    gives_up: bool = False
+    """The rank has given the save up: the save has failed, even if the barrier is released."""
+
+
 class Arrival(NamedTuple):
     """One rank's arrival."""
 
@@ -32,6 +48,8 @@ class Arrival(NamedTuple):
     payload: bytes = b""
     failure: str | None = None
     """Set: a vote to fail, for this reason."""
+    report: WriteReport | None = None
+    """None: the barrier belongs to no save."""
 
 
 @dataclass(frozen=True, slots=True)

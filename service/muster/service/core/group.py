@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from muster.service.core import insight, report
 from muster.service.core.barrier import OpenBarrier
+from muster.service.core.checkpoints import Checkpoints
 from muster.service.core.effects import (
     Delivery,
     Effects,
@@ -71,6 +72,7 @@ class Group:
         roster: the run's processes.
         limits: the coordinator's bounds.
         timers: where the group asks to be woken.
+        checkpoints: the run's save history, which receives the decisions.
         generation: the generation that its speakers belong to.
         first_sequence: the first sequence of that generation.
     """
@@ -83,6 +85,7 @@ class Group:
         roster: Roster,
         limits: Limits,
         timers: "Alarms[Group]",
+        checkpoints: Checkpoints,
         generation: int,
         first_sequence: int = 0,
     ) -> None:
@@ -98,6 +101,7 @@ class Group:
         self._roster = roster
         self._limits = limits
         self._timers = timers
+        self._checkpoints = checkpoints
         self._last_release: int | None = None
         """The newest release of this life. It proves that every rank had heard all earlier decisions."""
         self._gone: set[int] = set()
@@ -279,7 +283,7 @@ class Group:
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
             since = now.monotonic - elapsed(waited, timeout)
-            self.open.add(process, arrival.payload, since, timeout, now.monotonic)
+            self.open.add(process, arrival, since, timeout, now.monotonic)
             if waited:
                 self._timers.arm(self, self.open.due)
             speaker.last = sequence
@@ -507,6 +511,8 @@ class Group:
             effects.deliveries.append(Delivery(told, decision))
         if released:
             self._released(barrier, effects)
+        if barrier.reports:
+            self._checkpoints.record_decision(decision, why, barrier, effects)
         return decision
 
     def _released(self, barrier: OpenBarrier, effects: Effects) -> None:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import NamedTuple
 
 
@@ -134,6 +135,64 @@ class Save:
     """The step that the ranks agreed on."""
     ended_at: float | None = None
     """When it was done or withdrawn, in seconds since 1970."""
+
+
+class SlowestWrite(NamedTuple):
+    """The write of a checkpoint that took longest."""
+
+    rank: int
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that all ranks have committed."""
+
+    step: int | None
+    """None: the save has none."""
+    committed_at: float
+    """Seconds since 1970."""
+    bytes: int | None
+    """Bytes of all ranks together; None: no rank reported any."""
+    slowest: SlowestWrite | None
+    """None: no rank reported a time."""
+    prefix: str
+    """The group of the barrier that committed it."""
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSave:
+    """A save that was not committed."""
+
+    step: int | None
+    """None: the save has none, or the ranks were at different ones."""
+    failed_at: float
+    """Seconds since 1970."""
+    reason: str
+    prefix: str
+    """The group of the barrier that failed."""
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointHistory:
+    """The saves of a run, as its ranks reported them."""
+
+    newest: Checkpoint | None = None
+    """The one that was committed last."""
+    committed: int = 0
+    """Number of commits."""
+    intervals: tuple[float, ...] = ()
+    """Seconds between the last commits of one group, oldest first."""
+    failures: tuple[FailedSave, ...] = ()
+    """The last failed saves, newest first."""
+
+    @property
+    def interval(self) -> float | None:
+        """Usual seconds between two commits; None before the third commit of a group."""
+        return median(self.intervals) if len(self.intervals) > 1 else None
 
 
 class NodeInfo(NamedTuple):

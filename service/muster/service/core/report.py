@@ -24,6 +24,9 @@ MOST_NAMED_SINGLY = 16
 MOST_NAME_SHOWN = 80
 """Characters that are repeated of a name or a reason that someone sent."""
 
+MAX_SAVE_REASON = 400
+"""Longest reason of a failed save, in characters."""
+
 
 def printable(text: str) -> str:
     """The text with control characters (terminal escapes among them) made visible; newlines stay."""
@@ -178,6 +181,22 @@ def voted(failures: Sequence[Failure]) -> str:
 def aborted(reason: str) -> str:
     """Why something other than a vote aborted a barrier."""
     return f"was aborted: {reason}"
+
+
+def save_failed(
+    why: str, outcome: Outcome, arrived: int, required: int, missing: Sequence[MissingRank]
+) -> str:
+    """Return why a save failed, in one line: without the traceback of a vote, and cut if it is long."""
+    line = printable(why.split("\n", 1)[0])
+    if outcome is Outcome.TIMED_OUT:
+        line += f"; {roll_call(arrived, required, missing)}"
+    return line if len(line) <= MAX_SAVE_REASON else f"{line[:MAX_SAVE_REASON]}…"
+
+
+def given_up(ranks: Sequence[int]) -> str:
+    """Return why a save failed although its barrier was released."""
+    what = "rank" if len(ranks) == 1 else "ranks"
+    return f"was given up by {what} {ranges(ranks)}: the call that makes it ended before they were done"
 
 
 def superseded(generation: int) -> str:

@@ -3,6 +3,7 @@
 import math
 
 from muster.service.core import report
+from muster.service.core.checkpoints import Checkpoints
 from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notice, Refused, RunRecord
 from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
 from muster.service.core.group import Group
@@ -50,6 +51,7 @@ class Run:
         self.rendezvous = Rendezvous(run_id, timers)
         self.closed = closed
         self.saving = Saving(run_id, self.groups, self.roster)
+        self.checkpoints = Checkpoints(run_id)
         self.evictions: dict[int, EvictionRecord] = {}
         """By rank; those of an older generation count no more."""
         self.store = Store(run_id, limits, timers, stored)
@@ -412,6 +414,7 @@ class Run:
             roster=self.roster,
             limits=self._limits,
             timers=self._timers,
+            checkpoints=self.checkpoints,
             generation=generation,
             first_sequence=first_sequence,
         )

@@ -10,6 +10,7 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import RoundRecord
 from muster.service.core.group import Group
 from muster.service.core.model import (
+    CheckpointHistory,
     Closed,
     Decision,
     Instant,
@@ -98,6 +99,17 @@ class StepsView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsView:
+    """The save history of a run."""
+
+    history: CheckpointHistory
+    age: float
+    """Seconds since the newest checkpoint was committed; 0 if there is none."""
+    unsaved: float | None
+    """Seconds that ranks have been connected without a commit; None: no rank is, or nothing was committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """One run, counted."""
 
@@ -119,6 +131,8 @@ class RunView:
     """None: no rank that is there tells its step."""
     save: Save | None
     """The one that was asked for last."""
+    checkpoints: CheckpointsView | None
+    """None: its ranks reported no save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,12 +211,12 @@ class ForgettingView:
     """For keys of its store."""
 
 
-def runs(coordinator: Coordinator) -> list[RunView]:
+def runs(coordinator: Coordinator, now: Instant) -> list[RunView]:
     """All runs, by id."""
-    return [run(coordinator.runs[run_id]) for run_id in sorted(coordinator.runs)]
+    return [run(coordinator.runs[run_id], now) for run_id in sorted(coordinator.runs)]
 
 
-def run(run: Run) -> RunView:
+def run(run: Run, now: Instant) -> RunView:
     """One run."""
     groups = run.groups.values()
     connected = {p.rank for p in run.roster if p.state is MemberState.CONNECTED}
@@ -222,7 +236,19 @@ def run(run: Run) -> RunView:
         closed=run.closed,
         steps=steps(run),
         save=run.saving.save,
+        checkpoints=checkpoints(run, now),
     )
+
+
+def checkpoints(run: Run, now: Instant) -> CheckpointsView | None:
+    """Return the save history of a run; None if its ranks reported no save."""
+    history = run.checkpoints.history
+    if history.newest is None:
+        return CheckpointsView(history=history, age=0.0, unsaved=None) if history.failures else None
+    age = max(0.0, now.wall - history.newest.committed_at)
+    since = min((p.since for p in run.roster if p.state is MemberState.CONNECTED), default=None)
+    unsaved = min(age, now.monotonic - since) if since is not None else None
+    return CheckpointsView(history=history, age=age, unsaved=unsaved)
 
 
 def steps(run: Run) -> StepsView | None:

@@ -9,7 +9,7 @@ from muster.service.core.model import Decision
 from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call, LongPolls
-from muster.service.wire import barrier_to_pb, decision_to_pb
+from muster.service.wire import barrier_to_pb, decision_to_pb, write_report_from_pb
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
 MAX_HISTORY = 1_000
@@ -32,6 +32,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         incarnation = f"{request.incarnation or 'unary'}/{group}"
         process = ProcessInfo(request.rank, incarnation, request.host or "unknown host", request.pid)
         failure = request.failure if request.HasField("failure") else None
+        report = write_report_from_pb(request.write) if request.HasField("write") else None
         participants = codec.at_most("participants", request.participants)
         with self._polls.open(Decision) as call:
             self._driver.submit(
@@ -45,7 +46,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
                     participants=participants,
                     sequence=request.sequence if request.HasField("sequence") else None,
                     timeout=request.timeout_ms / 1000,
-                    arrival=Arrival(request.rank, request.payload, failure),
+                    arrival=Arrival(request.rank, request.payload, failure, report),
                 )
             )
             return barrier_pb2.ArriveResponse(decision=decision_to_pb(await call.answer()))

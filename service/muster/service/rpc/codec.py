@@ -31,6 +31,7 @@ from muster.service.wire import (
     missing_to_pb,
     node_from_pb,
     settings_from_pb,
+    write_report_from_pb,
 )
 from muster.v1 import rendezvous_pb2, session_pb2
 from muster.v1.insight_pb2 import Inspected
@@ -71,7 +72,12 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
             arrive.sequence,
             arrive.timeout_ms / 1000,
             tuple(
-                events.Arrival(a.rank, a.payload, a.failure if a.HasField("failure") else None)
+                events.Arrival(
+                    a.rank,
+                    a.payload,
+                    a.failure if a.HasField("failure") else None,
+                    write_report_from_pb(a.write) if a.HasField("write") else None,
+                )
                 for a in at_most("arrivals", arrive.arrivals)
             ),
             arrive.progress_after_ms / 1000,

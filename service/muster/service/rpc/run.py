@@ -28,14 +28,14 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         self, request: run_pb2.RunServiceListRequest, context: Any
     ) -> run_pb2.RunServiceListResponse:
         """Show every run."""
-        found = await self._driver.query(lambda core, _: views.runs(core))
+        found = await self._driver.query(views.runs)
         return run_pb2.RunServiceListResponse(runs=[run_to_pb(view) for view in found])
 
     async def Get(  # noqa: N802
         self, request: run_pb2.RunServiceGetRequest, context: Any
     ) -> run_pb2.RunServiceGetResponse:
         """Show one run."""
-        view = await self._driver.query(lambda core, _: views.run(core.run(request.run_id)))
+        view = await self._driver.query(lambda core, now: views.run(core.run(request.run_id), now))
         return run_pb2.RunServiceGetResponse(run=run_to_pb(view))
 
     async def Members(  # noqa: N802
@@ -108,7 +108,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         try:
             while True:
                 changed.clear()
-                found = await self._driver.query(lambda core, _: views.runs(core))
+                found = await self._driver.query(views.runs)
                 for run_id in shown.keys() - {view.run_id for view in found}:
                     forgotten = run_to_pb(shown.pop(run_id))
                     forgotten.forgotten = True
@@ -117,6 +117,9 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                     wanted = request.run_id in ("", view.run_id)
                     # A store that is used and a job that trains change all the time, and nobody watches it.
                     counts = dataclasses.replace(view, store_keys=0, store_bytes=0, steps=None)
+                    if (checkpoints := view.checkpoints) is not None:
+                        still = dataclasses.replace(checkpoints, age=0.0, unsaved=None)
+                        counts = dataclasses.replace(counts, checkpoints=still)
                     if wanted and shown.get(view.run_id) != counts:
                         shown[view.run_id] = counts
                         yield run_pb2.WatchResponse(run=run_to_pb(view))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from muster.service.core.effects import (
+    CheckpointsRecord,
     EvictionRecord,
     Forget,
     ForgetDecision,
@@ -30,14 +31,18 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.model import Decision, MemberState, Shape
+from muster.service.core.model import CheckpointHistory, Decision, MemberState, Shape
 from muster.service.core.operations import Changed, Done, Flag, Number, Value
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
+    checkpoint_from_pb,
+    checkpoint_to_pb,
     closed_from_pb,
     closed_to_pb,
     decision_from_pb,
     decision_to_pb,
+    failed_save_from_pb,
+    failed_save_to_pb,
     milliseconds,
     node_from_pb,
     node_to_pb,
@@ -50,6 +55,7 @@ from muster.service.wire import (
 from muster.v1 import common_pb2, state_pb2
 
 KINDS = (
+    "checkpoints",
     "decision",
     "eviction",
     "group",
@@ -132,6 +138,10 @@ def encode(record: Kept | Forget) -> tuple[bytes, bytes | None]:
                 run_id=record.run_id, save=save_to_pb(record.save), since_sequence=record.save.since
             )
             return _key("save", record.run_id, "newest"), save.SerializeToString()
+        case CheckpointsRecord():
+            return _key("checkpoints", record.run_id, "newest"), _checkpoints_to_pb(
+                record
+            ).SerializeToString()
         case RoundRecord():
             return _round_key(record.run_id, record.round), _round_to_pb(record).SerializeToString()
         case ForgetRound():
@@ -201,6 +211,8 @@ def _decode(key: bytes, value: bytes) -> Kept:
         case b"save":
             save = state_pb2.SaveRecord.FromString(value)
             return SaveRecord(save.run_id, save_from_pb(save.save, save.since_sequence))
+        case b"checkpoints":
+            return _checkpoints_from_pb(state_pb2.CheckpointsRecord.FromString(value))
         case b"round":
             return _round_from_pb(state_pb2.RoundRecord.FromString(value))
         case b"participant":
@@ -255,6 +267,27 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         shape=Shape(message.world_size, tuple(message.participants)),
         state=MemberState(message.state),
     )
+
+
+def _checkpoints_to_pb(record: CheckpointsRecord) -> state_pb2.CheckpointsRecord:
+    history = record.history
+    return state_pb2.CheckpointsRecord(
+        run_id=record.run_id,
+        newest=checkpoint_to_pb(history.newest) if history.newest is not None else None,
+        committed=history.committed,
+        interval_ms=[milliseconds(interval) for interval in history.intervals],
+        failures=[failed_save_to_pb(one) for one in history.failures],
+    )
+
+
+def _checkpoints_from_pb(message: state_pb2.CheckpointsRecord) -> CheckpointsRecord:
+    history = CheckpointHistory(
+        newest=checkpoint_from_pb(message.newest) if message.HasField("newest") else None,
+        committed=message.committed,
+        intervals=tuple(interval / 1000 for interval in message.interval_ms),
+        failures=tuple(failed_save_from_pb(one) for one in message.failures),
+    )
+    return CheckpointsRecord(message.run_id, history)
 
 
 def _round_key(run_id: str, round: int) -> bytes:

@@ -335,6 +335,36 @@ class StateCollector(Collector):
                 "Time from the request for that save until all ranks had made it.",
                 labels=["run"],
             ),
+            "committed_step": GaugeMetricFamily(
+                "muster_checkpoint_committed_step",
+                "Step of the checkpoint that the run committed last.",
+                labels=["run"],
+            ),
+            "commit_age": GaugeMetricFamily(
+                "muster_checkpoint_age_seconds",
+                "Time since the run committed a checkpoint.",
+                labels=["run"],
+            ),
+            "checkpoint_bytes": GaugeMetricFamily(
+                "muster_checkpoint_bytes",
+                "Bytes of that checkpoint, over all ranks that report theirs.",
+                labels=["run"],
+            ),
+            "write": GaugeMetricFamily(
+                "muster_checkpoint_write_seconds",
+                "Time that the slowest rank took to write its part of that checkpoint.",
+                labels=["run"],
+            ),
+            "interval": GaugeMetricFamily(
+                "muster_checkpoint_interval_seconds",
+                "Usual time between two commits of the run: the median of the last five intervals.",
+                labels=["run"],
+            ),
+            "unsaved": GaugeMetricFamily(
+                "muster_checkpoint_unsaved_seconds",
+                "Time that ranks of the run have been connected without a commit.",
+                labels=["run"],
+            ),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
                 "Nodes without a round: those that come together, and those that wait to be let in.",
@@ -372,6 +402,8 @@ class StateCollector(Collector):
                     families["still"].add_metric([run_label], now - steps.moved_at)
                 if (save := run.saving.save) is not None:
                     _add_save(families, run_label, save, moment.wall)
+                if (view := views.checkpoints(run, moment)) is not None:
+                    _add_checkpoint(families, run_label, view)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
             newest = {process.rank: process.state for process in run.roster}
@@ -444,3 +476,28 @@ def _add_save(families: Mapping[str, GaugeMetricFamily], run_label: str, save: S
     elif save.state is SaveState.DONE and save.step is not None and save.ended_at is not None:
         families["saved"].add_metric([run_label], save.step)
         families["took"].add_metric([run_label], max(0.0, save.ended_at - save.asked_at))
+
+
+def _add_checkpoint(
+    families: Mapping[str, GaugeMetricFamily], run_label: str, view: views.CheckpointsView
+) -> None:
+    """Show the newest checkpoint of a run. A value that its ranks did not report is absent.
+
+    Args:
+        families: receive the samples.
+        run_label: the run.
+        view: its save history.
+    """
+    newest = view.history.newest
+    if newest is None:
+        return
+    for name, value in (
+        ("committed_step", newest.step),
+        ("commit_age", view.age),
+        ("checkpoint_bytes", newest.bytes),
+        ("write", newest.slowest.seconds if newest.slowest is not None else None),
+        ("interval", view.history.interval),
+        ("unsaved", view.unsaved),
+    ):
+        if value is not None:
+            families[name].add_metric([run_label], value)

@@ -64,7 +64,7 @@ def overview(coordinator: Coordinator, now: Instant, grant: Grant | None = None)
         taken_at=now.wall,
         epoch=coordinator.epoch,
         only=() if grant is None else grant.runs,
-        runs=tuple(views.run(run) for run in sorted(runs, key=lambda run: run.run_id)),
+        runs=tuple(views.run(run, now) for run in sorted(runs, key=lambda run: run.run_id)),
         waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
         decided=tuple(views.last_decided(groups, MOST_DECIDED)),
     )
@@ -84,7 +84,7 @@ def run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) ->
     """
     found = coordinator.run(run_id)
     groups = found.groups.values()
-    view = views.run(found)
+    view = views.run(found, now)
     return RunLook(
         taken_at=now.wall,
         run=view,

@@ -163,6 +163,7 @@ def _environment() -> Environment:
         moment=_moment,
         to_the_second=_to_the_second,
         ago=_ago,
+        size=cells.size,
         ranges=report.ranges,
         in_order=_in_order,
         missing_one=report.missing_one,

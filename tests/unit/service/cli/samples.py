@@ -86,6 +86,24 @@ def run(run_id: str = "job1", **more) -> run_pb2.Run:
     return run_pb2.Run(run_id=run_id, **{**given, **more})
 
 
+def checkpoints(*, failures: int = 0, **more) -> run_pb2.Checkpoints:
+    newest = run_pb2.Checkpoint(
+        step=1_200,
+        bytes=96 << 30,
+        slowest=run_pb2.SlowestWrite(rank=3, host="node-0", write_ms=12_400),
+        barrier=common_pb2.BarrierName(prefix="save/commit", sequence=11),
+    )
+    newest.committed_at.FromSeconds(DECIDED_AT)
+    failed = run_pb2.FailedSave(
+        step=1_100,
+        reason="was aborted: rank 3 failed: disk\x1b[2J full",
+        barrier=common_pb2.BarrierName(prefix="save", sequence=10),
+    )
+    failed.failed_at.FromSeconds(DECIDED_AT)
+    given = {"newest": newest, "age_ms": 252_000, "committed": 12, "interval_ms": 600_000}
+    return run_pb2.Checkpoints(failures=[failed] * failures, **{**given, **more})
+
+
 def closed(by: str = "ann@desk", reason: str = "the budget is spent") -> common_pb2.Closed:
     how = common_pb2.Closed(by=by, reason=reason)
     how.closed_at.FromSeconds(DECIDED_AT)

@@ -85,6 +85,34 @@ def test_a_run_whose_ranks_tell_their_steps_says_who_is_last_and_for_how_long_no
     assert "Steps" not in run_text(samples.run(), NOBODY, members, [])
 
 
+def test_run_shows_its_newest_checkpoint_in_a_line():
+    text = run_text(samples.run(checkpoints=samples.checkpoints()), NOBODY, [], [])
+    assert (
+        "Checkpoint:  step 1200, committed 4m12s ago; 96.0 GiB; slowest write 12s: rank 3 (node-0); "
+        "12 so far, usually one every 10m0s\n"
+    ) in f"{text}\n"
+    assert "Failed saves" not in text
+    assert "Checkpoint" not in run_text(samples.run(), NOBODY, [], [])
+
+
+def test_run_shows_what_its_ranks_told_of_a_checkpoint_and_no_more():
+    bare = samples.checkpoints(newest=run_pb2.Checkpoint(), committed=1, interval_ms=None)
+    text = run_text(samples.run(checkpoints=bare), NOBODY, [], [])
+    assert text.endswith("Checkpoint:  committed 4m12s ago; 1 so far")
+
+
+def test_run_shows_its_failed_saves_and_their_reasons():
+    told = samples.checkpoints(failures=2)
+    told.ClearField("newest")
+    text = run_text(samples.run(checkpoints=told), NOBODY, [], [])
+    assert "Checkpoint:  none was committed; 2 saves failed\n" in text
+    assert (
+        "Failed saves:\n"
+        "  FAILED AT              STEP   BARRIER   REASON\n"
+        "  2026-09-21T14:13:20Z   1100   save#10   was aborted: rank 3 failed: disk\\x1b[2J full\n"
+    ) in text
+
+
 def test_a_rank_with_two_processes_is_named_once_in_a_run():
     text = run_text(samples.run(), NOBODY, [samples.member(0), samples.member(0), samples.member(1)], [])
     assert "RANKS\n  node-0   -      CONNECTED   0-1" in text

@@ -3,7 +3,7 @@ import json
 import pytest
 from rich.cells import cell_len
 
-from muster.service.cells import duration, ranks
+from muster.service.cells import duration, ranks, size
 from muster.service.cli import columns
 from muster.service.cli.table import Column, Table, document, fields, headed, json_line, name
 from muster.service.wire import as_dict
@@ -70,8 +70,31 @@ def test_runs():
     ]
     assert lines([samples.run()], columns.RUNS, wide=True)[0].split() == [
         "RUN", "STATE", "GENERATION", "ROUND", "NODES", "WAITING", "CONNECTED", "GROUPS", "OPEN", "DECIDED",
-        "STEP",
+        "STEP", "LAST", "COMMIT",
     ]  # fmt: skip
+
+
+def test_last_commit_of_a_run_is_its_age_or_nothing():
+    shown = [samples.run(checkpoints=samples.checkpoints()), samples.run()]
+    failed = samples.run(checkpoints=run_pb2.Checkpoints(failures=[run_pb2.FailedSave(reason="no")]))
+    table = lines([*shown, failed], columns.RUNS, wide=True)
+    assert [line.split()[-1] for line in table] == ["COMMIT", "4m12s", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 bytes"),
+        (1_023, "1023 bytes"),
+        (1_024, "1.0 KiB"),
+        (1_536, "1.5 KiB"),
+        (2**20 - 1, "1,024.0 KiB"),
+        (2**30, "1.0 GiB"),
+        (3 * 2**59, "1,536.0 PiB"),
+    ],
+)
+def test_sizes_are_told_in_the_largest_fitting_unit(count: int, shown: str):
+    assert size(count) == shown
 
 
 def test_the_steps_of_a_run_are_those_of_its_last_rank_and_its_first():

@@ -11,15 +11,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muster.service.core.checkpoints import MAX_FAILURES
 from muster.service.core.effects import Refused
-from muster.service.core.events import Evict
-from muster.service.core.model import MemberState, Shape
+from muster.service.core.events import Evict, WriteReport
+from muster.service.core.model import MemberState, Outcome, Shape
 from muster.service.core.refusal import Reason
 from tests.support.core_lines import Line
 from tests.support.core_world import RUN, Client, Crash, Seat, World
 from tests.support.expect import some
 
 PREFIXES = ("checkpoint", "checkpoint", "eval")
+SAVES = "checkpoint"
+"""The group whose barriers are those of saves."""
 TIMEOUTS = (4.0, 30.0)
 
 index = st.integers(0, 11)
@@ -213,7 +216,8 @@ class Job(RuleBasedStateMachine):
         sequence = max(ready.values())
         arriving = [client for client, its in ready.items() if its == sequence]
         for client in arriving:
-            client.about_to_arrive(prefix, payload=str(client.rank).encode(), timeout=timeout)
+            payload = str(client.rank).encode()
+            client.about_to_arrive(prefix, payload, timeout=timeout, report=self.report(prefix, sequence))
         line.arrive(arriving, prefix, sequence, timeout)
 
     def pick_line(self, number: int) -> Line | None:
@@ -264,7 +268,12 @@ class Job(RuleBasedStateMachine):
             client.join(prefix, *self.shape_of(client, prefix))
             seat = client.seats[prefix]
         if client.session is not None and seat.position is not None and not seat.waiting:
-            client.arrive(prefix, payload=payload, failure=failure, timeout=timeout)
+            report = self.report(prefix, seat.position)
+            client.arrive(prefix, payload=payload, failure=failure, timeout=timeout, report=report)
+
+    def report(self, prefix: str, sequence: int) -> WriteReport | None:
+        """The barriers of one group are those of saves."""
+        return WriteReport(step=10 * sequence, commits=True) if prefix == SAVES else None
 
     @rule(number=index, prefix=prefixes)
     def arrive_twice(self, number: int, prefix: str) -> None:
@@ -334,6 +343,26 @@ class Job(RuleBasedStateMachine):
                 assert session.relay == process.relay
             if process.state is MemberState.DISCONNECTED:
                 assert some(coordinator.next_deadline()) <= process.since + coordinator.session_ttl
+
+    @invariant()
+    def each_release_of_a_save_is_a_commit_and_each_failure_a_failed_save(self) -> None:
+        if RUN not in self.world.coordinator.runs:
+            return
+        decided = self.world.disk.decided.get((RUN, SAVES), [])
+        released = [one for one in decided if one.outcome is Outcome.RELEASED]
+        told = self.world.coordinator.runs[RUN].checkpoints.history
+        assert told.committed == len(released)
+        if released:
+            newest = some(told.newest)
+            last = released[-1]
+            assert (newest.sequence, newest.committed_at) == (last.sequence, last.decided_at)
+            assert newest.step == 10 * last.sequence
+        # Of a barrier whose arrivals were all withdrawn nobody has told anything.
+        failed = {one.sequence: one for one in decided if one.outcome is not Outcome.RELEASED}
+        sequences = [one.sequence for one in told.failures]
+        assert sequences == sorted(set(sequences), reverse=True)
+        assert len(sequences) <= MAX_FAILURES
+        assert failed.keys() >= set(sequences)
 
     @invariant()
     def refusals_are_expected(self) -> None:

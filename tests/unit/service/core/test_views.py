@@ -28,7 +28,7 @@ def world():
 
 def test_runs_are_counted(world):
     world.start(0, run="another")
-    first, second = views.runs(world.coordinator)
+    first, second = views.runs(world.coordinator, world.instant)
     assert (first.run_id, first.members, first.groups) == ("another", 1, 0)
     assert (second.run_id, second.connected, second.members) == (RUN, 3, 3)
     assert (second.groups, second.open_barriers, second.decided_barriers) == (1, 1, 2)
@@ -145,18 +145,22 @@ def test_a_run_without_nodes_has_an_empty_rendezvous(world):
     view = views.rendezvous(world.coordinator.runs[RUN], world.instant)
     assert (view.complete, view.settings, view.nodes, view.rounds) == (False, None, (), ())
     assert view.message == "no node has joined run job1"
-    assert views.run(world.coordinator.runs[RUN]).round is None
+    assert views.run(world.coordinator.runs[RUN], world.instant).round is None
 
 
 def test_a_closed_run_says_so(job):
     job.close("me", "done")
     view = views.rendezvous(job.coordinator.runs[RUN], job.instant)
     assert view.message == "run job1 was closed by me: done"
-    assert view.closed == views.run(job.coordinator.runs[RUN]).closed == job.coordinator.runs[RUN].closed
+    assert (
+        view.closed
+        == views.run(job.coordinator.runs[RUN], job.instant).closed
+        == job.coordinator.runs[RUN].closed
+    )
 
 
 def test_a_run_counts_its_nodes(job):
-    view = views.run(job.coordinator.runs[RUN])
+    view = views.run(job.coordinator.runs[RUN], job.instant)
     assert (view.round, view.nodes, view.nodes_waiting, view.closed) == (0, 2, 1, None)
     assert (view.connected, view.members) == (1, 1)
 

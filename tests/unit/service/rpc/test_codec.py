@@ -103,6 +103,20 @@ class TestParse:
         bare = session_pb2.JoinGroup(prefix="ckpt", world_size=16)
         assert parse(join_group=bare) == events.JoinGroup(SESSION, "ckpt", 16)
 
+    def test_report_of_a_write_has_what_was_told_and_nothing_else(self):
+        told = common_pb2.WriteReport(step=7, bytes=1_024, write_ms=1_500, commits=True, gives_up=True)
+        arrivals = [
+            session_pb2.Arrival(rank=0, write=told),
+            session_pb2.Arrival(rank=1, write=common_pb2.WriteReport()),
+            session_pb2.Arrival(rank=2),
+        ]
+        arrive = of_kind(events.Arrive, parse(arrive=session_pb2.Arrive(prefix="save", arrivals=arrivals)))
+        assert [arrival.report for arrival in arrive.arrivals] == [
+            events.WriteReport(step=7, bytes=1_024, seconds=1.5, commits=True, gives_up=True),
+            events.WriteReport(),
+            None,
+        ]
+
     def test_an_arrival_with_a_payload_one_with_a_vote_and_one_bare(self):
         arrivals = [
             session_pb2.Arrival(rank=0, payload=b"\0\xff"),

@@ -11,6 +11,7 @@ from muster.service.core.events import (
     ProcessInfo,
     RequestSave,
     StoreRequest,
+    WriteReport,
 )
 from muster.service.core.limits import Limits
 from muster.service.core.model import Instant, Outcome
@@ -50,6 +51,12 @@ FAMILIES = {
     "muster_run_save_asked_seconds": "gauge",
     "muster_run_saved_step": "gauge",
     "muster_run_save_seconds": "gauge",
+    "muster_checkpoint_committed_step": "gauge",
+    "muster_checkpoint_age_seconds": "gauge",
+    "muster_checkpoint_bytes": "gauge",
+    "muster_checkpoint_write_seconds": "gauge",
+    "muster_checkpoint_interval_seconds": "gauge",
+    "muster_checkpoint_unsaved_seconds": "gauge",
     "muster_rendezvous_waiting_nodes": "gauge",
     "muster_rendezvous_rounds_total": "counter",
     "muster_rendezvous_join_seconds": "histogram",
@@ -571,6 +578,69 @@ def test_a_save_that_all_ranks_are_asked_for_is_shown_until_they_have_made_it(me
     world.now += 2.0
     zero.arrive(PREFIX, payload=b"done 9 1 0")
     assert [value(metrics, name, run=RUN) for name in names] == [None, 9, 7]
+
+
+CHECKPOINT = {
+    name: f"muster_checkpoint_{name}"
+    for name in (
+        "committed_step",
+        "age_seconds",
+        "bytes",
+        "write_seconds",
+        "interval_seconds",
+        "unsaved_seconds",
+    )
+}
+
+
+def checkpoint_of(metrics: Metrics, run: str = RUN) -> dict[str, float]:
+    """What is shown of a run's checkpoints; what is absent is left out."""
+    shown = {name: value(metrics, metric, run=run) for name, metric in CHECKPOINT.items()}
+    return {name: number for name, number in shown.items() if number is not None}
+
+
+def test_newest_checkpoint_of_a_run_is_shown_with_its_age(metrics: Metrics):
+    world = World(1)
+    watch(metrics, world)
+    (zero,) = world.ranks(prefix="save")
+    assert checkpoint_of(metrics) == {}
+    for step in (10, 20, 30):
+        world.now += 60
+        zero.arrive("save", report=WriteReport(step=step, bytes=2**40, seconds=12.5, commits=True))
+    world.now += 5
+    assert checkpoint_of(metrics) == pytest.approx(
+        {
+            "committed_step": 30,
+            "age_seconds": 5,
+            "bytes": 2**40,
+            "write_seconds": 12.5,
+            "interval_seconds": 60,
+            "unsaved_seconds": 5,
+        }
+    )
+    zero.goodbye()
+    world.now += 60
+    assert checkpoint_of(metrics)["age_seconds"] == pytest.approx(65)
+    assert "unsaved_seconds" not in checkpoint_of(metrics), "nobody is there who could save"
+
+
+def test_what_no_rank_told_of_a_checkpoint_is_absent_and_not_zero(metrics: Metrics):
+    world = World(1)
+    watch(metrics, world)
+    (zero,) = world.ranks(prefix="save")
+    zero.arrive("save", failure="no", report=WriteReport(step=1))
+    assert checkpoint_of(metrics) == {}
+    zero.arrive("save", report=WriteReport(commits=True))
+    assert checkpoint_of(metrics) == {"age_seconds": 0, "unsaved_seconds": 0}
+
+
+def test_checkpoints_of_runs_without_a_label_of_their_own_are_not_shown(metrics: Metrics):
+    world = World(1)
+    watch(metrics, world)
+    other = world.start(0, run=OVERFLOW)
+    other.join("save")
+    other.arrive("save", report=WriteReport(step=1, bytes=1, seconds=1.0, commits=True))
+    assert checkpoint_of(metrics, OVERFLOW) == {}
 
 
 def test_an_evicted_rank_is_counted_as_such(metrics: Metrics):

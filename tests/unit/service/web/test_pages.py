@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from muster.service.core import report, views
 from muster.service.core.effects import RoundRecord
 from muster.service.core.model import (
+    Checkpoint,
+    CheckpointHistory,
     Closed,
     Decision,
+    FailedSave,
     MemberState,
     MissingRank,
     MissingState,
@@ -19,6 +22,7 @@ from muster.service.core.model import (
     NodeStanding,
     Outcome,
     RendezvousSettings,
+    SlowestWrite,
 )
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.core.rendezvous import Departed
@@ -26,6 +30,7 @@ from muster.service.saves import SAVES
 from muster.service.web import look, pages
 from muster.service.web.look import Overview, RunLook
 from tests.support import scenes
+from tests.support.expect import some
 from tests.unit.service.web.markup import Markup
 
 HOSTILE = [
@@ -114,6 +119,16 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
         closed=closed,
         steps=views.StepsView(highest=7, lowest=5, lowest_rank=1, moved_at=1.0),
         save=None,
+        checkpoints=views.CheckpointsView(
+            history=CheckpointHistory(
+                newest=Checkpoint(7, 1e9, 2**30, SlowestWrite(3, next(words), 12.5), prefix, 5),
+                committed=6,
+                intervals=(60.0, 60.0),
+                failures=(FailedSave(6, 1e9, next(words), next(words), 4),),
+            ),
+            age=41.0,
+            unsaved=41.0,
+        ),
     )
     waiting = (barrier(3), barrier(report.MOST_NAMED_SINGLY + 10))
     decided = (barrier(0, decision),)
@@ -261,7 +276,42 @@ def test_a_run_says_how_far_its_ranks_have_come(sixteen: scenes.Scene):
     page = run_of(sixteen, "llama-70b")
     assert "Step 31187-31200 rank 6 is last; none moved for 41s" in page.text
     assert "gpu-a0 0-7 0 – 31187-31200 CONNECTED" in page.text
-    assert "Step" not in run_of(sixteen, "vit-small").text, "it tells no steps"
+    assert "Step" not in run_of(sixteen, "vit-sweep-3").text, "it tells no steps"
+
+
+def test_page_of_a_run_shows_its_newest_checkpoint_and_its_failed_saves(sixteen: scenes.Scene):
+    text = run_of(sixteen, "vit-small").text
+    assert (
+        "Checkpoints Newest step 1500 Committed 41s ago, at checkpoint #3 Size 688.0 GiB "
+        "Slowest write 38s rank 7 on gpu-b0 So far 3 usually one every 7m22s"
+    ) in text
+    assert (
+        "10m35s ago 14:57:10Z checkpoint #1 500 was aborted: rank 3 (gpu-b0, pid 4103) failed: "
+        "OSError: [Errno 28] No space left on device"
+    ) in text
+
+
+def test_page_of_a_run_that_told_of_no_save_has_no_checkpoints(sixteen: scenes.Scene):
+    assert "Checkpoints" not in run_of(sixteen, "vit-sweep-3").text
+
+
+def test_page_shows_what_no_rank_told_as_nothing(sixteen: scenes.Scene):
+    taken = look.run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
+    shown = some(taken.run.checkpoints)
+    bare = dataclasses.replace(some(shown.history.newest), step=None, bytes=None, slowest=None)
+    history = CheckpointHistory(newest=bare, committed=1)
+    run = dataclasses.replace(taken.run, checkpoints=dataclasses.replace(shown, history=history))
+    text = Markup(pages.run_page(dataclasses.replace(taken, run=run), "../")).text
+    assert "Newest step – Committed 41s ago, at checkpoint #3 Size – Slowest write – So far 1 Members" in text
+
+
+def test_page_of_a_run_whose_saves_all_failed_says_so(sixteen: scenes.Scene):
+    taken = look.run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
+    shown = some(taken.run.checkpoints)
+    history = CheckpointHistory(failures=shown.history.failures)
+    run = dataclasses.replace(taken.run, checkpoints=dataclasses.replace(shown, history=history))
+    text = Markup(pages.run_page(dataclasses.replace(taken, run=run), "../")).text
+    assert "Checkpoints None was committed yet. When Failed save Step Why" in text
 
 
 def test_a_closed_run_says_by_whom_and_why(sixteen: scenes.Scene):

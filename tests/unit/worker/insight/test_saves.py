@@ -82,21 +82,20 @@ def test_a_child_that_could_not_be_forked_or_watched_is_not(monkeypatch: pytest.
 
 def spawned_write(answer: Any) -> SpawnedWrite:
     """A request that a worker has which answers at once."""
-    pipe = SimpleNamespace(poll=lambda: True, recv=answer)
-    worker: Any = SimpleNamespace(pid=ONE, pipe=pipe, wait=lambda _: True)
+    worker: Any = SimpleNamespace(pid=ONE, unanswered=set(), answer=answer)
     held: Any = SimpleNamespace(release=lambda: None)
     return SpawnedWrite(worker, 7, 0.0, 0.0, held)
 
 
 def test_a_workers_write_is_under_way_until_its_answer_was_taken():
-    write = spawned_write(lambda: (7, "no room"))
+    write = spawned_write(lambda *_: "no room")
     assert saves.under_way() == [ONE]
     assert write.wait(PATIENCE).failure == "no room"
     assert saves.under_way() == []
 
 
 def test_so_it_is_if_its_answer_cannot_be_read():
-    def answer() -> str:
+    def answer(*_: object) -> str:
         raise ValueError("no answer")
 
     write = spawned_write(answer)

@@ -15,10 +15,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProjectConfiguration
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.integrations import accelerate as module
 from muster.worker.integrations.accelerate import commit_together, latest
 from muster.worker.integrations.aside import REPLACED
-from muster.worker.saves.directory import UncommittedError
 from tests.support.alone import take_part_alone
 
 

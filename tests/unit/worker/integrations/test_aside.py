@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.directory import write_marker
 from muster.worker.integrations import aside as module
 from muster.worker.integrations.aside import REPLACED, Aside, Marker, latest, read, remove, restore
-from muster.worker.saves.directory import MARKER, UncommittedError, write_marker
 
 
 def marker(sequence: int = 7) -> Marker:

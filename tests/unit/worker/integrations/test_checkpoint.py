@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations import commitment
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
-from muster.worker.saves.directory import UncommittedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -30,7 +30,7 @@ class Alone:
     def __init__(self, **_: object) -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         Alone.sequence += 1
         outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
         return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})

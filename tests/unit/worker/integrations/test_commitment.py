@@ -1,6 +1,8 @@
 """One save of all ranks, without a coordinator: what is said for this rank, and what it is told."""
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,17 @@ from muster.worker.errors import (
 )
 from muster.worker.group_barrier import GroupBarrier
 from muster.worker.integrations import commitment as module
-from muster.worker.integrations.commitment import AGAIN, BEGINS, DONE, GIVEN_UP, NOT_YET, Commitment
+from muster.worker.integrations.commitment import (
+    AGAIN,
+    BEGINS,
+    DONE,
+    GIVEN_UP,
+    NOT_YET,
+    Commitment,
+    step_of,
+)
+from muster.worker.write_report import WriteReport
+from tests.support.expect import some
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE
@@ -93,6 +105,73 @@ def test_a_commit_that_fails_is_everyones_error(outcome: Outcome):
     with pytest.raises(MusterError, match=r"is to blame|was given up"):
         result.result(PATIENCE)
     assert save.ending(PATIENCE) is not None
+
+
+def test_each_vote_of_a_save_reports_its_step_and_the_last_one_commits(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    barrier = FakeBarrier()
+    as_barrier: Any = barrier
+    save = Commitment(as_barrier, 60.0, name="checkpoint-500")
+    assert barrier.heard() == BEGINS + b"checkpoint-500"
+    barrier.answers.put(decided(rank_0=BEGINS + b"checkpoint-500"))
+    save.begun()
+    now[0] += 12.5
+    result = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    save.committed()
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    save.join(PATIENCE)
+    begin, written = WriteReport(step=500), WriteReport(step=500, seconds=12.5)
+    assert barrier.reports == [begin, written, replace(written, commits=True)]
+
+
+def test_rank_0_that_has_not_committed_yet_does_not_report_a_commit():
+    save, barrier = begun(pace=0.001)
+    result = in_thread(save.written)
+    assert heard_at_last(barrier) == DONE
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    assert barrier.heard() == NOT_YET
+    save.failed("the disk is full")
+    barrier.answers.put(decided(rank_0=NOT_YET))
+    assert heard_at_last(barrier) == "the disk is full"
+    assert not any(some(report).commits for report in barrier.reports)
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)
+
+
+def test_rank_that_gives_up_reports_it():
+    save, barrier = begun()
+    save.give_up()
+    assert barrier.heard() == GIVEN_UP
+    barrier.answers.put(decided(rank_0=GIVEN_UP))
+    save.join(PATIENCE)
+    assert [some(report).gives_up for report in barrier.reports] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-9", 9),
+        ("step 9", 9),
+        ("checkpoint-500", 500),
+        ("global_step0100", 100),
+        ("epoch=1-step=500-v2.ckpt", 500),
+        ("iter_0000500", 500),
+        ("checkpoints-2026/step-7", 7),
+        ("", None),
+        ("final", None),
+        ("epoch-3", None),
+        ("2026-11-24", None),
+        ("step-99999999999999999999", None),
+    ],
+)
+def test_step_of_a_save_is_read_off_its_name(name: str, step: int | None):
+    assert step_of(name) == step
 
 
 def heard_at_last(barrier: FakeBarrier) -> bytes | str:

@@ -11,13 +11,13 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations import aside, commitment
 from muster.worker.integrations import deepspeed as module
 from muster.worker.integrations.aside import REPLACED, read
 from muster.worker.integrations.deepspeed import adopt, commit_together
-from muster.worker.saves.directory import UncommittedError
 
 FILE = "mp_rank_00_model_states.pt"
 
@@ -31,7 +31,7 @@ class Alone:
         self.rank, self.world_size = rank, world_size
         self.sequence = 0
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         self.sequence += 1
         outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
         return Decision(self.prefix, self.sequence - 1, outcome, failure or "", payloads={0: payload})

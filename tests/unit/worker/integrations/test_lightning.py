@@ -24,13 +24,13 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint import CheckpointException
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations import commitment
 from muster.worker.integrations import lightning as module
 from muster.worker.integrations.aside import REPLACED, Aside
 from muster.worker.integrations.lightning import committed, latest
-from muster.worker.saves.directory import UncommittedError
 
 
 class Alone:
@@ -43,7 +43,7 @@ class Alone:
     def __init__(self, *_: object) -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes) -> Decision:
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
         Alone.sequence += 1
         outcome = self.outcome if failure is None else Outcome.ABORTED
         return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})

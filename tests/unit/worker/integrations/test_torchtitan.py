@@ -15,10 +15,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager
 from torchtitan.components.checkpointer import AsyncMode, CheckpointManager
 
+from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.worker.integrations import torchtitan as module
 from muster.worker.integrations.aside import Aside, Marker
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
-from muster.worker.saves.directory import MARKER, UncommittedError
 from tests.support.patience import until
 
 

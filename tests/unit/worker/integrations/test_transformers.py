@@ -14,12 +14,12 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Else accelerate says what it h
 from transformers import Trainer, TrainerState
 from transformers.trainer_utils import HubStrategy
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError
 from muster.worker.integrations import transformers as module
 from muster.worker.integrations.aside import REPLACED
 from muster.worker.integrations.transformers import CommitCallback, latest
-from muster.worker.saves.directory import UncommittedError
 from tests.support.alone import Alone, take_part_alone
 
 

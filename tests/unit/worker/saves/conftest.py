@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from muster.worker.saves import groups
 from tests.support import nursery
@@ -24,3 +26,11 @@ def a_process_of_its_own() -> Iterator[None]:
         for name, empty in (("_taken", set()), ("_numbered", set()), ("_in_doubt", {})):
             patched.setattr(groups, name, empty)
         yield
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """This process, as all of a job."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()

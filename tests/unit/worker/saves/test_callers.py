@@ -3,21 +3,34 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import active_children, util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from muster.worker import MusterError
+from muster.worker.errors import AsyncSaveError
 from muster.worker.fork_guard import HANDLERS
 from muster.worker.insight import saves as under_way
-from muster.worker.saves import AsyncRequest, ForkCaller, PersistentCaller, callers
+from muster.worker.saves import (
+    AsyncCallsQueue,
+    AsyncRequest,
+    ForkCaller,
+    PersistentCaller,
+    callers,
+    writer_process,
+)
 from muster.worker.saves.child import wait_readable
 from muster.worker.saves.priority import Priority
-from tests.support.judge import no_child_left, no_file_left
+from tests.support.judge import FakeBarrier, no_child_left, no_file_left, state_of
 from tests.support.patience import PATIENCE, until
 
 
@@ -46,6 +59,8 @@ def fail(how: str) -> None:
         raise OSError(28, "No space left on device")
     if how == "exit":
         os._exit(5)
+    if how == "exit well":
+        os._exit(0)
     if how == "hang":
         signal.pause()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -85,6 +100,7 @@ def test_the_state_is_that_of_the_start(caller: Any, tmp_path: Path, shared: boo
     [
         ("raise", "OSError: [Errno 28] No space left on device"),
         ("exit", "exit status 5"),
+        ("exit well", "exit status 0 before its function had returned"),
         ("kill", "killed by SIGKILL"),
     ],
 )
@@ -92,6 +108,118 @@ def test_a_failure_is_known_and_the_next_write_is_well(caller: Any, how: str, sa
     failure = caller.start(AsyncRequest(fail, (how,), [])).wait(PATIENCE).failure
     assert said in failure
     assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+
+
+def terminate_and_write(path: str) -> None:
+    """As torchrun stops a rank, whose process group has its writer, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    Path(path).write_text("saved")
+
+
+def test_a_writer_survives_the_signals_to_its_process_group(caller: Any, tmp_path: Path):
+    path = tmp_path / "saved"
+    assert caller.start(AsyncRequest(terminate_and_write, (str(path),), [])).wait(PATIENCE).failure is None
+    assert path.read_text() == "saved"
+
+
+@contextmanager
+def immortal(gate: Path) -> Iterator[None]:
+    """SIGKILL ends nobody meanwhile, as if it waited for a file server; afterwards the gate is open."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signal, "pidfd_send_signal", lambda *_: None)
+        patched.setattr(writer_process, "KILL_GRACE", 0.05)
+        yield
+    gate.touch()
+
+
+def wait_for(gate: str, began: str) -> None:
+    """With a file open."""
+    with Path(began).open("w"):
+        until(Path(gate).exists)
+
+
+def test_a_write_that_cannot_be_killed_has_failed_and_is_reaped_later(tmp_path: Path):
+    gate, began = tmp_path / "gate", tmp_path / "began"
+    with no_file_left(), no_child_left():
+        with immortal(gate):
+            write = ForkCaller().start(AsyncRequest(wait_for, (str(gate), str(began)), []))
+            until(began.exists)
+            failure = write.wait(0.01).failure or ""
+            assert state_of(write.pid) is not None
+            assert write.pid in under_way.under_way()
+        until(lambda: write.pid not in under_way.under_way())
+        until(lambda: all(not one.name.startswith("muster-reap") for one in threading.enumerate()))
+    assert f"pid {write.pid}) had not ended after 0.01 s (its timeout), and was killed" in failure
+    assert "has not ended 0.05 s after SIGKILL" in failure
+    assert str(began) in failure
+
+
+def test_a_write_that_is_given_up_and_cannot_be_killed_ends_the_wait_for_it(caller: Any, tmp_path: Path):
+    gate = tmp_path / "gate"
+    with immortal(gate), ThreadPoolExecutor() as pool:
+        write = caller.start(AsyncRequest(wait_for, (str(gate), str(tmp_path / "began")), []))
+        ending = pool.submit(write.wait, PATIENCE)
+        write.abort("given up")
+        failure = ending.result().failure
+        assert failure.startswith("given up; it has not ended 0.05 s after SIGKILL")
+        caller.close()
+        # Those are waited for when the program ends.
+        assert write.pid not in {process.pid for process in active_children()}
+    until(lambda: state_of(write.pid) is None)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_queue_whose_writer_cannot_be_killed_votes_and_closes(tmp_path: Path, persistent: bool):
+    gate, barrier = tmp_path / "gate", FakeBarrier()
+    queue = AsyncCallsQueue(persistent, barrier=barrier, timeout=0.2)  # type: ignore[arg-type]
+    with immortal(gate):
+        queue.schedule_async_request(AsyncRequest(wait_for, (str(gate), str(tmp_path / "began")), []))
+        with pytest.raises(AsyncSaveError, match=r"has not ended 0\.05 s after SIGKILL"):
+            queue.close()
+    assert "has not ended" in (barrier.votes[0] or "")
+
+
+@pytest.fixture
+def _nobody_keeps_exit_statuses() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_nobody_keeps_exit_statuses")
+def test_a_program_that_ignores_sigchld_can_save(caller: Any):
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    failure = caller.start(AsyncRequest(fail, ("raise",), [])).wait(PATIENCE).failure
+    assert "OSError: [Errno 28] No space left on device" in failure
+    failure = caller.start(AsyncRequest(fail, ("kill",), [])).wait(PATIENCE).failure
+    assert "its exit status was taken by another part of this program" in failure
+
+
+@pytest.mark.parametrize("how", ["well", "exit well"])
+def test_a_child_that_another_part_of_the_program_has_waited_for_is_judged_by_its_report(how: str):
+    request = AsyncRequest(time.sleep, (0,), []) if how == "well" else AsyncRequest(fail, (how,), [])
+    with no_file_left():
+        write = ForkCaller().start(request)
+        os.waitpid(write.pid, 0)
+        failure = write.wait(PATIENCE).failure
+    assert failure is None if how == "well" else "its exit status was taken" in (failure or "")
+
+
+def test_a_child_that_ended_before_it_could_be_watched_is_judged_by_its_report(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    program, fork = os.getpid(), os.fork
+
+    def waited_for() -> int:
+        if pid := fork():
+            os.waitpid(pid, 0)
+        return pid
+
+    monkeypatch.setattr(os, "fork", waited_for)
+    assert os.getpid() == program
+    with no_file_left():
+        assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
 
 
 def test_a_childs_traceback_comes_along():
@@ -126,6 +254,83 @@ def test_no_child_is_left():
 def test_no_file_descriptor_is_left():
     with no_file_left():
         ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(PATIENCE)
+
+
+def open_files() -> set[str]:
+    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+def test_no_request_waits_for_a_worker_that_is_busy(persistent: PersistentCaller, tmp_path: Path):
+    """A pipe has room for 200 KiB."""
+    gate = tmp_path / "gate"
+    names = {f"layer-{number}": torch.full((2,), float(number)) for number in range(500)}
+    text = "x" * 10_000_000
+    writes = [
+        persistent.start(AsyncRequest(save_when, (str(tmp_path / f"{save}"), [names, text], str(gate)), []))
+        for save in range(3)
+    ]
+    gate.touch()
+    assert [write.wait(PATIENCE).failure for write in writes] == [None] * 3
+    saved = torch.load(tmp_path / "2")
+    assert saved[1] == text
+    assert saved[0]["layer-499"].tolist() == [499.0] * 2
+
+
+def test_a_worker_is_given_so_many_requests_as_its_pipe_has_room_for(tmp_path: Path):
+    caller = PersistentCaller()
+    first = caller.start(AsyncRequest(time.sleep, (0,), []))
+    assert first.wait(PATIENCE).failure is None
+    os.kill(first.pid, signal.SIGSTOP)
+    writes = [caller.start(AsyncRequest(time.sleep, (0,), [])) for _ in range(callers.MAX_WAITING)]
+    with pytest.raises(MusterError, match=rf"\(pid {first.pid}\) has {callers.MAX_WAITING} saves still to"):
+        caller.start(AsyncRequest(time.sleep, (0,), []))
+    os.kill(first.pid, signal.SIGCONT)
+    assert [write.wait(PATIENCE).failure for write in writes] == [None] * callers.MAX_WAITING
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    caller.close()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_names_of_one_tensor_stay_one_in_a_worker(persistent: PersistentCaller, tmp_path: Path):
+    weight = torch.arange(4.0)
+    (tmp_path / "gate").touch()
+    state = [weight, weight[1:3], torch.nn.Parameter(torch.ones(2)), torch.empty(0), torch.eye(2).to_sparse()]
+    request = AsyncRequest(save_when, (str(tmp_path / "saved"), state, str(tmp_path / "gate")), [])
+    assert persistent.start(request).wait(PATIENCE).failure is None
+    one, view, parameter, empty, sparse = torch.load(tmp_path / "saved", weights_only=False)
+    one.fill_(7)
+    assert view.tolist() == [7.0, 7.0]
+    assert (parameter.tolist(), empty.tolist(), sparse.to_dense().tolist()) == ([1, 1], [], [[1, 0], [0, 1]])
+
+
+def test_a_killed_worker_leaves_no_descriptor_of_requests_that_it_had_not_read():
+    caller = PersistentCaller()
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    before = open_files()
+    first = caller.start(AsyncRequest(fail, ("hang",), []))
+    writes = [caller.start(AsyncRequest(torch.numel, (torch.ones(9),), [])) for _ in range(5)]
+    first.abort("given up")
+    assert [write.wait(PATIENCE).failure for write in (first, *writes)] == ["given up"] * 6
+    caller._buffers._free.clear()
+    caller.close()
+    del first, writes
+    assert open_files() <= before
+
+
+def test_signals_to_the_group_cannot_end_a_worker_that_is_about_to_start(monkeypatch: pytest.MonkeyPatch):
+    blocked: list[set[int]] = []
+    spawn = util.spawnv_passfds
+
+    def watched(*given: Any) -> int:
+        blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        return spawn(*given)
+
+    monkeypatch.setattr(util, "spawnv_passfds", watched)
+    caller = PersistentCaller()
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    caller.close()
+    assert blocked[-1] == {signal.SIGTERM, signal.SIGHUP}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_replaced():

@@ -1,6 +1,9 @@
 """Checkpoints of one rank: begun, committed, found, loaded, swept."""
 
+import errno
+import json
 import os
+import re
 import resource
 import signal
 import time
@@ -11,14 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
+from muster.checkpoint import retry
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
-from muster.worker.saves import Checkpointer, SaveTimings, staging
+from muster.worker.saves import Checkpointer, CorruptCheckpointError, SaveTimings, job_barrier, staging
 from muster.worker.saves import checkpointer as module
-from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.folder import FolderDraft
 from muster.worker.saves.planning import CHANGED
 from muster.worker.saves.plans import Plans
@@ -30,7 +35,7 @@ from tests.support.round_table import RoundTable
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-FILES = [".metadata", "__0_0.distcp", "committed.json"]
+FILES = [".metadata", "__0_0.distcp", "committed.json", "manifest.json"]
 
 
 @pytest.fixture
@@ -208,13 +213,299 @@ def test_the_copy_is_part_of_the_stall(tmp_path: Path, barrier: FakeBarrier, mon
     assert heard[0].preload >= waited[0] > 0
 
 
-def test_a_damaged_checkpoint_is_an_error_that_can_be_handled(made: Checkpointer, tmp_path: Path):
-    made.save(1, state(1))
+class App:
+    """A ``Stateful`` object, as in torch's tutorial."""
+
+    def __init__(self, value: float) -> None:
+        self.module = torch.nn.Linear(3, 2)
+        torch.nn.init.constant_(self.module.weight, value)
+        self.step = int(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.module.state_dict(), "step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.module.load_state_dict(state_dict["model"])
+        self.step = state_dict["step"]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_stateful_objects_are_saved_and_loaded(tmp_path: Path, barrier: FakeBarrier, copy: bool):
+    made = Checkpointer(tmp_path, copy=copy, barrier=barrier)  # type: ignore[arg-type]
+    made.save(7, {"app": App(7), "lr": 0.5})
+    assert made.finalize(blocking=True) == [7]
+    into: dict[str, Any] = {"app": App(0), "lr": 0.0}
+    assert made.load(into).step == 7
+    assert into["lr"] == 0.5
+    assert into["app"].step == 7
+    assert torch.equal(into["app"].module.weight, torch.full((2, 3), 7.0))
+    plain = tmp_path / "by torch"
+    dcp.save({"app": App(7), "lr": 0.5}, checkpoint_id=plain)
+    ours, theirs = (
+        dcp.FileSystemReader(path).read_metadata() for path in (tmp_path / "step-0000000007", plain)
+    )
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    made.close()
+
+
+def test_resume_returns_none_without_a_checkpoint(made: Checkpointer):
+    assert made.resume(state(0)) is None
+
+
+def save_steps(made: Checkpointer, *steps: int) -> None:
+    for step in steps:
+        made.save(step, state(step))
+    assert made.finalize(blocking=True) == list(steps)
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "manifest.json", "committed.json"])
+@pytest.mark.parametrize("how", ["flipped", "truncated", "missing"])
+def test_resume_steps_down_from_a_damaged_checkpoint_for_good(
+    made: Checkpointer, tmp_path: Path, barrier: FakeBarrier, name: str, how: str
+):
+    save_steps(made, 1, 2, 3)
+    hurt(tmp_path / "step-0000000003" / name, how)
+    into = state(-7)
+    found = made.resume(into)
+    assert found is not None
+    assert (found.step, into["step"]) == (2, 2.0)
+    assert torch.equal(into["model"]["weight"], torch.full((1000,), 2.0))
+    # The next life does not look at it again, and can save the step anew.
+    latest = made.latest()
+    assert latest is not None
+    assert latest.step == 2
+    made.save(3, state(3.5))
+    assert made.finalize(blocking=True) == [3]
+    assert loaded(made) == (3, 3.5)
+
+
+def hurt(path: Path, how: str) -> None:
+    if how == "missing":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        del data[-1]
+    else:
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_resume_raises_if_every_checkpoint_is_damaged(made: Checkpointer, tmp_path: Path):
+    save_steps(made, 1, 2)
+    for step in (1, 2):
+        hurt(tmp_path / f"step-{step:010}" / "__0_0.distcp", "flipped")
+    for _ in range(2):  # Also when all are marked.
+        with pytest.raises(
+            CorruptCheckpointError, match=r"step-0000000002: __0_0.distcp at offset \d+: .* bytes"
+        ):
+            made.resume(state(0))
+
+
+def test_partial_load_does_not_mix_two_checkpoints(made: Checkpointer, tmp_path: Path):
+    """What the older checkpoint does not have would stay as the damaged one had it."""
+    save_steps(made, 1)
+    made.save(2, state(2) | {"more": torch.ones(3)})
+    assert made.finalize(blocking=True) == [2]
+    hurt(tmp_path / "step-0000000002" / "__0_0.distcp", "flipped")
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    with pytest.raises(CorruptCheckpointError, match="Build the state again, and call resume"):
+        made.resume(state(0) | {"more": torch.zeros(3)}, planner=planner)
+    into = state(0) | {"more": torch.zeros(3)}
+    found = made.resume(into, planner=planner)
+    assert found is not None
+    assert (found.step, into["more"].sum()) == (1, 0)
+
+
+def test_load_of_a_named_checkpoint_does_not_step_down(made: Checkpointer, tmp_path: Path):
+    save_steps(made, 1, 2)
+    path = tmp_path / "step-0000000002"
+    hurt(path / "__0_0.distcp", "flipped")
+    for _ in range(2):
+        with pytest.raises(CorruptCheckpointError, match=r"__0_0.distcp at offset"):
+            made.load(state(0), path)
+    assert loaded(made) == (1, 1)
+
+
+def test_verify_off_loads_what_is_there(tmp_path: Path, barrier: FakeBarrier):
+    made = Checkpointer(tmp_path, verify="off", barrier=barrier)  # type: ignore[arg-type]
+    save_steps(made, 1)
+    hurt(tmp_path / "step-0000000001" / "manifest.json", "missing")
+    assert loaded(made) == (1, 1)
+    made.close()
+
+
+def test_verify_of_another_value_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="verify = 'on'"):
+        Checkpointer(tmp_path, verify="on", barrier=FakeBarrier())  # type: ignore[arg-type]
+
+
+def test_checkpoint_without_digests_loads_with_a_warning(
+    made: Checkpointer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """As 0.1.0 wrote them."""
+    save_steps(made, 1)
+    folder = tmp_path / "step-0000000001"
+    (folder / "manifest.json").unlink()
+    fields = {"step": 1, "world_size": 1, "run_id": "job", "prefix": "save", "sequence": 0}
+    (folder / "committed.json").write_text(json.dumps(fields))
+    assert loaded(made) == (1, 1)
+    assert "it is loaded unverified" in caplog.text
+    save_steps(made, 2)
+    assert loaded(made) == (2, 2)
+
+
+def test_first_read_that_fails_on_its_way_is_no_damage(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    save_steps(made, 1)
+    preadv = os.preadv
+    reads: list[int] = []
+
+    def once_wrong(handle: int, buffers: list[memoryview], offset: int) -> int:
+        count = preadv(handle, buffers, offset)
+        reads.append(count)
+        if len(reads) == 1:
+            buffers[0][0] ^= 1
+        return count
+
+    monkeypatch.setattr(os, "preadv", once_wrong)
+    assert loaded(made) == (1, 1)
+    assert not list(tmp_path.glob("*/.damaged.json"))
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("where", ["the marker", "the listing", "an item"])
+def test_io_error_is_raised_and_never_taken_for_absence(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, where: str
+):
+    save_steps(made, 1, 2)
+    monkeypatch.setattr(retry, "DELAYS", (0.0,))
+    fault = OSError(error, os.strerror(error))
+
+    def failing(owner: Any, name: str, concerns: Callable[..., bool]) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if concerns(*arguments):
+                raise fault
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    if where == "the marker":
+        failing(Path, "read_bytes", lambda path: path == tmp_path / "step-0000000002" / "committed.json")
+    elif where == "the listing":
+        failing(Path, "iterdir", lambda path: path == tmp_path)
+    else:
+        failing(os, "preadv", lambda *_: True)
+    with pytest.raises((OSError, RuntimeError), match=re.escape(os.strerror(error))):
+        made.resume(state(0))
+    assert not list(tmp_path.glob("*/.damaged.json"))
+
+
+def test_retention_follows_the_order_of_commits(tmp_path: Path, barrier: FakeBarrier):
+    made = Checkpointer(tmp_path, keep_last=3, barrier=barrier)  # type: ignore[arg-type]
+    save_steps(made, 80, 90, 100)
+    assert made.load(state(0), tmp_path / "step-0000000080").step == 80
+    save_steps(made, 60)
+    made.close()
+    assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [60, 90, 100]
+    latest = made.latest()
+    assert latest is not None
+    assert latest.step == 60
+
+
+def test_retention_counts_whole_checkpoints_only(tmp_path: Path, barrier: FakeBarrier):
+    made = Checkpointer(tmp_path, keep_last=2, barrier=barrier)  # type: ignore[arg-type]
+    save_steps(made, 1, 2, 3)
+    hurt(tmp_path / "step-0000000003" / "__0_0.distcp", "flipped")
+    assert made.load(state(0)).step == 2
+    save_steps(made, 4)
+    assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [2, 3, 4]
+    save_steps(made, 5)
+    made.close()
+    assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [4, 5]
+
+
+def test_every_file_is_synced_at_its_final_size_before_the_commit(
+    tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    """On rank 0; the child's are seen by the crash tests, from outside."""
+    folder = tmp_path / "new" / "job"
+    synced: list[tuple[str, int]] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append((str(Path(f"/proc/self/fd/{handle}").readlink()), os.fstat(handle).st_size))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    made = Checkpointer(folder, barrier=barrier)  # type: ignore[arg-type]
+    save_steps(made, 1)
+    made.close()
+    names = [name for name, _ in synced]
+    assert names[:2] == [str(tmp_path), str(tmp_path / "new")], "what was made is in its parent"
+    step = folder / "step-0000000001"
+    draft = folder / ".step-0000000001.0-0"
+    files = {name: size for name, size in synced if Path(name).parent == draft}
+    want = {name: (step / name).stat().st_size for name in (".metadata", "manifest.json", "committed.json")}
+    found = {Path(name).name.removesuffix(".tmp"): size for name, size in files.items()}
+    assert found == want
+    last = names[-2:]
+    assert last == [str(draft), str(folder)], "its entries, then its name"
+
+
+def test_metadata_names_the_checkpoint_and_not_the_draft(made: Checkpointer, tmp_path: Path):
+    save_steps(made, 1)
+    metadata = dcp.FileSystemReader(tmp_path / "step-0000000001").read_metadata()
+    assert metadata.storage_meta is not None
+    assert str(metadata.storage_meta.checkpoint_id) == str(tmp_path / "step-0000000001")
+
+
+def test_planner_that_caches_plans_is_refused(made: Checkpointer):
+    with pytest.raises(ValueError, match="enable_plan_caching"):
+        made.save(1, state(1), planner=DefaultSavePlanner(enable_plan_caching=True))
+    save_steps(made, 1)
+
+
+def test_planners_of_the_caller_are_used(made: Checkpointer):
+    made.save(
+        1, state(1), planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    )
     assert made.finalize(blocking=True) == [1]
-    (data,) = tmp_path.glob("step-*/*.distcp")
-    data.unlink()
-    with pytest.raises(RuntimeError, match=r"step-0000000001 cannot be loaded"):
-        made.load(state(0))
+    into = state(0)
+    made.load(into, planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False))
+    assert into["step"] == 1
+    made.save(2, state(2))
+    assert made.finalize(blocking=True) == [2]
+    more = state(0) | {"more": torch.zeros(3)}
+    with pytest.raises(RuntimeError, match=r"step-0000000002 cannot be loaded: .*more"):
+        made.load(more)
+    assert made.load(more, planner=DefaultLoadPlanner(allow_partial_load=True)).step == 2
+    assert more["step"] == 2
+
+
+def test_barrier_of_some_ranks_is_refused(tmp_path: Path):
+    barrier = FakeBarrier(world_size=2)
+    barrier.participants = (0,)
+    with pytest.raises(ValueError, match=r"of ranks \[0\] alone"):
+        Checkpointer(tmp_path, barrier=barrier)  # type: ignore[arg-type]
+
+
+def test_process_without_rank_saves_without_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT", *job_barrier.LAUNCHERS):
+        monkeypatch.delenv(name, raising=False)
+    for life in range(2):
+        with no_child_left():
+            made = Checkpointer(tmp_path, keep_last=2)
+            found = made.resume(state(0))
+            assert (0 if found is None else found.step) == life
+            save_steps(made, life + 1)
+            made.close()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(MusterError, match="SLURM_STEP_NUM_TASKS = 4"):
+        Checkpointer(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, -1])

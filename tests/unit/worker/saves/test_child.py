@@ -51,14 +51,18 @@ def test_it_has_none_of_its_parents_sockets(tmp_path: Path):
         look = lambda: [_is_same(*one) for one in zip(numbers, were, strict=True)]  # noqa: E731
         assert seen_by_a_child(look, tmp_path) == [False, False, True]
         assert look() == [True] * 3
+        nothing = Path(os.devnull).stat()
+        look = lambda: [_is_same(number, nothing) for number in numbers]  # noqa: E731
+        assert seen_by_a_child(look, tmp_path) == [True, True, False], "their numbers are nobody else's"
 
 
-def test_its_signals_do_what_signals_do(tmp_path: Path):
+def test_it_ignores_the_signals_that_torchrun_sends_to_a_ranks_process_group(tmp_path: Path):
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    defaults = [signal.SIG_DFL, signal.SIG_IGN, signal.SIG_IGN]
     before = [signal.signal(number, lambda *_: None) for number in numbers]
     try:
-        look = lambda: [signal.getsignal(n) == signal.SIG_DFL for n in numbers]  # noqa: E731
-        assert seen_by_a_child(look, tmp_path) == [True] * 3
+        look = lambda: [signal.getsignal(n) for n in numbers]  # noqa: E731
+        assert seen_by_a_child(look, tmp_path) == defaults
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from muster.worker.saves.bucket.place import BucketPlace
+from muster.worker.saves.bucket_place import BucketPlace
 from muster.worker.saves.folder import FolderPlace
 from muster.worker.saves.places import place_at
 

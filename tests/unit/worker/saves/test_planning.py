@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
+from muster.checkpoint.committed import Life
 from muster.worker.decision import Outcome
 from muster.worker.errors import (
     BarrierAbortedError,
@@ -28,7 +29,6 @@ from muster.worker.errors import (
     RefusedError,
 )
 from muster.worker.saves import planning as module
-from muster.worker.saves.committed import Life
 from muster.worker.saves.folder import FolderDraft, FolderPlace
 from muster.worker.saves.groups import Group
 from muster.worker.saves.planning import Meeting, Planning

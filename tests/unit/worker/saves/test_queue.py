@@ -419,8 +419,9 @@ def test_two_queues_do_not_take_each_others_decisions(barrier: FakeBarrier, monk
         with pytest.raises(ValueError, match=r'another queue.*group "save"'):
             AsyncCallsQueue(barrier=FakeBarrier(world_size=2))  # type: ignore[arg-type]
         AsyncCallsQueue(barrier=FakeBarrier(world_size=2, rank=1)).close()  # type: ignore[arg-type]
-        monkeypatch.setattr(groups, "GrpcBarrier", lambda barrier_prefix: FakeBarrier(barrier_prefix))
+        monkeypatch.setattr(groups, "job_barrier", FakeBarrier)
         monkeypatch.setenv("MUSTER_RUN_ID", "job")
+        monkeypatch.setenv("MUSTER_ENDPOINT", "here:7550")
         with AsyncCallsQueue() as second, AsyncCallsQueue() as third:
             assert [second._barrier.prefix, third._barrier.prefix] == ["save-2", "save-3"]
         with AsyncCallsQueue() as again:
@@ -987,8 +988,9 @@ def test_a_dropped_queue_does_not_wait_for_its_worker(barrier: FakeBarrier, monk
 
 def test_which_group_is_the_default_does_not_depend_on_the_garbage_collector(monkeypatch: pytest.MonkeyPatch):
     """It runs at other times on other ranks, and all must find the same."""
-    monkeypatch.setattr(groups, "GrpcBarrier", lambda barrier_prefix: FakeBarrier(barrier_prefix))
+    monkeypatch.setattr(groups, "job_barrier", FakeBarrier)
     monkeypatch.setenv("MUSTER_RUN_ID", "job")
+    monkeypatch.setenv("MUSTER_ENDPOINT", "here:7550")
     queue = AsyncCallsQueue()
     gone = weakref.ref(queue)
     del queue
@@ -1050,14 +1052,13 @@ def test_an_interrupt_before_the_write_counts(queue: AsyncCallsQueue):
     assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
 
 
-def test_a_child_that_somebody_else_reaped_fails_the_save_and_leaves_nothing(queue: AsyncCallsQueue):
+def test_a_child_that_somebody_else_reaped_is_judged_by_its_report_and_leaves_nothing(queue: AsyncCallsQueue):
     called: list[int] = []
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with no_file_left():
             queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=lambda: called.append(1))
-            with pytest.raises(AsyncSaveError, match="No child processes"):
-                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
+            assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert called == [1]

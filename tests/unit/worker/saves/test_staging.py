@@ -1,16 +1,30 @@
 """Copies on the host, and the buffers that they are in."""
 
 import mmap
-from contextlib import contextmanager
+import os
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from muster.worker.saves import AsyncRequest, ForkCaller, staging
-from muster.worker.saves.staging import HostBuffers, check_memory, size_of, survive_fork, tensors_of, unshared
+from muster.worker.saves.staging import (
+    HostBuffers,
+    SharedMemory,
+    check_memory,
+    leaves_of,
+    size_of,
+    survive_fork,
+    tensors_of,
+    unshared,
+)
+from muster.worker.saves.state_copy import StateCopy
 from tests.support.judge import state_of
 from tests.support.patience import PATIENCE
 
@@ -42,7 +56,8 @@ def test_buffers_are_used_again_only_when_the_write_has_ended():
 
 def test_buffers_of_a_shared_pool_are_in_shared_memory():
     held = HostBuffers(shared=True).stage({"weight": torch.ones(3)})
-    assert held.state["weight"].is_shared()
+    assert SharedMemory().holds(held.state["weight"])
+    assert not SharedMemory().holds(HostBuffers().stage({"weight": torch.ones(3)}).state["weight"])
 
 
 def test_tensors_are_found_wherever_a_state_may_hold_them():
@@ -87,15 +102,88 @@ def test_a_copy_for_which_there_is_no_room_is_refused(free: int, fits: bool, mon
 
 def test_buffers_that_are_there_need_no_free_memory(monkeypatch: pytest.MonkeyPatch):
     buffers = HostBuffers()
-    buffers.stage({"weight": torch.zeros(250)}).release()
+    buffers.stage({"weight": torch.zeros(2500)}).release()
     monkeypatch.setattr(staging, "available_memory", lambda: 0)
-    buffers.stage({"weight": torch.zeros(250)}).release()
+    buffers.stage({"weight": torch.zeros(2500)}).release()
     with pytest.raises(MemoryError):
-        buffers.stage({"weight": torch.zeros(251)})
-    held = buffers.stage({"weight": torch.zeros(250)})
+        buffers.stage({"weight": torch.zeros(5000)})
+    held = buffers.stage({"weight": torch.zeros(2500)})
     with pytest.raises(MemoryError):
-        buffers.stage({"weight": torch.zeros(250)})
+        buffers.stage({"weight": torch.zeros(2500)})
     held.release()
+
+
+class Registry(Mapping[str, Any]):
+    """A mapping that is no dictionary, and cannot be changed."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "dict": lambda value: {"a": value},
+    "OrderedDict": lambda value: OrderedDict(a=value),
+    "UserDict": lambda value: UserDict({"a": value}),
+    "Mapping": lambda value: Registry({"a": value}),
+    "list": lambda value: [value],
+    "tuple": lambda value: (value,),
+    "NamedTuple": lambda value: Pair(1, value),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS)
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_shared_memory_is_found_in_every_container(
+    container: Callable[[Any], Any], kind: str, tmp_path: Path
+):
+    array = np.memmap(tmp_path / "mapped", np.float32, "w+", shape=(8,))
+    value: Any = torch.from_numpy(array) if kind == "tensor" else array
+    own = torch.ones(3)
+    state = container({"deep": container([value, own, "text"])})
+    assert not survive_fork(state)
+    assert survive_fork(container({"deep": container([own, "text"])}))
+    copied = unshared(state)
+    assert type(copied) is type(state)
+    assert survive_fork(copied)
+    before, after = list(leaves_of(state)), list(leaves_of(copied))
+    array[:] = 7
+    for old, new in zip(before, after, strict=True):
+        assert (new is old) is (old is not value)
+    assert [
+        float(one) for leaf in after if isinstance(leaf, type(value)) and len(leaf) == 8 for one in leaf
+    ] == [0.0] * 8
+
+
+def test_names_of_one_shared_tensor_stay_one():
+    weight = torch.ones(4).share_memory_()
+    one, view = unshared([weight, weight[2:]])
+    one.fill_(5)
+    assert view.tolist() == [5.0, 5.0]
+    assert weight.tolist() == [1.0] * 4
+
+
+def test_a_distributed_tensor_in_shared_memory_is_found(mesh: DeviceMesh):
+    local = torch.arange(6.0).view(3, 2).share_memory_()
+    tensor = DTensor.from_local(local, mesh, [Shard(0)])
+    assert not survive_fork({"weight": tensor})
+    copied = unshared({"weight": tensor})["weight"]
+    local.fill_(-1)
+    assert survive_fork({"weight": copied})
+    assert copied.to_local().tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize("kind", ["mmap", "memmap", "from_file", "torch.load"])
@@ -135,14 +223,31 @@ def test_a_container_has_less_than_the_machine(tmp_path: Path):
     assert staging.available_memory(tmp_path) == 500_000
 
 
+def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(staging, "available_memory", lambda: 8_000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    check_memory(1_800)
+    with pytest.raises(MemoryError, match=r"for each of this node's 4 ranks \(LOCAL_WORLD_SIZE\)"):
+        check_memory(1_801)
+    for one in ("", "0", "1", "many"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", one)
+        check_memory(7_200)
+
+
+def test_tensors_that_share_a_storage_take_its_memory_once():
+    weight = torch.zeros(1000)
+    assert size_of([weight, weight[:10], weight.view(10, 100), torch.zeros(5)]) == 4020
+
+
 # ---------------------------------------------------------------------- the order of the calls to CUDA
 
 
 class FakeCuda:
-    """The calls that staging makes, written down in order."""
+    """A machine of three GPUs, of which this process uses two: the calls that staging makes, in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.pinned: list[tuple[int, int]] = []
 
     def is_available(self) -> bool:
         return True
@@ -150,54 +255,51 @@ class FakeCuda:
     def is_initialized(self) -> bool:
         return True
 
-    def current_stream(self) -> str:
-        return "compute"
+    def device_count(self) -> int:
+        return 3
 
-    def Stream(self) -> "FakeCuda":  # noqa: N802
+    def has_context(self, device: int) -> bool:
+        return device != 1
+
+    def synchronize(self, device: int) -> None:
+        self.calls.append(f"synchronize {device}")
+
+    def cudart(self) -> "FakeCuda":
         return self
 
-    def wait_stream(self, stream: str) -> None:
-        self.calls.append(f"side waits for {stream}")
+    def cudaHostRegister(self, start: int, size: int, flags: int) -> int:  # noqa: N802
+        assert flags == 1
+        self.pinned.append((start, size))
+        return 0
 
-    @contextmanager
-    def stream(self, side: "FakeCuda") -> Any:
-        assert side is self
-        self.calls.append("side begins")
-        yield
-        self.calls.append("side ends")
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
-
-
-class FakeStager:
-    def __init__(self, cuda: FakeCuda, options: Any) -> None:
-        self._cuda = cuda
-        assert (options.use_pinned_memory, options.use_non_blocking_copy) == (True, True)
-        assert not options.use_async_staging
-
-    def stage(self, state: Any) -> Any:
-        self._cuda.calls.append("copy")
-        return state
+    def cudaHostUnregister(self, start: int) -> int:  # noqa: N802
+        assert f"{start:x}-" in Path("/proc/self/maps").read_text(), "it is no more mapped"
+        self.pinned = [one for one in self.pinned if one[0] != start]
+        return 0
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    for name in ("is_available", "is_initialized", "current_stream", "Stream", "stream", "synchronize"):
+    for name in ("is_available", "is_initialized", "device_count", "synchronize", "cudart"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(staging, "DefaultStager", lambda options: FakeStager(fake, options))
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", fake.has_context, raising=False)
+    copy = StateCopy.copy
+
+    def copied(state_copy: StateCopy, value: Any) -> Any:
+        fake.calls.append("copy")
+        return copy(state_copy, value)
+
+    monkeypatch.setattr(StateCopy, "copy", copied)
     return fake
 
 
-def test_copies_from_a_gpu_follow_the_computation_and_have_ended_when_they_are_handed_over(cuda: FakeCuda):
+def test_copies_of_every_gpu_in_use_have_ended_when_they_are_handed_over(cuda: FakeCuda):
     HostBuffers().stage({"weight": torch.ones(3)})
-    assert cuda.calls == ["side waits for compute", "side begins", "copy", "side ends", "synchronize"]
+    assert cuda.calls == ["copy", "synchronize 0", "synchronize 2"]
 
 
-def test_the_gpu_has_done_all_before_the_fork(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
-    import os
-
+def test_every_gpu_in_use_has_done_all_before_the_fork(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
     fork = os.fork
 
     def forked() -> int:
@@ -209,12 +311,31 @@ def test_the_gpu_has_done_all_before_the_fork(cuda: FakeCuda, monkeypatch: pytes
     write = ForkCaller().start(AsyncRequest(lambda *_: None, ("path", None), [], preload_fn=preload))
     assert write.wait(PATIENCE).failure is None
     assert state_of(write.pid) is None
-    assert cuda.calls == ["preload", "synchronize", "fork"]
+    assert cuda.calls == ["preload", "synchronize 0", "synchronize 2", "fork"]
 
 
-def test_a_process_that_does_not_use_its_gpu_does_not_begin_to(
+def test_a_process_that_does_not_use_its_gpus_does_not_begin_to(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     HostBuffers().stage({"weight": torch.ones(3)})
     assert cuda.calls == ["copy"]
+    assert cuda.pinned == []
+
+
+def test_buffers_beside_a_gpu_are_pinned_until_nobody_holds_them(cuda: FakeCuda):
+    buffers = HostBuffers()
+    held = buffers.stage({"weight": torch.ones(3)})
+    weight = held.state["weight"]
+    ((start, size),) = cuda.pinned
+    assert start <= weight.data_ptr() < start + size
+    del held, buffers
+    assert len(cuda.pinned) == 1, "a tensor of the copy is there still"
+    del weight
+    assert cuda.pinned == []
+
+
+def test_memory_that_cannot_be_pinned_is_an_error(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cuda, "cudaHostRegister", lambda *_: 2)
+    with pytest.raises(RuntimeError, match=r"could not be pinned \(CUDA error 2\)"):
+        HostBuffers().stage({"weight": torch.ones(3)})

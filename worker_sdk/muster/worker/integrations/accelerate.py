@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
+from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.aside import read, restore, sweep
 from muster.worker.integrations.commitment import OnLost
 from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
-from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["commit_together", "latest"]

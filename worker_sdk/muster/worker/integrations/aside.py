@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from muster.worker.saves.directory import MARKER, UncommittedError, sync, write_marker
+from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.directory import sync, write_marker
 
 logger = logging.getLogger(__name__)
 

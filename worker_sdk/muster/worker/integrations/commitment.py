@@ -9,18 +9,20 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from torch.distributed import DistError
 from torch.distributed.checkpoint import CheckpointException
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.fork_guard import start_thread
-from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group
+from muster.worker.write_report import MAX_STEP, WriteReport
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ AGAIN = b"\1"
 """Comes before the name of a save that does not come after all others of this rank."""
 LONGEST_NAME = 64
 """Bytes of a save's name in that word, at most: its end, where the steps are."""
+STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[\W_]?([0-9]+)", re.IGNORECASE)
+"""Finds the training step in a save's name."""
 LATE = 30.0
 """Seconds that a rank waits for the others, at first, which began, or gave up, before it came: a little more
 than ranks are apart that are at the same save."""
@@ -130,6 +134,10 @@ class Commitment:
         """That rank 0 has committed it, or that it has not."""
         self._error: MusterError | None = None
         """Why that is not known, or not so."""
+        self._report = WriteReport(step=step_of(name))
+        """Describes this rank's part of the save, for people."""
+        self._began: float | None = None
+        """When all ranks had begun the save, on the monotonic clock."""
         self._over = threading.Event()
         try:
             take_turn(barrier, self)
@@ -189,6 +197,8 @@ class Commitment:
         """
         with self._changed:
             self._written = True
+            if self._began is not None:
+                self._report = replace(self._report, seconds=time.monotonic() - self._began)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._decision is not None or self._error is not None)
             if self._decision is not None and self._decision.outcome is not Outcome.RELEASED:
@@ -306,6 +316,7 @@ class Commitment:
             while decision.outcome is Outcome.RELEASED:
                 with self._changed:
                     self._begun = self._begun or decision
+                    self._began = self._began or time.monotonic()
                     self._changed.notify_all()
                 decision = self._until_all(lambda: self._written)
                 if self._goes_up or not (self._goes_on and GIVEN_UP in decision.payloads.values()):
@@ -315,7 +326,7 @@ class Commitment:
             if self._settle(decision, "not all ranks have written save {}", aborts=True):
                 # The others have nothing more to do.
                 self._settle(
-                    self._until_all(lambda: self._committed or not leads),
+                    self._until_all(lambda: self._committed or not leads, commits=True),
                     "all ranks have written save {}, and whether it was committed is not known",
                     aborts=not leads,
                 )
@@ -343,7 +354,9 @@ class Commitment:
         timeout = self._timeout
         overdue = time.monotonic() + self._timeout
         while True:
-            decision = self._vote(None, self._word, timeout, lambda word: word.startswith(BEGINS))
+            decision = self._vote(
+                None, self._word, timeout, lambda word: word.startswith(BEGINS), self._report
+            )
             if decision.outcome is Outcome.RELEASED:
                 if set(decision.payloads.values()) <= {self._word}:
                     return decision
@@ -378,8 +391,13 @@ class Commitment:
         """Whether who says this has still to come to this save."""
         return not word.startswith(BEGINS + AGAIN) and _order(word) < _order(self._word)
 
-    def _until_all(self, done: Callable[[], bool]) -> Decision:
-        """Go from barrier to barrier until all are done at one, or one fails."""
+    def _until_all(self, done: Callable[[], bool], *, commits: bool = False) -> Decision:
+        """Go from barrier to barrier until all are done at one, or one fails.
+
+        Args:
+            done: returns whether this rank is done.
+            commits: the save is a checkpoint once all ranks are done.
+        """
         longest = min(LONGEST_PACE, self._timeout / 3)
         pace = min(self._pace, longest)
         overdue = time.monotonic() + self._timeout
@@ -393,7 +411,8 @@ class Commitment:
                     self._failure = self._failure or f"{OVERDUE} {self._timeout:g} s"
                 word = DONE if done() else GIVEN_UP if self._given_up else NOT_YET
                 failure = None if done() else self._failure
-            decision = self._vote(failure, word, self._timeout, WORDS.__contains__)
+                report = replace(self._report, commits=commits and word == DONE, gives_up=word == GIVEN_UP)
+            decision = self._vote(failure, word, self._timeout, WORDS.__contains__, report)
             words = decision.payloads.values()
             if decision.outcome is not Outcome.RELEASED or NOT_YET not in words or GIVEN_UP in words:
                 return decision
@@ -425,12 +444,17 @@ class Commitment:
         return False
 
     def _vote(
-        self, failure: str | None, word: bytes, timeout: float, is_known: Callable[[bytes], bool]
+        self,
+        failure: str | None,
+        word: bytes,
+        timeout: float,
+        is_known: Callable[[bytes], bool],
+        report: WriteReport,
     ) -> Decision:
         """Arrive; while the coordinator is away, go on asking."""
         while True:
             try:
-                decision = self._barrier.vote(failure, timeout, word)
+                decision = self._barrier.vote(failure, timeout, word, report=report)
             except OutcomeUnknownError as error:
                 self._tell(error)
             else:
@@ -450,6 +474,17 @@ class Commitment:
 def is_of_a_save(word: bytes) -> bool:
     """Whether a rank that says this at a barrier makes a save."""
     return word in WORDS or word.startswith(BEGINS)
+
+
+def step_of(name: str) -> int | None:
+    """Return the training step in a save's name: ``step-9``, ``checkpoint-500``, ``iter_0000500``.
+
+    Returns:
+        None if the name has none.
+    """
+    found = STEP.findall(name)
+    step = int(found[-1]) if found else None
+    return step if step is not None and step <= MAX_STEP else None
 
 
 def _name_of(word: bytes) -> str:

@@ -18,11 +18,12 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.directory import sync, write_marker
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.aside import Aside, Marker, latest, read, sweep, sync_file
 from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost, is_own
-from muster.worker.saves.directory import UncommittedError, sync, write_marker
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 

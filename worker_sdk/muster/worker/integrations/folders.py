@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import error_for
@@ -18,7 +19,6 @@ from muster.worker.integrations.commitment import (
     take_turn,
     told,
 )
-from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.failure import failure_text
 
 ANOTHERS = b"."

@@ -25,12 +25,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.storage import WriteResult
 
+from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations import aside as folders
 from muster.worker.integrations.aside import Aside, Marker, check_name, read, remove, restore, sync_below
 from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
-from muster.worker.saves.directory import MARKER, UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 from muster.worker.saves.written import check_files, lengths
 

@@ -18,11 +18,11 @@ from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManag
 from torchtitan.tools import filesystem
 from torchtitan.tools.utils import GarbageCollection
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.integrations.aside import read, restore, retire, sweep
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commitment import OnLost
 from muster.worker.integrations.folders import FolderSaves, committed, stale
-from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommittedCheckpointManager", "latest"]

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.aside import restore, sweep
 from muster.worker.integrations.commitment import OnLost
 from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
-from muster.worker.saves.directory import UncommittedError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommitCallback", "latest"]

@@ -1,5 +1,7 @@
 """Asynchronous saves: written aside, and finalized by every rank or by none."""
 
+from muster.checkpoint.committed import Committed, UncommittedError
+from muster.checkpoint.damage import CorruptCheckpointError
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
 from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.checkpointer import Checkpointer
@@ -13,9 +15,12 @@ __all__ = [
     "AsyncCallsQueue",
     "AsyncRequest",
     "Checkpointer",
+    "Committed",
+    "CorruptCheckpointError",
     "ForkCaller",
     "PersistentCaller",
     "SaveTimings",
     "TorchAsyncCheckpoint",
+    "UncommittedError",
     "abort_nvrx_checkpoint",
 ]

@@ -6,23 +6,24 @@ import os
 import signal
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing import get_context, process, resource_tracker, util
+from multiprocessing.connection import Connection
 from multiprocessing.managers import BaseProxy
 from multiprocessing.process import BaseProcess, current_process
-from multiprocessing.reduction import ForkingPickler
 from typing import ClassVar, Protocol
 
+from muster.worker.errors import MusterError
 from muster.worker.fork_guard import handlers_hint
 from muster.worker.insight import saves
-from muster.worker.saves import child, forking
-from muster.worker.saves.failure import MOST_TEXT, ending_text, failure_text
+from muster.worker.saves import child, forking, handover
+from muster.worker.saves.failure import ending_text, failure_text
+from muster.worker.saves.host_memory import Location
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, synchronize, unshared
+from muster.worker.saves.writer_process import WriterProcess
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ DEFAULT_PRIORITY = Priority()
 """That of this process."""
 ENDING_TIMEOUT = 10.0
 """Seconds that an idle worker has to end before it is killed."""
+MAX_WAITING = 32
+"""Requests that a worker has not answered: the pipe has room for their messages, and nobody waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class Write(Protocol):
 
     def wait(self, timeout: float) -> Ending:
         """Wait for its end, and end it if it takes longer.
+
+        A process that was killed and does not end is given up after a grace period: the write has failed, and
+        the process is waited for on another thread.
 
         Args:
             timeout: seconds from its start.
@@ -83,8 +89,8 @@ class AsyncCaller(Protocol):
 class ForkCaller:
     """A child for each write. It sees the memory as it was at the fork, for the price of a page table.
 
-    Tensors in shared memory are copied first, for a fork does not shield them. They are found in the
-    arguments, and in dictionaries, lists and tuples there.
+    What is in shared memory is copied first, for a fork does not shield it: tensors and arrays of numpy's in
+    the arguments, and in mappings, lists and tuples there.
     """
 
     def __init__(self) -> None:
@@ -94,8 +100,7 @@ class ForkCaller:
     def start(self, request: AsyncRequest) -> Write:
         """Fork a child that writes."""
         began = time.monotonic()
-        request = _unshared(request.preloaded())
-        synchronize()
+        request = _on_host(request)
         preloaded = time.monotonic()
         forked = forking.fork(request.write)
         try:
@@ -104,15 +109,18 @@ class ForkCaller:
             return ForkedWrite(forked, preloaded - began, time.monotonic() - preloaded, request)
         except BaseException:
             forked.end()
-            saves.end(forked.pid)
+            saves.end(forked.process.pid)
             raise
 
     def close(self) -> None:
         """Nothing is kept."""
 
 
-def _unshared(request: AsyncRequest) -> AsyncRequest:
+def _on_host(request: AsyncRequest) -> AsyncRequest:
+    """The same request, which a forked child sees as it is now."""
+    request = request.preloaded()
     args, kwargs = unshared((request.async_fn_args, request.async_fn_kwargs))
+    synchronize()
     return request._replace(async_fn_args=args, async_fn_kwargs=kwargs)
 
 
@@ -122,58 +130,44 @@ class ForkedWrite:
     def __init__(
         self, forked: forking.Child, preload_seconds: float, start_seconds: float, request: AsyncRequest
     ) -> None:
-        self.pid = forked.pid
+        self.pid = forked.process.pid
         self.preload_seconds = preload_seconds
         self.start_seconds = start_seconds
-        self._report = forked.report
+        self._child = forked
         self._started = time.monotonic()
         self._request: AsyncRequest | None = request
-        self._handle: int | None = os.pidfd_open(forked.pid)
-        self._reason: str | None = None
-        self._ending = threading.Lock()
-        """Its handle is closed once, and not used afterwards: the number is soon another file's."""
-        saves.begin(forked.pid)
+        saves.begin(self.pid)
 
     def wait(self, timeout: float) -> Ending:
         """Wait for the child's end, and read what it reports."""
-        left = max(0.0, self._started + timeout - time.monotonic())
-        assert self._handle is not None
-        try:
-            if not child.wait_readable(self._handle, left):
-                self.abort(_too_long(self.pid, timeout))
-            _, status = os.waitpid(self.pid, 0)
-            seconds = time.monotonic() - self._started
-            said = self._said()
-        finally:
-            self._let_go()
-        failure = ending_text(os.waitstatus_to_exitcode(status))
-        if failure is not None:
-            failure = self._reason or (f"{failure}: {said}" if said else failure)
-        return Ending(failure, seconds)
-
-    def _let_go(self) -> None:
-        saves.end(self.pid)
-        with self._ending:
-            if self._handle is not None:
-                os.close(self._handle)
-            self._handle = None
-        os.close(self._report)
+        process = self._child.process
+        left = self._started + timeout - time.monotonic()
+        if not process.wait(left) and process.reason is None:
+            self.abort(_too_long(self.pid, timeout))
+            process.wait(left)
         self._request = None
+        seconds = time.monotonic() - self._started
+        if not process.ended():
+            process.reap_later(self._let_go)
+            return Ending(process.stuck_text(), seconds)
+        return Ending(self._let_go(), seconds)
 
-    def _said(self) -> str:
-        # A process that the child started may hold the pipe's other end: do not wait for it to be closed.
-        os.set_blocking(self._report, False)
-        with contextlib.suppress(BlockingIOError):
-            said = os.read(self._report, MOST_TEXT * 2)
-            return said.removeprefix(child.SIGN.pack(self.pid)).decode("utf-8", "replace")
-        return ""
+    def _let_go(self) -> str | None:
+        """The child has ended: say why the write failed, if it did."""
+        try:
+            status = self._child.process.status()
+            written, said = child.read_report(self._child.report, self.pid)
+        finally:
+            saves.end(self.pid)
+            self._child.close()
+        if written and not status:
+            return None
+        text = ending_text(status)
+        return self._child.process.reason or (f"{text}: {said}" if said else text)
 
     def abort(self, reason: str) -> None:
         """SIGKILL the child."""
-        self._reason = reason
-        with self._ending, contextlib.suppress(OSError):  # It may have ended.
-            if self._handle is not None:
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self._child.process.kill(reason)
 
 
 # ---------------------------------------------------------------------- spawn
@@ -195,39 +189,48 @@ class PersistentCaller:
         self._priority = priority
         self._worker: _Worker | None = None
         self._buffers = HostBuffers(shared=True)
-        self._numbers = count()
 
     def start(self, request: AsyncRequest) -> Write:
-        """Hand the request to the worker, and wait until it has the tensors."""
+        """Put the request into shared memory, and tell the worker; nobody waits until it reads that."""
         began = time.monotonic()
+        worker = self._usable_worker()
+        held, location = self._on_host(request)
+        preloaded = time.monotonic()
+        try:
+            return worker.send(location, held, preloaded - began, preloaded)
+        except BaseException as error:
+            # It may have half of a message, or a request for whose answer nobody waits.
+            worker.kill(f"it was handed a request, and then: {failure_text(error)}")
+            held.release()
+            raise
+
+    def _usable_worker(self) -> "_Worker":
         if self._worker is None or not self._worker.usable():
             # Writes that the last one has not answered still hold it, and learn how it ended.
             self._worker = self._started()
+        if len(self._worker.unanswered) >= MAX_WAITING:
+            raise MusterError(
+                f"the writing process (pid {self._worker.pid}) has {MAX_WAITING} saves still to write. Save "
+                "less often, or wait for some of them: maybe_finalize_async_calls(blocking=True)."
+            )
+        return self._worker
+
+    def _on_host(self, request: AsyncRequest) -> tuple[Held, Location]:
+        """The request's tensors in shared memory, and where the request is there."""
         request = request.preloaded()
         arguments = dict(enumerate(request.async_fn_args)) | request.async_fn_kwargs
         # A manager's proxy stands for what the manager holds, and goes as it is: its copy would be that.
         proxies = {key: value for key, value in arguments.items() if isinstance(value, BaseProxy)}
         held = self._buffers.stage({key: arguments[key] for key in arguments if key not in proxies})
-        arguments = held.state | proxies
-        request = request._replace(
-            async_fn_args=tuple(arguments[number] for number in range(len(request.async_fn_args))),
-            async_fn_kwargs={name: arguments[name] for name in request.async_fn_kwargs},
-            finalize_fns=[],
-        )
-        preloaded = time.monotonic()
         try:
-            pickled = ForkingPickler.dumps(request)
+            arguments = held.state | proxies
+            request = request._replace(
+                async_fn_args=tuple(arguments[number] for number in range(len(request.async_fn_args))),
+                async_fn_kwargs={name: arguments[name] for name in request.async_fn_kwargs},
+                finalize_fns=[],
+            )
+            return held, handover.pickle_into(held.memory, request)
         except BaseException:
-            held.release()
-            raise
-        number = next(self._numbers)
-        try:
-            self._worker.pipe.send(number)
-            self._worker.pipe.send_bytes(pickled)
-            return SpawnedWrite(self._worker, number, preloaded - began, time.monotonic() - preloaded, held)
-        except BaseException as error:
-            # It may have half of a request, or one for whose answer nobody waits.
-            self._worker.kill(f"it was handed a request, and then: {failure_text(error)}")
             held.release()
             raise
 
@@ -264,58 +267,110 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, os.getpid(), priority)
         self.priority = priority
+        self.unanswered: set[int] = set()
+        """The numbers of requests."""
+        self._numbers = count()
         self._owner = os.getpid()
         self.process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
-        self.process.start()
+        # Its first start unblocks signals: it is to be over.
+        resource_tracker.ensure_running()
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, child.IGNORED)
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         theirs.close()
         assert self.process.pid is not None
         self.pid = self.process.pid
-        handle = os.pidfd_open(self.pid)
-        self._handle = handle
-        weakref.finalize(self, _let_go, handle, self._owner).atexit = False
-        self.reason: str | None = None
-        """Why it was killed."""
+        self._writer = WriterProcess(self.pid)
+        # Before multiprocessing waits for its processes when this one ends, or when nobody holds it any more.
+        util.Finalize(self, _let_go, args=(self._writer,), exitpriority=0)
         self._reaping = threading.Lock()
+        self._given_up = False
 
     def usable(self) -> bool:
         """Whether it lives, and is this process's: a forked child may not ask after its parent's."""
-        return self._owner == os.getpid() and self.reason is None and self.alive()
+        return self._owner == os.getpid() and self._writer.reason is None and self.alive()
+
+    def send(self, location: Location, held: Held, preload_seconds: float, began: float) -> "SpawnedWrite":
+        """Tell it of a request.
+
+        Args:
+            location: where the request is in the memory.
+            held: the memory.
+            preload_seconds: how long it took to put it there.
+            began: when that was done, by ``time.monotonic``.
+        """
+        number = next(self._numbers)
+        handover.send(self.pipe, self.pid, number, location, held.memory)
+        return SpawnedWrite(self, number, preload_seconds, time.monotonic() - began, held)
 
     def kill(self, reason: str) -> None:
         """SIGKILL it; what it has not answered has failed for that reason."""
-        self.reason = self.reason or reason
-        self.process.kill()
+        self._writer.kill(reason)
 
     def alive(self) -> bool:
-        with self._reaping:
-            return self.process.is_alive()
+        return not self._writer.ended()
 
-    def exit_status(self) -> int:
-        """Wait for its end."""
+    def answer(self, number: int, timeout: float, too_long: str) -> str | None:
+        """Wait for its answer to a request: why that failed, if it did.
+
+        Args:
+            number: the request's.
+            timeout: seconds; then it is killed.
+            too_long: why it is killed then.
+        """
+        writer = self._writer
+        if not writer.wait(timeout, (self.pipe.fileno(),)) and writer.reason is None:
+            self.kill(too_long)
+            writer.wait(0, (self.pipe.fileno(),))
+        try:
+            if not self.pipe.poll():
+                raise EOFError  # A process that the worker started may hold the pipe's other end.
+            failure: str | None
+            answered, failure = self.pipe.recv()
+            if answered != number:
+                self.kill(f"it answered request {answered} where {number} was waited for")
+                raise EOFError
+            return failure
+        except (EOFError, ConnectionError):
+            return self._ending()
+
+    def _ending(self) -> str:
+        """Wait for its end, and say how it was."""
+        if not self._writer.wait(ENDING_TIMEOUT):
+            self.kill("it had closed its pipe, and did not end")
+            self._writer.wait(0)
+        if self.alive():
+            self._give_up()
+            return self._writer.stuck_text()
+        return self._writer.reason or ending_text(self._status())
+
+    def _status(self) -> int | None:
         with self._reaping:
             self.process.join()
-            return self.process.exitcode or 0
+            return self.process.exitcode
 
-    def wait(self, timeout: float | None) -> bool:
-        """Wait for its answer, or its end. Returns whether there is one of them."""
-        return bool(wait([self.pipe, self._handle], timeout))
+    def _give_up(self) -> None:
+        """Nobody is to wait for it, nor multiprocessing when this process ends."""
+        with self._reaping:
+            if not self._given_up:
+                self._given_up = True
+                process._children.discard(self.process)  # type: ignore[attr-defined]
+                self._writer.reap_later(self._status)
 
     def end(self) -> None:
         # Not by closing the pipe: a process that was forked meanwhile may hold it open.
         with contextlib.suppress(OSError):
             self.pipe.send(None)
-        if not wait([self._handle], ENDING_TIMEOUT):
-            self.process.kill()
-        self.exit_status()
+        self._ending()
         self.pipe.close()
 
 
-def _let_go(handle: int, owner: int) -> None:
+def _let_go(writer: WriterProcess) -> None:
     """Nobody holds a worker or its writes any more. This may be the garbage collector: do not wait."""
-    if os.getpid() == owner:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    os.close(handle)
+    writer.kill("nobody needs it any more")
+    writer.close()
 
 
 class SpawnedWrite:
@@ -331,35 +386,19 @@ class SpawnedWrite:
         self._number = number
         self._started = time.monotonic()
         self._held = held
+        worker.unanswered.add(number)
         saves.begin(worker.pid)
 
     def wait(self, timeout: float) -> Ending:
         """Wait for the worker's answer, or its end."""
+        left = self._started + timeout - time.monotonic()
         try:
-            failure = self._failure(timeout)
+            failure = self._worker.answer(self._number, left, _too_long(self.pid, timeout))
         finally:
             saves.end(self.pid)
+            self._worker.unanswered.discard(self._number)
         self._held.release()
         return Ending(failure, time.monotonic() - self._started)
-
-    def _failure(self, timeout: float) -> str | None:
-        left = max(0.0, self._started + timeout - time.monotonic())
-        worker = self._worker
-        if not worker.wait(left):
-            self.abort(_too_long(self.pid, timeout))
-            worker.wait(None)
-        try:
-            if not worker.pipe.poll():
-                raise EOFError  # A process that the worker started may hold the pipe's other end.
-            failure: str | None
-            answered, failure = worker.pipe.recv()
-            if answered != self._number:
-                worker.kill(f"it answered request {answered} where {self._number} was waited for")
-                raise EOFError
-        except (EOFError, ConnectionError):
-            status = worker.exit_status()
-            failure = worker.reason or ending_text(status) or "the writing process ended"
-        return failure
 
     def abort(self, reason: str) -> None:
         """SIGKILL the worker."""
@@ -374,21 +413,17 @@ def _work(pipe: Connection, parent: int, priority: Priority) -> None:
     """The worker: write what comes, answer how it went, end when told to or with the parent."""
     priority.take()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child.ignore_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, child.IGNORED)
     threading.Thread(target=child.die_with, args=(parent,), daemon=True).start()
     # What it writes with may need processes of its own, which a daemon may not have.
     current_process().daemon = False
-    while True:
-        try:
-            number = pipe.recv()
-        except EOFError:
-            return
-        if number is None:
-            return
-        failure = None
-        try:
-            pipe.recv().write()
-        except EOFError:
-            return
-        except BaseException as error:
-            failure = failure_text(error)
-        pipe.send((number, failure))
+    with contextlib.suppress(EOFError):
+        while (received := handover.receive(pipe)) is not None:
+            failure = None
+            try:
+                received.request().write()
+            except BaseException as error:
+                failure = failure_text(error)
+            pipe.send((received.number, failure))
+            del received

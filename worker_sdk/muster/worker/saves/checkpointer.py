@@ -6,35 +6,40 @@ commits.
 """
 
 import operator
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.stateful import Stateful
 
+from muster.checkpoint.committed import Committed, Life
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, BarrierError
 from muster.worker.saves.calls import SaveTimings
-from muster.worker.saves.committed import Committed, Life
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import default_barrier
 from muster.worker.saves.huge_pages import HugePages
+from muster.worker.saves.limits import check_timeout
+from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.place import Draft
 from muster.worker.saves.places import place_at
 from muster.worker.saves.planning import Planning, SweptError
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
+from muster.worker.saves.rank_write import METADATA, RankWrite, manifest_of
+from muster.worker.saves.reading import VerifyingReader
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
-from muster.worker.saves.written import check_whole, lengths
+from muster.worker.saves.written import check_whole
+
+Verify: TypeAlias = Literal["load", "off"]
 
 
 class Checkpointer:
@@ -50,6 +55,8 @@ class Checkpointer:
         barrier: decides the saves; default: one of group ``save``, taken from the environment.
         timeout: seconds for one save.
         on_saved: called with the timings of each save that was committed.
+        verify: ``"load"``: verify every byte that is loaded by the digests that were made when it was
+            written; ``"off"``: do not.
         storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
             ``{"profile": "training"}``; default: what that finds by itself.
 
@@ -57,7 +64,7 @@ class Checkpointer:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
         OSError: the folder or bucket is not there, or cannot be written.
-        ValueError: the address is none.
+        ValueError: the address is none, or an argument has no such value; or the barrier is not of all ranks.
         ImportError: a package for its scheme is not installed.
         UncommittedError: the bucket holds checkpoints that were committed in a folder.
     """
@@ -71,17 +78,27 @@ class Checkpointer:
         barrier: GrpcBarrier | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         on_saved: Callable[[SaveTimings], None] | None = None,
+        verify: Verify = "load",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: it must be above 0, or None to keep all.")
+        check_timeout(timeout)
         self._folder = folder
         self._keep_last = keep_last
         self._copy = copy
+        if verify not in get_args(Verify):
+            raise ValueError(f'verify = {verify!r}: it must be "load" or "off".')
         self._barrier = barrier or default_barrier()
+        if self._barrier.participants:
+            raise ValueError(
+                f"the barrier is of ranks {list(self._barrier.participants)} alone, and a checkpoint is of "
+                "all ranks of torch's process group. Give a barrier without participants."
+            )
         self._place = place_at(folder, storage_options, self._barrier.run_id)
         if self._leads:
             self._place.take_over(keep_last)
+        self._load = AgreedLoad(self._barrier, self._place, timeout, verify=verify == "load")
         self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
@@ -97,7 +114,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------------ saving
 
-    def save(self, step: int, state_dict: dict[str, Any]) -> None:
+    def save(self, step: int, state_dict: dict[str, Any], *, planner: SavePlanner | None = None) -> None:
         """Begin to save the state as it is now; all ranks must call it. Training goes on meanwhile.
 
         If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
@@ -105,12 +122,13 @@ class Checkpointer:
 
         Args:
             step: the step's number, from 0.
-            state_dict: what :func:`torch.distributed.checkpoint.save` takes.
+            state_dict: what :func:`torch.distributed.checkpoint.save` takes, ``Stateful`` objects among it.
+            planner: as there; default: torch's.
 
         Raises:
             TypeError: the step is not a whole number.
             ValueError: the step is negative, committed already, or under way; or torch's process group is not
-                of the barrier's ranks.
+                of the barrier's ranks; or the planner caches plans.
             MemoryError: there is not enough free memory for a copy.
             MusterError: it is closed.
             Exception: what the plan raised, or the fork.
@@ -125,33 +143,38 @@ class Checkpointer:
         number = self._queue.next_idx
         life = Life(self._barrier.generation, self._first + number)
         draft = self._place.draft(step, life)
-        planner = DefaultSavePlanner()
+        planner = planner or DefaultSavePlanner()
+        _check_planner(planner)
         name = f"step {step}"
         held: Held | None = None
         shared = self._huge_pages.saving([])
 
         def clean() -> None:
             if self._leads:
-                self._place.sweep(self._keep_last, life)
+                self._place.sweep(self._keep_last, life, self._load.used)
             self._huge_pages.renew(shared)
 
         try:
             self._check_new(step)
             self._steps[number] = step
+            state_dict = _expanded(state_dict)
             held = self._stage(state_dict)
             if held is None:
                 shared = self._huge_pages.saving(tensors_of(state_dict))
             draft.begin()
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
-            meeting = self._planning.begin(name, draft, planner.create_local_plan())
+            meeting = self._planning.begin(name, draft, planner.create_local_plan(), planner)
             final = planner.finish_plan(meeting.share())
 
             def write() -> None:
                 # Nobody reads these checksums (torch neither), and they take as long as all the rest.
                 torch.serialization.set_crc32_options(False)
+                began = time.monotonic()
                 draft.enter(self._barrier.rank)
-                results = draft.writer().write_data(final, planner).wait()
-                draft.leave(_written(self._barrier.rank), pickle.dumps(results))
+                writer = draft.writer()
+                results = writer.write_data(final, planner).wait()
+                wrote = RankWrite.of(results, writer.written, time.monotonic() - began)
+                draft.leave(_written(self._barrier.rank), wrote.encode())
 
             def commit(decision: Decision) -> None:
                 if self._leads:
@@ -193,7 +216,7 @@ class Checkpointer:
     def _stage(self, state_dict: dict[str, Any]) -> Held | None:
         """The state in buffers of its own; None if it is shared with the child."""
         tensors = tensors_of(state_dict)
-        if self._copy or not survive_fork(tensors):
+        if self._copy or not survive_fork(state_dict):
             return self._buffers.stage(state_dict)
         # Training may change all of it before the child has ended, and so have all of it copied.
         check_memory(size_of(tensors))
@@ -210,9 +233,11 @@ class Checkpointer:
     def _commit(self, step: int, draft: Draft, metadata: Metadata, decision: Decision) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
         notes = draft.take([_written(rank) for rank in range(self._barrier.world_size)])
-        results: list[list[WriteResult]] = [pickle.loads(note) for note in notes]
+        writes = [RankWrite.decode(note) for note in notes]
+        results = [write.results for write in writes]
         check_whole(metadata, results)
-        draft.writer().finish(metadata, results)
+        writer = draft.writer()
+        writer.finish(metadata, results)
         made = Committed(
             step,
             self._barrier.world_size,
@@ -220,8 +245,9 @@ class Checkpointer:
             decision.prefix,
             decision.sequence,
             draft.checkpoint,
+            committed_at=time.time(),
         )
-        draft.commit(made, lengths(results))
+        draft.commit(made, manifest_of(writes, writer.written[METADATA]))
 
     def finalize(self, blocking: bool = False) -> list[int]:
         """Learn which saves have been committed; costs no round trip.
@@ -266,15 +292,55 @@ class Checkpointer:
     # ------------------------------------------------------------------ loading
 
     def latest(self) -> Committed | None:
-        """The last committed checkpoint."""
-        return self._place.latest()
+        """Return the whole checkpoint that was committed last, as this rank sees it.
 
-    def load(self, state_dict: dict[str, Any], path: str | Path | None = None) -> Committed:
+        To resume, call :meth:`resume`: another rank may see another one.
+
+        Raises:
+            OSError: it cannot be looked for.
+        """
+        return self._place.look(()).newest
+
+    def resume(self, state_dict: dict[str, Any], *, planner: LoadPlanner | None = None) -> Committed | None:
+        """Load the newest whole checkpoint into a state, if there is one; all ranks must call it.
+
+        Every rank verifies what it loads. If one finds damage, all ranks load the checkpoint before instead,
+        and the damaged one is marked, so that no later life of the job resumes from it.
+
+        Args:
+            state_dict: what :func:`torch.distributed.checkpoint.load` takes; it is filled in place, resharded
+                if the world size has changed.
+            planner: as there; ``DefaultLoadPlanner(allow_partial_load=True)`` loads what there is.
+
+        Returns:
+            The checkpoint, the same on all ranks; None if there is none yet.
+
+        Raises:
+            CorruptCheckpointError: there are checkpoints, and all are damaged; or one was found damaged while
+                loading, and the planner loads in part. The state may be partly filled: build it again.
+            RuntimeError: it cannot be loaded into this state.
+            BarrierError: another rank failed to load, was lost or did not come; the message names it.
+            OSError: it cannot be looked for, or read.
+        """
+        # Another planner need not load each time what it loaded before.
+        overwrites = planner is None or (
+            type(planner) is DefaultLoadPlanner and not planner.allow_partial_load
+        )
+        return self._load.newest(self._loader(state_dict, planner), overwrites=overwrites)
+
+    def load(
+        self,
+        state_dict: dict[str, Any],
+        path: str | Path | None = None,
+        *,
+        planner: LoadPlanner | None = None,
+    ) -> Committed:
         """Load a checkpoint into a state, resharded if the world size has changed; all ranks must call it.
 
         Args:
-            state_dict: what :func:`torch.distributed.checkpoint.load` takes; it is filled in place.
-            path: the checkpoint; default: the last committed one.
+            state_dict: as for :meth:`resume`.
+            path: the checkpoint, the same on all ranks; default: the newest whole one, as :meth:`resume`.
+            planner: as for :meth:`resume`.
 
         Returns:
             The checkpoint.
@@ -282,46 +348,46 @@ class Checkpointer:
         Raises:
             UncommittedError: the path is not a committed checkpoint.
             FileNotFoundError: there is no committed checkpoint.
-            RuntimeError: it cannot be loaded into this state, or is damaged.
+            CorruptCheckpointError: it is damaged. The state may be partly filled.
+            RuntimeError: it cannot be loaded into this state.
+            BarrierError: another rank failed to load, was lost or did not come; the message names it.
+            OSError: it cannot be read.
         """
-        if path is None:
-            # Rank 0's look is everyone's: another's may be older, and half of each would be loaded.
-            committed = _from_rank_0(self.latest)
-            if committed is None:
-                raise FileNotFoundError(
-                    f"{self._folder} holds no committed checkpoint. Save one first, or name a path."
-                )
-        else:
-            committed = self._place.read(path)
-        try:
-            reader = self._place.reader(committed)
-            load_state(state_dict, storage_reader=reader, no_dist=not dist.is_initialized())
-        except CheckpointException as error:
-            # Torch's is no Exception, and would pass by those who handle errors.
-            raise RuntimeError(f"{committed.path} cannot be loaded: {error}") from error
+        if path is not None:
+            return self._load.named(path, self._loader(state_dict, planner))
+        committed = self.resume(state_dict, planner=planner)
+        if committed is None:
+            raise FileNotFoundError(
+                f"{self._folder} holds no committed checkpoint. Save one first, or name a path."
+            )
         return committed
 
+    def _loader(
+        self, state_dict: dict[str, Any], planner: LoadPlanner | None
+    ) -> Callable[[VerifyingReader], None]:
+        def load(reader: VerifyingReader) -> None:
+            load_state(state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
 
-# ---------------------------------------------------------------------- between the ranks
+        return load
 
 
-def _from_rank_0(look: Callable[[], Committed | None]) -> Committed | None:
-    """What rank 0 finds."""
-    if not dist.is_initialized():
-        return look()
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            found = [look()]
-        except Exception as error:  # Else the others would wait for ever.
-            found = [error]
-    dist.broadcast_object_list(found)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    committed: Committed | None = found[0]
-    return committed
+def _expanded(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Ask each ``Stateful`` object for its state, as torch does."""
+    return {key: one.state_dict() if isinstance(one, Stateful) else one for key, one in state_dict.items()}
+
+
+def _check_planner(planner: SavePlanner) -> None:
+    """Refuse torch's cache of plans: the ranks know by themselves when nothing has changed.
+
+    Raises:
+        ValueError: the planner has one.
+    """
+    if getattr(planner, "_enable_plan_caching", False):
+        raise ValueError(
+            "the planner has enable_plan_caching=True, whose plans torch keeps for its own collectives. "
+            "Leave it out: a plan that has not changed is not made again here."
+        )
 
 
 def _written(rank: int) -> str:
-    """The note in which a child leaves where its tensors are in its files."""
     return f"written-{rank}"

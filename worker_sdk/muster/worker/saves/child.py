@@ -1,8 +1,8 @@
 """What a forked child does: write, report to its parent through a pipe, and end.
 
 It shares the parent's memory as it was at the fork, and nothing else that it could harm: it does not touch
-CUDA or gRPC, closes the parent's sockets, takes the signals' default actions, runs without garbage collection
-(which would run the finalizers of the parent's objects) and ends without any cleaning up.
+CUDA or gRPC, lets go of the parent's sockets, has none of the parent's handlers of signals, runs without
+garbage collection (which would run the finalizers of the parent's objects) and ends without any cleaning up.
 """
 
 import contextlib
@@ -14,30 +14,35 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
-from muster.worker.saves.failure import failure_text
+from muster.worker.saves.failure import MOST_TEXT, failure_text
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that end a child; they are blocked when it begins."""
+IGNORED = (signal.SIGTERM, signal.SIGHUP)
+"""The signals that a writing process ignores. To stop a rank, torchrun sends them to its whole process group,
+and the rank's last saves are still to be written. A writing process ends with its rank, or by SIGKILL."""
+BLOCKED = (signal.SIGINT, *IGNORED)
+"""The signals that are blocked when a child begins, so that no handler of the parent's runs in it."""
 SIGN = struct.Struct("=xi")
-"""What a child reports first, when it lives and is about to write: a zero, which no text begins with, and its
-process id."""
+"""What a child reports when it lives and is about to write, and again when it has written: a zero, which no
+text has, and its process id. A process that it leaves behind has another."""
+MAX_POLL = 2**31 - 1
+"""Milliseconds that ``poll`` takes at most: 24 days."""
 FAILED = 1
 """The exit status of a child whose function raised."""
 
 
 def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
-    """Become the child: report that it lives, write, report a failure, end.
+    """Become the child: report that it lives, write, report how that went, end.
 
     Args:
         write: what writes.
-        report: the file descriptor on which that is reported.
+        report: the file descriptor on which it is reported.
         parent: the parent's process id; when it ends, so does the child.
     """
     status = FAILED
@@ -46,6 +51,7 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
         os.write(report, SIGN.pack(os.getpid()))
         write()
         flush()
+        os.write(report, SIGN.pack(os.getpid()))
         status = 0
     except BaseException as error:
         os.write(report, failure_text(error).encode("utf-8", "backslashreplace"))
@@ -55,35 +61,67 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
 
 def _settle_down(report: int, parent: int) -> None:
     gc.disable()
-    for number in ENDING:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ignore_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     # As in any child of multiprocessing: a manager's proxy opens a connection of its own, instead of using
     # the parent's, whose number would soon be another file's.
     util._run_after_forkers()  # type: ignore[attr-defined]
-    _close_sockets(report)
+    _let_go_of_sockets(report)
     # The parent's threads are not here: work that was shared among them would wait for ever.
     torch.set_num_threads(1)
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
 
 
-def _close_sockets(spared: int) -> None:
-    """The other side of a connection must see it end with the parent, not with the child."""
+def ignore_signals() -> None:
+    """Ignore what is sent to a rank's process group for the rank to stop."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _let_go_of_sockets(spared: int) -> None:
+    """The other side of a connection must see it end with the parent, not with the child.
+
+    Their numbers stay taken, by ``/dev/null``: objects of the parent may still close them here, and must not
+    hit a file that was opened since.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
     for entry in list(Path("/proc/self/fd").iterdir()):
         number = int(entry.name)
         if number <= 2 or number == spared:
             continue
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
-                os.close(number)
+                os.dup2(nothing, number, inheritable=False)
         except OSError:
             continue  # It was the listing's own.
+    os.close(nothing)
 
 
 def read_sign(report: int) -> int | None:
     """The process id that a child reports; None if there is none, or it is about to end without."""
     said = os.read(report, SIGN.size)
     return SIGN.unpack(said)[0] if said.startswith(b"\0") else None
+
+
+def read_report(report: int, pid: int) -> tuple[bool, str]:
+    """What a child has reported that has ended.
+
+    Args:
+        report: the file descriptor on which it did.
+        pid: its process id.
+
+    Returns:
+        Whether it has written, and why not.
+    """
+    # A process that it has left behind may hold the pipe's other end: do not wait for that to be closed.
+    os.set_blocking(report, False)
+    try:
+        said = os.read(report, MOST_TEXT * 2).removeprefix(SIGN.pack(pid))
+    except BlockingIOError:
+        said = b""
+    written = SIGN.pack(pid) in said
+    return written, "" if written else said.decode("utf-8", "replace")
 
 
 def die_with(parent: int) -> None:
@@ -98,7 +136,7 @@ def die_with(parent: int) -> None:
 
 
 def wait_readable(handle: int, timeout: float | None = None) -> bool:
-    """Wait until a file descriptor can be read, whatever its number: ``select`` stops at 1023.
+    """Wait until a file descriptor can be read.
 
     Args:
         handle: the file descriptor.
@@ -107,9 +145,24 @@ def wait_readable(handle: int, timeout: float | None = None) -> bool:
     Returns:
         Whether it can be read.
     """
+    return bool(readable((handle,), timeout))
+
+
+def readable(handles: Iterable[int], timeout: float | None) -> set[int]:
+    """Wait until one of several file descriptors can be read, whatever its number: ``select`` stops at 1023.
+
+    Args:
+        handles: the file descriptors.
+        timeout: seconds; None waits for ever.
+
+    Returns:
+        Those that can be read.
+    """
     poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else timeout * 1000))
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
+    milliseconds = None if timeout is None else min(max(0.0, timeout) * 1000, MAX_POLL)
+    return {handle for handle, _ in poll.poll(milliseconds)}
 
 
 def flush() -> None:

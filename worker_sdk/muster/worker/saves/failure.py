@@ -11,14 +11,19 @@ from muster.worker.reason import cut as cut
 from muster.worker.reason import failure_text as failure_text
 
 
-def ending_text(status: int) -> str | None:
-    """A child's exit status for the vote; None if it ended well.
+def ending_text(status: int | None) -> str:
+    """How a process ended that has not said that it has written, for the vote.
 
     Args:
-        status: as ``os.waitstatus_to_exitcode`` gives it: negative for a signal.
+        status: its exit status, negative for a signal; None if it is not known.
     """
+    if status is None:
+        return (
+            "the writing process ended without a word, and its exit status was taken by another part of this "
+            "program, which ignores SIGCHLD or waits for any child"
+        )
     if status == 0:
-        return None
+        return "the writing process ended with exit status 0 before its function had returned (os._exit?)"
     if status > 0:
         return f"the writing process ended with exit status {status}"
     try:

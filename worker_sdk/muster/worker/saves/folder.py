@@ -1,18 +1,27 @@
 """A job's checkpoints in a folder that all ranks share, for :class:`Checkpointer`."""
 
+import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from muster.worker.saves.committed import Committed, Life
-from muster.worker.saves.directory import CheckpointDirectory, sync
+from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError, unseal
+from muster.checkpoint.damage import DAMAGED, Damage, DamageError
+from muster.checkpoint.digest import Segment
+from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.checkpoint.source import FolderSource
+from muster.worker.saves.digesting import DigestingFiles
+from muster.worker.saves.place import Look
 from muster.worker.saves.written import check_files
 
 NOTES = ".ranks"
 """In a save that is not committed: what ranks tell each other."""
+UNMARKED = "this process found it damaged, and could not mark it"
 
 
 class FolderPlace:
@@ -33,36 +42,106 @@ class FolderPlace:
         self._directory.sweep(keep_last)
 
     def draft(self, step: int, life: Life) -> "FolderDraft":
-        """A save."""
+        """Return a save."""
         return FolderDraft(
             self._directory, self._directory.unfinished(step, life), self._directory.path(step)
         )
 
     def committed(self, step: int) -> Path | None:
-        """The checkpoint of a step."""
+        """Return the whole checkpoint of a step."""
         path = self._directory.path(step)
-        return path if path.exists() else None
+        if not path.exists():
+            return None
+        entry = self._directory.entry(path)
+        return None if entry is not None and not entry.whole else path
 
-    def latest(self) -> Committed | None:
-        """The committed checkpoint of the highest step."""
-        return self._directory.latest()
+    def look(self, excluded: Collection[str]) -> Look:
+        """Return the whole checkpoint that was committed last, and what is damaged."""
+        damaged: list[str] = []
+        for entry in reversed(self._directory.entries()):
+            if entry.whole and str(entry.path) not in excluded:
+                return Look(entry.made, tuple(damaged))
+            damaged.append(f"{entry.path}: {entry.damage or UNMARKED}")
+        return Look(None, tuple(damaged))
 
     def read(self, path: Path | str) -> Committed:
-        """What a checkpoint is, here or elsewhere."""
+        """Return what a checkpoint is, here or elsewhere."""
         if "://" in str(path):
             raise ValueError(
                 f"{path} is in a bucket, and this Checkpointer's checkpoints are in "
                 f"{self._directory.folder}. Load it by a Checkpointer of that bucket."
             )
-        return self._directory.read(Path(path))
+        path = Path(path)
+        if (path / DAMAGED).exists():
+            raise DamageError(Damage.decode((path / DAMAGED).read_bytes()))
+        try:
+            return self._directory.read(path)
+        except UncommittedError:
+            if (made := _adapters(path)) is None:
+                raise
+            return made
 
-    def reader(self, made: Committed) -> StorageReader:
-        """Torch's reader of a checkpoint."""
-        return FileSystemReader(made.path)
+    def source(self, made: Committed) -> FolderSource:
+        """Return what a checkpoint's files are read from."""
+        return FolderSource(Path(made.path))
 
-    def sweep(self, keep_last: int | None, decided: Life) -> None:
-        """Remove what failed saves have left, and all but the last checkpoints."""
-        self._directory.sweep(keep_last, decided)
+    def mark_damaged(self, made: Committed, damage: Damage) -> None:
+        """Record durably that a checkpoint is damaged."""
+        self._directory.mark_damaged(Path(made.path), damage)
+
+    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+        """Remove what failed saves have left, and all but the checkpoints committed last."""
+        self._directory.sweep(keep_last, decided, used)
+
+
+def _adapters(path: Path) -> Committed | None:
+    """Return a checkpoint that a ``CommittedWriter`` made; None if it is none.
+
+    Its marker names no step: the number at the end of its name is taken for that.
+    """
+    try:
+        said = unseal((path / MARKER).read_bytes())
+        number = re.search(r"\d+$", path.name)
+        manifest = said.get("manifest")
+        return Committed(
+            int(number[0]) if number else 0,
+            said["world_size"],
+            said["run_id"],
+            said["prefix"],
+            said["sequence"],
+            path,
+            manifest=None if manifest is None else ManifestReference(**manifest),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+class StepWriter(FileSystemWriter):
+    """Torch's writer of a draft. The checkpoint says where it will be, and not where it was written.
+
+    It copies nothing ahead, for which torch would ask for a stream of the GPU. It syncs each file when it
+    closes it, at its final size. Torch itself syncs the metadata before it is flushed.
+
+    Args:
+        unfinished: where it writes.
+        checkpoint: where the files will be when they are committed.
+    """
+
+    def __init__(self, unfinished: Path, checkpoint: Path) -> None:
+        super().__init__(unfinished, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
+        self._files = DigestingFiles()
+        self.fs = self._files
+        self._checkpoint = checkpoint
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """Torch's."""
+        return self._checkpoint
+
+    @property
+    def written(self) -> Mapping[str, tuple[Segment, ...]]:
+        """By name, the segments of each file that this writer has written."""
+        return self._files.written
 
 
 class FolderDraft:
@@ -91,21 +170,19 @@ class FolderDraft:
     def enter(self, rank: int) -> None:
         """Nothing: who has removed the folder has removed what is to be renamed."""
 
-    def writer(self) -> FileSystemWriter:
-        """Torch's writer. It copies nothing ahead, for which torch would ask for a stream of the GPU."""
-        return FileSystemWriter(
-            self._unfinished, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0
-        )
+    def writer(self) -> StepWriter:
+        """Return torch's writer."""
+        return StepWriter(self._unfinished, self._checkpoint)
 
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something."""
         path = self._unfinished / NOTES / note
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        sync(self._unfinished)  # Torch has put what is in its files on the disk, and not their names.
+        sync(self._unfinished)  # The writer has synced what is in the files, and not their names.
 
     def take(self, notes: Sequence[str]) -> list[bytes]:
-        """What other ranks have left."""
+        """Return what other ranks have left."""
         return [self._taken(self._unfinished / NOTES / note) for note in notes]
 
     def _taken(self, path: Path) -> bytes:
@@ -117,8 +194,10 @@ class FolderDraft:
                 "in the same order, in one folder that they share."
             ) from error
 
-    def commit(self, made: Committed, files: Mapping[str, int]) -> None:
+    def commit(self, made: Committed, manifest: Manifest) -> None:
         """Give it its name."""
-        check_files(self._unfinished, files)
+        check_files(self._unfinished, {name: entry.size for name, entry in manifest.files.items()})
         shutil.rmtree(self._unfinished / NOTES)
-        self._directory.commit(self._unfinished, made)
+        data = manifest.encode()
+        write_synced(self._unfinished / MANIFEST, data)
+        self._directory.commit(self._unfinished, replace(made, manifest=ManifestReference.of(data)))

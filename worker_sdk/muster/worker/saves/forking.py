@@ -7,6 +7,7 @@ it lives. It is killed, and another one is forked while the training thread stil
 same.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from muster.worker.errors import MusterError
 from muster.worker.saves import child
+from muster.worker.saves.writer_process import WriterProcess
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +31,19 @@ milliseconds; a machine that is overloaded may need longer."""
 class Child:
     """A child that lives, or has ended by itself."""
 
-    pid: int
+    process: WriterProcess
     report: int
-    """The file descriptor on which it reports; whoever has it closes it."""
+    """The file descriptor on which it reports."""
 
     def end(self) -> None:
-        """SIGKILL it, and let go of what is left of it."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        """SIGKILL it, and let go of it."""
+        self.process.kill("it was not needed")
+        self.process.status()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of one that has ended."""
+        self.process.close()
         os.close(self.report)
 
 
@@ -60,7 +67,7 @@ def fork(write: Callable[[], None]) -> Child:
         logger.warning(
             "the writing process (pid %d) did not begin within %g s of its fork, and was killed: it was born "
             "with a lock that another thread held",
-            forked.pid,
+            forked.process.pid,
             seconds,
         )
     raise MusterError(
@@ -75,14 +82,15 @@ def _begin(write: Callable[[], None]) -> Child:
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     report, theirs = os.pipe()
     forked: Child | None = None
+    pid = 0
     try:
         # A handler of the parent's must not run in the child, where it would raise into the training program.
-        signal.pthread_sigmask(signal.SIG_BLOCK, child.ENDING)
+        signal.pthread_sigmask(signal.SIG_BLOCK, child.BLOCKED)
         pid = _fork()
         if pid == 0:
             os.close(report)
             child.run(write, theirs, parent)
-        forked = Child(pid, report)
+        forked = Child(WriterProcess(pid), report)
         # Only the child is to hold it: so its end can be seen, too. And it is closed once, whatever happens.
         ours, theirs = theirs, -1
         os.close(ours)
@@ -94,23 +102,30 @@ def _begin(write: Callable[[], None]) -> Child:
         try:
             if theirs >= 0:
                 os.close(theirs)
-            forked = forked or _born(report)
             if forked is not None:
                 forked.end()
             else:
+                _end_unknown(pid or _born(report))
                 os.close(report)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         raise
 
 
-def _born(report: int) -> Child | None:
-    """The child of a fork that was interrupted before it was known which it is.
+def _born(report: int) -> int:
+    """The process id of a fork that was interrupted before it was known which it is.
 
-    None if there is none, or it does not say; then it ends by itself, at the latest with this process.
+    0 if there is none, or it does not say; then it ends by itself, at the latest with this process.
     """
-    pid = child.read_sign(report) if child.wait_readable(report, SIGN_TIMEOUTS[0]) else None
-    return None if pid is None else Child(pid, report)
+    return (child.wait_readable(report, SIGN_TIMEOUTS[0]) and child.read_sign(report)) or 0
+
+
+def _end_unknown(pid: int) -> None:
+    """SIGKILL a child for which there is no handle; 0 if there is none."""
+    if pid:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _fork() -> int:

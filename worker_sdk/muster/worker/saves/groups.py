@@ -6,6 +6,7 @@ from itertools import count
 from muster.worker import environment
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
+from muster.worker.saves.job_barrier import job_barrier, job_generation
 from muster.worker.saves.request import PREFIX
 
 
@@ -79,7 +80,7 @@ def default_barrier() -> GrpcBarrier:
 
     Ranks that open and close their queues in the same order get the same.
     """
-    life = (environment.run_id(None), environment.generation(None))
+    life = (environment.run_id(None), job_generation())
     passed = {group.prefix for group in _numbered if (group.run_id, group.generation) == life}
     prefixes = (PREFIX if number == 1 else f"{PREFIX}-{number}" for number in count(1))
-    return GrpcBarrier(barrier_prefix=next(prefix for prefix in prefixes if prefix not in passed))
+    return job_barrier(next(prefix for prefix in prefixes if prefix not in passed))

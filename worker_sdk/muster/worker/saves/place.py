@@ -1,13 +1,34 @@
 """Where a job's checkpoints are, as far as saving and loading must know: a folder, or a bucket."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
-from muster.worker.saves.committed import Committed, Life
+from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.damage import Damage
+from muster.checkpoint.digest import Segment
+from muster.checkpoint.manifest import Manifest
+from muster.checkpoint.source import Source
+
+
+class DraftWriter(Protocol):
+    """Torch's writer of a draft, which also knows the digests of what it wrote."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's part."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0: write torch's metadata."""
+
+    @property
+    def written(self) -> Mapping[str, tuple[Segment, ...]]:
+        """By name, the segments of each file that this writer has written."""
 
 
 class Draft(Protocol):
@@ -31,8 +52,8 @@ class Draft(Protocol):
             OSError: it cannot be said.
         """
 
-    def writer(self) -> FileSystemWriter:
-        """Torch's writer, for the process that asks."""
+    def writer(self) -> DraftWriter:
+        """Return torch's writer, for the process that asks."""
 
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something, when what was written before is there to stay.
@@ -46,24 +67,34 @@ class Draft(Protocol):
         """
 
     def take(self, notes: Sequence[str]) -> list[bytes]:
-        """What other ranks have left, in this order.
+        """Return what other ranks have left, in this order.
 
         Raises:
             FileNotFoundError: one is not there.
             OSError: they cannot be read.
         """
 
-    def commit(self, made: Committed, files: Mapping[str, int]) -> None:
+    def commit(self, made: Committed, manifest: Manifest) -> None:
         """On rank 0, when every rank has written: make it a checkpoint, for good, without the notes.
 
         Args:
             made: what it is.
-            files: of each file how many bytes have been written.
+            manifest: what it consists of.
 
         Raises:
             OSError: a file is not there as it was written; or it cannot be committed.
             UncommittedError: another process has abandoned it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is to resume from."""
+
+    newest: Committed | None
+    """The whole checkpoint that was committed last."""
+    damaged: tuple[str, ...] = ()
+    """Of each newer checkpoint that is damaged: which it is, and what is wrong."""
 
 
 class Place(Protocol):
@@ -81,13 +112,16 @@ class Place(Protocol):
         """
 
     def draft(self, step: int, life: Life) -> Draft:
-        """A save, by what makes it this one."""
+        """Return a save, by what makes it this one."""
 
     def committed(self, step: int) -> Path | str | None:
-        """The checkpoint of a step, as far as this rank knows without waiting."""
+        """Return the whole checkpoint of a step, as far as this rank knows without waiting."""
 
-    def latest(self) -> Committed | None:
-        """The committed checkpoint of the highest step.
+    def look(self, excluded: Collection[str]) -> Look:
+        """Return the whole checkpoint that was committed last, and what is damaged.
+
+        Args:
+            excluded: paths of damaged checkpoints that could not be marked.
 
         Raises:
             OSError: it cannot be looked for.
@@ -95,22 +129,31 @@ class Place(Protocol):
         """
 
     def read(self, path: Path | str) -> Committed:
-        """What a checkpoint is.
+        """Return what a checkpoint is.
 
         Raises:
-            UncommittedError: it is none.
+            UncommittedError: it was not committed.
+            DamageError: it is marked as damaged.
             OSError: it cannot be looked at.
         """
 
-    def reader(self, made: Committed) -> StorageReader:
-        """Torch's reader of a checkpoint."""
+    def source(self, made: Committed) -> Source:
+        """Return what a checkpoint's files are read from."""
 
-    def sweep(self, keep_last: int | None, decided: Life) -> None:
-        """Remove what failed saves have left, and all but the last checkpoints.
+    def mark_damaged(self, made: Committed, damage: Damage) -> None:
+        """Record durably that a checkpoint is damaged, so that no later life resumes from it.
+
+        Raises:
+            OSError: it cannot be recorded.
+        """
+
+    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+        """Remove what failed saves have left, and all but the checkpoints committed last.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
             decided: the last save that is decided: what is later may still be written by other ranks.
+            used: checkpoints that are being loaded, and stay.
 
         Raises:
             OSError: the place cannot be looked at. The next sweep goes on.

@@ -39,7 +39,7 @@ def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str)
     if scheme is None or scheme[1] in _FOLDERS:
         return _folder(folder if scheme is None else scheme[3], options)
     # What opens buckets is loaded only for them.
-    from muster.worker.saves.bucket.place import BucketPlace
+    from muster.worker.saves.bucket_place import BucketPlace
 
     return BucketPlace(str(folder), options or {}, run_id)
 

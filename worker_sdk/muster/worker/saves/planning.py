@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision, Outcome
@@ -49,16 +49,24 @@ class Meeting:
         proposed: what this rank has; None: it cannot begin.
         share: what it writes of that, if it need not be planned.
         failure: why it cannot begin.
+        planner: makes the plan of all ranks, on rank 0.
     """
 
     def __init__(
-        self, name: str, draft: Draft, proposed: SavePlan | None, share: SavePlan | None, failure: str | None
+        self,
+        name: str,
+        draft: Draft,
+        proposed: SavePlan | None,
+        share: SavePlan | None,
+        failure: str | None,
+        planner: SavePlanner | None = None,
     ) -> None:
         self.name = name
         self.draft = draft
         self.proposed = proposed
         self.known = share
         self.failure = failure
+        self.planner = planner
         self._ended = threading.Condition()
         self._over = False
         self._planned: SavePlan | None = None
@@ -143,15 +151,18 @@ class Planning:
         if hasattr(self, "_table") and os.getpid() == self._owner and not sys.is_finalizing():
             self._table.end()
 
-    def begin(self, name: str, draft: Draft, proposed: SavePlan) -> Meeting:
+    def begin(
+        self, name: str, draft: Draft, proposed: SavePlan, planner: SavePlanner | None = None
+    ) -> Meeting:
         """Begin a save: this rank has something to write. Every save is begun or refused.
 
         Args:
             name: of the save, for people.
             draft: of the save, and of no other.
             proposed: what this rank has.
+            planner: makes the plan of all ranks, on rank 0; default: torch's.
         """
-        return self._table.add(name, draft, proposed)
+        return self._table.add(name, draft, proposed, planner=planner)
 
     def refuse(self, name: str, draft: Draft, failure: str) -> None:
         """Take no part in a save, unless it is begun: all ranks that wait hear why.
@@ -203,11 +214,18 @@ class _Table:
         self._all = Plans()
         """On rank 0, and used by the thread alone."""
 
-    def add(self, name: str, draft: Draft, proposed: SavePlan | None, failure: str | None = None) -> Meeting:
+    def add(
+        self,
+        name: str,
+        draft: Draft,
+        proposed: SavePlan | None,
+        failure: str | None = None,
+        planner: SavePlanner | None = None,
+    ) -> Meeting:
         with self._lock:
             own = self._own
             share = own.share if own is not None and proposed == own.proposed else None
-            meeting = Meeting(name, draft, proposed, share, failure)
+            meeting = Meeting(name, draft, proposed, share, failure, planner)
             if meeting.unplanned is not None:
                 # Until its plan is made, whatever this rank has is something else.
                 self._own = None
@@ -292,7 +310,9 @@ class _Table:
         """On rank 0: plan, and leave for those who have changed their shares. Returns why it cannot, too."""
         try:
             proposed = meeting.draft.take([_proposed(rank) for rank in changed])
-            plans = self._all.changed(dict(zip(changed, proposed, strict=True)), self._barrier.world_size)
+            plans = self._all.changed(
+                dict(zip(changed, proposed, strict=True)), self._barrier.world_size, meeting.planner
+            )
             for rank in changed:
                 meeting.draft.leave(_share(rank), plans.shares[rank])
         except BaseException as error:  # Torch has one that is no Exception.

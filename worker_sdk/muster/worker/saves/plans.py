@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 
 def packed(plan: SavePlan) -> bytes:
@@ -38,7 +38,9 @@ class Plans:
     metadata: Metadata | None = None
     """Of what all write."""
 
-    def changed(self, proposed: Mapping[int, bytes], world_size: int) -> "Plans":
+    def changed(
+        self, proposed: Mapping[int, bytes], world_size: int, planner: SavePlanner | None = None
+    ) -> "Plans":
         """The plans when some ranks have something else to save.
 
         The others are writing their shares already, and these stay as they are. What they do not cover is
@@ -47,6 +49,7 @@ class Plans:
         Args:
             proposed: by rank, what those have now.
             world_size: how many ranks there are.
+            planner: makes the plan of all ranks; default: torch's.
 
         Raises:
             ValueError: something would be written by nobody, or the whole is none that torch can save.
@@ -58,7 +61,7 @@ class Plans:
             for rank in range(world_size)
         ]
         self._check_whole(kept, _indices(divided))
-        planned, metadata = DefaultSavePlanner().create_global_plan(divided)
+        planned, metadata = (planner or DefaultSavePlanner()).create_global_plan(divided)
         shares = FileSystemWriter(Path()).prepare_global_plan(planned)  # Names each one's files.
         made = {rank: packed(share) for rank, share in enumerate(shares) if rank in proposed}
         return Plans({**self.proposed, **proposed}, {**self.shares, **made}, metadata)

@@ -39,6 +39,7 @@ from muster.worker.saves.ledger import (
     View,
     Wait,
 )
+from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.voter import Voter
@@ -84,8 +85,10 @@ class AsyncCallsQueue:
     Raises:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
-        ValueError: another queue that is open decides by the same group; or there is no such priority.
+        ValueError: another queue that is open decides by the same group; there is no such priority; or the
+            timeout is not a finite number above 0.
         MusterError: the group had a save whose outcome this rank does not know.
+        RuntimeError: no thread can be started.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class AsyncCallsQueue:
         on_saved: Callable[[SaveTimings], None] | None = None,
         caller: AsyncCaller | None = None,
     ) -> None:
+        check_timeout(timeout)
         self._owner = os.getpid()
         self._barrier = barrier or default_barrier()
         commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")

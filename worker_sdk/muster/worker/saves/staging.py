@@ -5,49 +5,45 @@ gives the child another step's data. Each save in flight therefore holds buffers
 they go back to the pool, and the next save copies into them without allocating or pinning.
 """
 
+import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable
-from contextlib import nullcontext
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from muster.worker.saves.host_memory import HostMemory, aligned
+from muster.worker.saves.state_copy import StateCopy
 
 HOST = ("cpu", "meta")
 """Devices whose tensors a fork copies, if they have anything in memory at all."""
 SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
-
-
-@dataclass(slots=True)
-class _Buffers:
-    """What one state is copied to; torch's stager keeps them."""
-
-    stager: DefaultStager
-    size: int = 0
-    """Bytes."""
+ARRAY = "__array_interface__"
+"""What tells an array of numpy's, which may not be installed."""
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+"""The variable in which torchrun says how many ranks this node has."""
 
 
 class Held:
-    """A state on the host, and the buffers that it is in."""
+    """A state on the host, and the memory that it is in."""
 
-    def __init__(self, state: Any, buffers: _Buffers, pool: "HostBuffers") -> None:  # noqa: ANN401
+    def __init__(self, state: Any, memory: HostMemory, pool: "HostBuffers") -> None:  # noqa: ANN401
         self.state = state
-        self._buffers = buffers
+        self.memory = memory
         self._pool = pool
 
     def release(self) -> None:
-        """The write has ended: the buffers may be used again."""
+        """The write has ended: the memory may be used again."""
         self.state = None
-        self._pool.give_back(self._buffers)
+        self._pool.give_back(self.memory)
 
 
 class HostBuffers:
-    """A pool of host buffers; torch's stager fills them.
+    """A pool of host memory for copies of states.
 
     Args:
         shared: whether another process must be able to read them.
@@ -55,14 +51,14 @@ class HostBuffers:
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
-        self._free: list[_Buffers] = []
+        self._free: list[HostMemory] = []
         self._lock = threading.Lock()
 
     def stage(self, state: Any) -> Held:  # noqa: ANN401
         """Copy every tensor of a state to the host. What is not a tensor is copied as well.
 
-        The copies from a GPU run on a stream of their own, after what the current stream has been given to
-        do; they have ended when this returns.
+        The copies from a GPU run on its current stream, after what that has been given to do. They have ended
+        when this returns.
 
         Args:
             state: dictionaries, lists and tuples of tensors and other values.
@@ -70,45 +66,24 @@ class HostBuffers:
         Raises:
             MemoryError: there is not enough free memory for buffers.
         """
-        size = size_of(tensors_of(state))
+        storages = storages_of(tensors_of(state))
+        size = sum(aligned(storage.nbytes()) for storage in storages)
         with self._lock:
-            buffers = self._free.pop() if self._free else _Buffers(self._new_stager())
+            memory = self._free.pop() if self._free else HostMemory(shared=self._shared, pinned=_uses_gpu())
         try:
-            check_memory(size - buffers.size)
-            with _side_stream():
-                copied = buffers.stager.stage({"state": state})
-            assert isinstance(copied, dict)
+            check_memory(size - memory.size)
+            memory.begin(size)
+            copied = StateCopy(memory.storage).copy(state)
             synchronize()
         except BaseException:
-            self.give_back(buffers)
+            self.give_back(memory)
             raise
-        buffers.size = max(buffers.size, size)
-        return Held(copied["state"], buffers, self)
+        return Held(copied, memory, self)
 
-    def give_back(self, buffers: _Buffers) -> None:
-        """Take buffers back that nobody reads any more."""
+    def give_back(self, memory: HostMemory) -> None:
+        """Take memory back that nobody reads any more."""
         with self._lock:
-            self._free.append(buffers)
-
-    def _new_stager(self) -> DefaultStager:
-        cuda = torch.cuda.is_available()
-        return DefaultStager(
-            StagingOptions(
-                use_pinned_memory=cuda,
-                use_shared_memory=self._shared,
-                use_async_staging=False,
-                use_non_blocking_copy=cuda,
-            )
-        )
-
-
-def _side_stream() -> Any:  # noqa: ANN401
-    """A stream for copies, that waits for the current one; nothing without a GPU."""
-    if not _uses_gpu():
-        return nullcontext()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(side)
+            self._free.append(memory)
 
 
 def _uses_gpu() -> bool:
@@ -116,22 +91,57 @@ def _uses_gpu() -> bool:
 
 
 def synchronize() -> None:
-    """Wait for what this process has given the GPU to do, if it uses one: for the copies, above all."""
-    if _uses_gpu():
-        torch.cuda.synchronize()
+    """Wait for what this process has given its GPUs to do: for the copies, above all."""
+    if not _uses_gpu():
+        return
+    for device in range(torch.cuda.device_count()):
+        # Waiting for a GPU that this process does not use would take some of its memory.
+        if torch._C._cuda_hasPrimaryContext(device):  # type: ignore[attr-defined]
+            torch.cuda.synchronize(device)
+
+
+# ---------------------------------------------------------------------- what a state consists of
+
+
+def leaves_of(state: object) -> Iterator[object]:
+    """The values in mappings and lists, where torch's planner looks for tensors, and in tuples."""
+    if isinstance(state, Mapping):
+        for value in state.values():
+            yield from leaves_of(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from leaves_of(value)
+    else:
+        yield state
 
 
 def tensors_of(state: object) -> list[torch.Tensor]:
-    """The tensors of a state; of a distributed tensor, the part that is here."""
-    if isinstance(state, dict):
-        return [tensor for value in state.values() for tensor in tensors_of(value)]
-    if isinstance(state, list | tuple):
-        return [tensor for value in state for tensor in tensors_of(value)]
-    if not isinstance(state, torch.Tensor):
-        return []
-    if hasattr(state, "local_shards"):
-        return [shard.tensor for shard in state.local_shards()]
-    return [state.to_local() if hasattr(state, "to_local") else state]
+    """The tensors of a state; of a distributed tensor, the parts that are here."""
+    return [part for leaf in leaves_of(state) if isinstance(leaf, torch.Tensor) for part in _parts_of(leaf)]
+
+
+def _parts_of(tensor: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    if hasattr(tensor, "local_shards"):
+        for shard in tensor.local_shards():
+            yield from _parts_of(shard.tensor)
+    elif hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            part = getattr(tensor, name)
+            if isinstance(part, torch.Tensor):  # A DTensor has its mesh among them.
+                yield from _parts_of(part)
+    else:
+        yield tensor
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The storages of tensors, each once. One without data does not count, nor does a sparse tensor."""
+    storages = {
+        id(storage): storage
+        for tensor in tensors
+        if tensor.layout is torch.strided and tensor.device.type != "meta"
+        for storage in (tensor.untyped_storage(),)
+    }
+    return list(storages.values())
 
 
 class SharedMemory:
@@ -151,67 +161,84 @@ class SharedMemory:
                 self._starts.append(int(start, 16))
                 self._ends.append(int(end, 16))
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is in it."""
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
-            return False  # Only a plain tensor of the host has an address.
-        address = tensor.data_ptr()
+    def holds(self, value: object) -> bool:
+        """Whether a tensor or an array of numpy's is in it."""
+        address = _address_of(value)
         place = bisect_right(self._starts, address) - 1
         return place >= 0 and address < self._ends[place]
 
 
-def survive_fork(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a forked child sees tensors as they were at the fork, whatever the parent does to them."""
+def _address_of(value: Any) -> int:  # noqa: ANN401
+    """Where the data of a tensor or array is; 0 if it has no single place on the host."""
+    if isinstance(value, torch.Tensor):
+        on_host = value.device.type == "cpu" and value.layout is torch.strided and value.numel() > 0
+        return value.data_ptr() if on_host else 0
+    interface: dict[str, Any] = getattr(value, ARRAY)
+    address: int = interface["data"][0]
+    return address
+
+
+def survive_fork(state: object) -> bool:
+    """Whether a forked child sees a state as it was at the fork, whatever the parent does to its tensors."""
     shared = SharedMemory()
     return not any(
-        tensor.device.type not in HOST or tensor.is_pinned() or shared.holds(tensor) for tensor in tensors
-    )
+        tensor.device.type not in HOST or tensor.is_pinned() for tensor in tensors_of(state)
+    ) and not any(map(shared.holds, _data_of(state)))
 
 
-def unshared(value: Any, shared: SharedMemory | None = None) -> Any:  # noqa: ANN401
-    """The same value, with copies of those tensors that are in shared memory: no fork copies them."""
-    tensors = tensors_of(value)
-    if not tensors:
-        return value  # Without a look at the memory, which is a part of every save's stall.
-    shared = shared or SharedMemory()
-    if isinstance(value, torch.Tensor):
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-        return value.detach().clone() if plain and shared.holds(value) else value
-    if not any(shared.holds(tensor) for tensor in tensors):
-        return value
-    if isinstance(value, dict):
-        copied = copy(value)
-        copied.update({key: unshared(item, shared) for key, item in value.items()})
-        return copied
-    if isinstance(value, list):
-        return [unshared(item, shared) for item in value]
-    if isinstance(value, tuple):
-        items = [unshared(item, shared) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+def _data_of(state: object) -> Iterator[object]:
+    for leaf in leaves_of(state):
+        if isinstance(leaf, torch.Tensor):
+            yield from _parts_of(leaf)
+        elif hasattr(leaf, ARRAY):
+            yield leaf
+
+
+def unshared(state: Any) -> Any:  # noqa: ANN401
+    """The same state, with copies of what is in shared memory: no fork copies that."""
+    leaves = list(leaves_of(state))
+    if not any(isinstance(leaf, torch.Tensor) or hasattr(leaf, ARRAY) for leaf in leaves):
+        return state  # Without a look at the memory, which is a part of every save's stall.
+    memory = SharedMemory()
+    shared = [leaf for leaf in leaves if any(map(memory.holds, _data_of(leaf)))]
+    if not shared:
+        return state
+    copies = StateCopy(torch.UntypedStorage)
+    # The containers are made anew, with what is in them.
+    kept = {id(leaf): leaf for leaf in leaves}
+    return deepcopy(state, kept | {id(leaf): copies.copy(leaf) for leaf in shared})
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors; what shares a storage counts once for each."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Bytes of the storages of tensors; a sparse tensor does not count."""
+    return sum(storage.nbytes() for storage in storages_of(tensors))
 
 
 def check_memory(wanted: int) -> None:
     """Refuse a copy that the machine has no room for, before it is begun.
 
+    The node's ranks save at the same time, and each of them is to have an equal part of the free memory.
+
     Args:
         wanted: bytes that it takes.
 
     Raises:
-        MemoryError: that is more than :data:`SPARE_MEMORY` of the available memory.
+        MemoryError: that is more than :data:`SPARE_MEMORY` of this rank's part.
     """
-    free = available_memory()
+    ranks = _local_ranks()
+    free = available_memory() // ranks
     if not fits(wanted, free):
+        part = f" for each of this node's {ranks} ranks ({LOCAL_WORLD_SIZE})" if ranks > 1 else ""
         raise MemoryError(
             f"a copy of the state takes {wanted / 2**30:.1f} GiB, and there are {free / 2**30:.1f} GiB of "
-            "free memory: it would have the process killed. Wait for earlier saves to end, or shard the "
-            "state further."
+            f"free memory{part}: it would have the process killed. Wait for earlier saves to end, or shard "
+            "the state further."
         )
+
+
+def _local_ranks() -> int:
+    given = os.environ.get(LOCAL_WORLD_SIZE, "")
+    return max(1, int(given)) if given.isdecimal() else 1
 
 
 def fits(wanted: int, free: int) -> bool:

@@ -1,13 +1,14 @@
 """``torch.save``, asynchronous."""
 
+import io
 import time
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
+from muster.worker.saves.replacement import Replacement, is_replaceable, write_in_place
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import HostBuffers
 
@@ -19,6 +20,9 @@ class TorchAsyncCheckpoint:
     0 alone is to save, give it ``barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])``; else its
     saves wait for the others until the timeout, and the log says so after some seconds.
 
+    A file is written beside the one of its path, and takes its place when every rank has written. Then it is
+    on the disk.
+
     Args:
         persistent_queue: write in a worker process that is spawned once; default: fork a child for each save.
         barrier: as :class:`AsyncCallsQueue`.
@@ -27,6 +31,7 @@ class TorchAsyncCheckpoint:
     Raises:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
+        ValueError: the timeout is not a finite number above 0.
     """
 
     def __init__(
@@ -40,15 +45,30 @@ class TorchAsyncCheckpoint:
         self._buffers = HostBuffers()
 
     def save(self, obj: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """``torch.save``, at once and in this process."""
-        torch.save(obj, *args, **kwargs)
+        """``torch.save``, at once and in this process.
+
+        Args:
+            obj: what is saved.
+            args: further arguments of ``torch.save``, the path first.
+            kwargs: further keyword arguments of it.
+        """
+        target, args, kwargs = _target(*args, **kwargs)
+        if not is_replaceable(target):
+            write_in_place(obj, target, *args, **kwargs)
+            return
+        file = Replacement(target)
+        try:
+            file.write(obj, *args, **kwargs)
+            file.commit()
+        finally:
+            file.discard()
 
     def async_save(self, state_dict: Any, *args: Any, **kwargs: Any) -> int:  # noqa: ANN401
         """``torch.save``, aside. The training thread waits for the copy to the host and the fork only.
 
         Args:
             state_dict: what is saved: its state at this moment.
-            args: further arguments of ``torch.save``, the path first.
+            args: further arguments of ``torch.save``, the path first. An open file works with a fork only.
             kwargs: further keyword arguments of it.
 
         Returns:
@@ -57,19 +77,34 @@ class TorchAsyncCheckpoint:
         Raises:
             MemoryError: there is not enough free memory for the copy.
             MusterError: it was closed.
+            TypeError: there is no path; or what it is to be written to is in this process's memory.
             Exception: what copying raised, or the fork. The save counts and has failed, for all ranks.
         """
         self._queue.check_open()
         began = time.monotonic()
+        target, args, kwargs = _target(*args, **kwargs)
+        if isinstance(target, io.BytesIO | io.StringIO):
+            raise TypeError("f is in the memory of this process, and another one writes. Give a path.")
+        write: Callable[..., None] = write_in_place
+        commit = discard = _nothing
+        if is_replaceable(target):
+            file = Replacement(target)
+            write, commit, discard = file.write, file.commit, file.discard
+        else:
+            args = (target, *args)
         try:
             held = self._buffers.stage(state_dict)
         except BaseException as error:
             # The other ranks count this save, too.
             self._queue.schedule_failure(failure_text(error))
             raise
-        request = AsyncRequest(torch.save, (held.state, *args), [], kwargs)
         return self._queue.schedule_async_request(
-            request, on_written=held.release, prepared=time.monotonic() - began
+            AsyncRequest(write, (held.state, *args), [], kwargs),
+            on_written=held.release,
+            # On every rank, whatever its target: all of them vote on it.
+            commit=lambda _: commit(),
+            on_decided=discard,
+            prepared=time.monotonic() - began,
         )
 
     def finalize_async_save(
@@ -105,3 +140,12 @@ class TorchAsyncCheckpoint:
     def _get_async_calls_queue(self) -> AsyncCallsQueue:
         """The queue of its saves: nvidia-resiliency-ext's tests look at it."""
         return self._queue
+
+
+def _target(f: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:  # noqa: ANN401
+    """What ``torch.save`` writes to, by position or by name, and its other arguments."""
+    return f, args, kwargs
+
+
+def _nothing() -> None:
+    """For what is not a file of its own."""

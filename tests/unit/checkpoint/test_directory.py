@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from muster.worker.saves.directory import MARKER, CheckpointDirectory, Committed, Life, UncommittedError
+from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError
+from muster.checkpoint.directory import CheckpointDirectory
 
 
 @pytest.fixture
@@ -20,17 +21,16 @@ def commit(folder: CheckpointDirectory, step: int) -> Committed:
     unfinished = folder.unfinished(step, Life(0, 0))
     unfinished.mkdir()
     (unfinished / "data").write_text(str(step))
-    made = Committed(step, 2, "job", "save", step, folder.path(step))
-    folder.commit(unfinished, made)
+    made = folder.commit(unfinished, Committed(step, 2, "job", "save", step, folder.path(step)))
     assert not unfinished.exists()
     return made
 
 
-def test_the_last_committed_one_is_found(folder: CheckpointDirectory):
+def test_latest_finds_the_checkpoint_committed_last(folder: CheckpointDirectory):
     assert folder.latest() is None
     made = [commit(folder, step) for step in (5, 900, 10)]
-    assert folder.latest() == made[1]
-    assert [one.step for one in folder.all()] == [5, 10, 900]
+    assert folder.latest() == made[2]
+    assert [one.step for one in folder.all()] == [5, 900, 10]
 
 
 def test_a_step_with_more_digits_than_expected_is_still_the_last(folder: CheckpointDirectory):
@@ -116,11 +116,11 @@ def test_half_of_one_never_looks_like_one(
     folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch, what: str
 ):
     """The sweep is interrupted when nothing of it is removed yet."""
-    commit(folder, 1)
     if what == "a checkpoint":
         commit(folder, 0)
     else:
         folder.unfinished(0, Life(0, 1)).mkdir()
+    commit(folder, 1)
 
     def killed(path: Path, **_: Any) -> None:
         raise KeyboardInterrupt

@@ -10,16 +10,16 @@ known by that.
 A test looks at it between any two requests.
 """
 
-import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
 from zlib import crc32
 
-from muster.worker.saves.bucket.objects import Objects
-from muster.worker.saves.committed import WIDTH, Committed, Life, UncommittedError, check_types
+from muster.checkpoint.bucket.objects import Objects
+from muster.checkpoint.committed import WIDTH, Committed, Life, UncommittedError, committed_from, seal, unseal
+from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _FOLDERS = re.compile(rf"step-\d{{{WIDTH},}}/")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """One attempt to save a step. Of two that were committed the later one, in this order, counts."""
+    """One attempt to save a step."""
 
     step: int
     life: Life
@@ -79,8 +79,35 @@ class Verdict:
     """Of the checkpoint: its objects, and how many bytes each has."""
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A committed attempt."""
+
+    attempt: Attempt
+    made: Committed | None
+    """None if its verdict cannot be read."""
+    files: Mapping[str, int]
+    """Of the checkpoint: its objects, and how many bytes each has."""
+    damage: Damage | None = None
+    """Why it is not resumed from; None if nothing is known against it."""
+    kept: bool = False
+    """Whether retention must leave it."""
+
+
 class LaterVersionError(UncommittedError):
     """A verdict is of another version of Muster: this one does not know whether it is a checkpoint."""
+
+
+class DamagedError(UncommittedError):
+    """A checkpoint is marked as damaged.
+
+    Args:
+        damage: what the mark says.
+    """
+
+    def __init__(self, damage: Damage) -> None:
+        super().__init__(f"it is marked as damaged: {damage}")
+        self.damage = damage
 
 
 class CheckpointBucket:
@@ -96,10 +123,12 @@ class CheckpointBucket:
         self.url = url
         self._objects = objects
         self._run = f"{crc32(run_id.encode()):08x}"
-        self._known: dict[Attempt, Mapping[str, int]] = {}
-        """Committed, as this process has seen, with their objects: a verdict does not change."""
+        self._known: dict[Attempt, Verdict] = {}
+        """Committed, as this process has seen: a verdict does not change."""
         self._whole: set[Attempt] = set()
         """Of which it has also seen all objects."""
+        self._damaged: set[Attempt] = set()
+        """Marked as damaged, or found to be, as this process has seen."""
 
     # ------------------------------------------------------------------ names
 
@@ -113,7 +142,7 @@ class CheckpointBucket:
 
     # ------------------------------------------------------------------ commit
 
-    def commit(self, attempt: Attempt, made: Committed, files: Mapping[str, int]) -> None:
+    def commit(self, attempt: Attempt, made: Committed, files: Mapping[str, int]) -> Committed:
         """Make an attempt that every rank has written a checkpoint, for good.
 
         Args:
@@ -123,10 +152,15 @@ class CheckpointBucket:
                 once: who sweeps it sees one of these, and removes it, so that it is no checkpoint after that,
                 though somebody else who sweeps it has still to remove its verdict.
 
+        Returns:
+            The checkpoint, with its place in the order of commits.
+
         Raises:
             UncommittedError: another process has abandoned it.
             OSError: the store does not answer; it may be committed or not, and what it is can be read.
         """
+        orders = [known.made.order for one, known in self._known.items() if known.made and one != attempt]
+        made = replace(made, order=max(orders, default=0) + 1)
         verdict = _written(made, files)
         if not self._objects.create(attempt.verdict, verdict) and self._found(attempt) != verdict:
             # If it is the same, an answer was lost: it is our own.
@@ -137,11 +171,17 @@ class CheckpointBucket:
         except UncommittedError:
             self._objects.remove([attempt.verdict])
             raise
-        self._known[attempt] = files
+        self._known[attempt] = Verdict(made, files)
         self._whole.add(attempt)
+        return made
 
     def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
-        there = self._objects.sizes(attempt.name)
+        self._check_there(attempt, files, self._objects.sizes(attempt.name))
+
+    def _check_there(self, attempt: Attempt, files: Mapping[str, int], there: Mapping[str, int]) -> None:
+        if DAMAGED in there:
+            self._damaged.add(attempt)
+            raise DamagedError(self._damage(attempt))
         lost = sorted(name for name, size in files.items() if there.get(name) != size)
         if lost:
             raise UncommittedError(
@@ -152,18 +192,33 @@ class CheckpointBucket:
     # ------------------------------------------------------------------ what there is
 
     def committed(self, step: int) -> Attempt | None:
-        """The checkpoint of a step, if this process has seen it; it does not ask for that."""
-        return max((attempt for attempt in tuple(self._known) if attempt.step == step), default=None)
+        """Return the whole checkpoint of a step, if this process has seen it; it does not ask for that."""
+        found = [
+            attempt for attempt in tuple(self._known) if attempt.step == step and attempt not in self._damaged
+        ]
+        return max(found, default=None)
 
-    def latest(self) -> Committed | None:
-        """The committed checkpoint of the highest step.
+    def _by_commit(self, attempts: Iterable[Attempt], *, newest_first: bool = False) -> list[Attempt]:
+        """Sort known attempts by the order of their commits."""
+
+        def key(attempt: Attempt) -> tuple[int, Attempt]:
+            made = self._known[attempt].made
+            return (0 if made is None else made.order), attempt
+
+        return sorted(attempts, key=key, reverse=newest_first)
+
+    def latest(self, excluded: Collection[str] = ()) -> Committed | None:
+        """Return the whole checkpoint that was committed last.
+
+        Args:
+            excluded: paths of checkpoints to pass over.
 
         Raises:
-            UncommittedError: it is of a later version of Muster.
+            UncommittedError: there is one of a later version of Muster.
             OSError: the store does not answer.
         """
         for _ in range(LOOKS):
-            found, vanished = self._look()
+            found, vanished = self._look(excluded)
             if found is not None or not vanished:
                 return found
             # Retention removes a checkpoint when there is a newer one, which this look may have missed.
@@ -172,23 +227,111 @@ class CheckpointBucket:
             "save there, or does something between this process and the store show what was?"
         )
 
-    def _look(self) -> tuple[Committed | None, bool]:
+    def _look(self, excluded: Collection[str]) -> tuple[Committed | None, bool]:
         """The last checkpoint, of those that did not vanish at the look; whether one did."""
-        vanished = False
-        for attempt in sorted(_verdicts(self._objects.names()), reverse=True):
+        judged = _verdicts(self._objects.names())
+        vanished, unreadable = self._read_all(judged)
+        for attempt, why in unreadable.items():
+            logger.warning("%s is passed over: %s", self.path(attempt), why)
+        for attempt in self._by_commit(judged & self._known.keys(), newest_first=True):
+            verdict = self._known[attempt]
+            if self.path(attempt) in excluded:
+                continue
             try:
-                verdict = self._read(attempt)
-                if verdict.made is not None:
-                    self._check_whole(attempt, verdict.files)
-                    return (None if vanished else verdict.made), vanished
-            except FileNotFoundError:
-                vanished = True
+                self._check_whole(attempt, verdict.files)
+            except UncommittedError as error:
+                if self._found(attempt) is None:
+                    vanished = True
+                else:
+                    self._damaged.add(attempt)
+                    logger.warning("%s is passed over: %s", self.path(attempt), error)
+            else:
+                return (None if vanished else verdict.made), vanished
+        return None, vanished
+
+    def _read_all(self, judged: Set[Attempt]) -> tuple[bool, dict[Attempt, str]]:
+        """Learn the verdicts that this process does not know yet.
+
+        Returns:
+            Whether one has vanished; and those that cannot be read, with the reason.
+
+        Raises:
+            LaterVersionError: one is of a later version of Muster.
+        """
+        unknown = sorted(judged - self._known.keys())
+        unreadable: dict[Attempt, str] = {}
+        found = self._objects.get_all([attempt.verdict for attempt in unknown])
+        for attempt in unknown:
+            data = found.get(attempt.verdict)
+            if data is None:
+                continue
+            try:
+                verdict = self._understood(data, attempt)
             except LaterVersionError:
                 raise
             except UncommittedError as error:
-                vanished = vanished or self._found(attempt) is None
-                logger.warning("%s is passed over: %s", self.path(attempt), error)
-        return None, vanished
+                unreadable[attempt] = str(error)
+                continue
+            if verdict.made is not None:
+                self._known[attempt] = verdict
+        return any(attempt.verdict not in found for attempt in unknown), unreadable
+
+    def _understood(self, data: bytes, attempt: Attempt) -> Verdict:
+        try:
+            return _understood(data, attempt, self.path(attempt))
+        except LaterVersionError:
+            raise
+        except UncommittedError:
+            # A first read may have failed on its way.
+            return _understood(self._found(attempt) or data, attempt, self.path(attempt))
+
+    def entries(self) -> list[Entry]:
+        """Return all committed attempts, damaged ones as well, oldest commit first.
+
+        Those whose verdict cannot be read come before all others.
+
+        Raises:
+            UncommittedError: there is one of a later version of Muster.
+            OSError: the store does not answer.
+        """
+        judged = _verdicts(self._objects.names())
+        _, unreadable = self._read_all(judged)
+        found = [
+            Entry(attempt, None, {}, Damage(attempt.verdict, why), KEPT in self._objects.sizes(attempt.name))
+            for attempt, why in unreadable.items()
+        ]
+        for attempt in self._by_commit(judged & self._known.keys()):
+            verdict = self._known[attempt]
+            there = self._objects.sizes(attempt.name)
+            damage = None
+            try:
+                self._check_there(attempt, verdict.files, there)
+            except DamagedError as error:
+                damage = error.damage
+            except UncommittedError as error:
+                if self._found(attempt) is None:
+                    continue  # Retention has just removed it.
+                damage = Damage(attempt.verdict, str(error))
+            found.append(Entry(attempt, verdict.made, verdict.files, damage, KEPT in there))
+        return found
+
+    def mark_damaged(self, attempt: Attempt, damage: Damage) -> None:
+        """Record durably that a checkpoint is damaged: no later life resumes from it."""
+        logger.error("%s is damaged and will not be resumed from: %s", self.path(attempt), damage)
+        self.mark(attempt, DAMAGED, damage.encode())
+        self._damaged.add(attempt)
+        self._whole.discard(attempt)
+
+    def mark(self, attempt: Attempt, name: str, data: bytes = b"") -> None:
+        """Put a mark into a checkpoint."""
+        self._objects.put(f"{attempt.name}/{name}", data)
+
+    def unmark(self, attempt: Attempt, name: str) -> None:
+        """Take a mark out of a checkpoint."""
+        self._objects.remove([f"{attempt.name}/{name}"])
+
+    def _damage(self, attempt: Attempt) -> Damage:
+        return Damage.decode(self._objects.get(f"{attempt.name}/{DAMAGED}"))
 
     def read(self, name: str) -> Committed:
         """What a checkpoint is.
@@ -249,13 +392,16 @@ class CheckpointBucket:
                 "new ones."
             )
 
-    def sweep(self, keep_last: int | None, decided: Life | None = None) -> None:
-        """Remove what failed saves have left, and all but the last checkpoints.
+    def sweep(
+        self, keep_last: int | None, decided: Life | None = None, used: Collection[Path | str] = ()
+    ) -> None:
+        """Remove what failed saves have left, and all but the checkpoints committed last.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
             decided: the last save of this job that is decided: what is later is still being written. None:
                 nothing is being written, by any job.
+            used: checkpoints that are being loaded, and stay.
 
         Raises:
             OSError: the store does not answer. The next sweep goes on.
@@ -263,13 +409,13 @@ class CheckpointBucket:
         names = self._objects.names()
         begun = _folders(names) | _folders(f"{name}/" for name in self._objects.uploads())
         judged = _verdicts(names)
-        self._known = {attempt: files for attempt, files in self._known.items() if attempt in judged}
+        self._known = {attempt: verdict for attempt, verdict in self._known.items() if attempt in judged}
         for attempt in sorted(begun - judged):
             if self._is_over(attempt, decided):
                 self._abandon(attempt)
         self._look_at(judged - self._known.keys(), begun)
         if keep_last is not None:
-            self._retain(keep_last)
+            self._retain(keep_last, used)
         self._objects.remove(name for name in sorted(names) if decided is not None and name.startswith(PROBE))
 
     def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
@@ -288,23 +434,24 @@ class CheckpointBucket:
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
                 continue
             if verdict.made is not None and attempt in begun:
-                self._known[attempt] = verdict.files
+                self._known[attempt] = verdict
             elif verdict.made is None or not self._objects.sizes(attempt.name):
                 # Who was removing it was killed; or its verdict came when it had been removed.
                 self._clear(attempt)
 
-    def _retain(self, keep_last: int) -> None:
+    def _retain(self, keep_last: int, used: Collection[Path | str]) -> None:
         """Keep the last that are whole. What is not can still be mended, and is left if it is not older."""
-        kept = 0
-        for attempt in sorted(self._known, reverse=True):
-            if kept == keep_last:
-                self._retire(attempt)
+        newer = 0
+        for attempt in self._by_commit(self._known, newest_first=True):
+            if newer == keep_last:
+                if self.path(attempt) not in used and KEPT not in self._objects.sizes(attempt.name):
+                    self._retire(attempt)
                 continue
             try:
                 if attempt not in self._whole:
-                    self._check_whole(attempt, self._known[attempt])
+                    self._check_whole(attempt, self._known[attempt].files)
                     self._whole.add(attempt)
-                kept += 1
+                newer += 1
             except UncommittedError as error:
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
 
@@ -352,30 +499,25 @@ def _named(names: Iterable[str]) -> set[Attempt]:
 
 
 def _written(made: Committed, files: Mapping[str, int]) -> bytes:
-    said = {key: value for key, value in asdict(made).items() if key != "path"}
-    return _encoded({"verdict": COMMITTED, **said, "files": dict(files)})
+    return seal({"format": FORMAT, "verdict": COMMITTED, **made.fields(), "files": dict(files)})
 
 
-def _encoded(verdict: dict[str, Any]) -> bytes:
-    return json.dumps({"format": FORMAT, **verdict}, sort_keys=True).encode()
-
-
-_ABANDONED = _encoded({"verdict": "abandoned"})
+_ABANDONED = seal({"format": FORMAT, "verdict": ABANDONED})
 
 
 def _understood(data: bytes, attempt: Attempt, path: str) -> Verdict:
-    if data == _ABANDONED:
-        return Verdict(None, {})
     try:
-        said = json.loads(data)
+        said = unseal(data)
         if said.pop("format") != FORMAT:
             raise LaterVersionError(
                 f"{path}{VERDICT} was written by another version of Muster; this one knows format {FORMAT}. "
                 "Use that version, or a later one."
             )
-        verdict, files = said.pop("verdict"), said.pop("files")
-        made = Committed(**said, path=path)
-        check_types(made)
+        verdict = said.pop("verdict")
+        if verdict == ABANDONED and not said:
+            return Verdict(None, {})
+        files = said.pop("files")
+        made = committed_from(said, path)
         if verdict != COMMITTED or made.step != attempt.step:
             raise ValueError(f"it says that it is {verdict}, step {made.step}")
         if not all(type(name) is str and type(size) is int for name, size in files.items()):

@@ -2,14 +2,15 @@
 
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from muster.worker.saves.bucket.fsspec_objects import FsspecObjects
-from muster.worker.saves.bucket.protocol import LOOKS, Attempt, CheckpointBucket, LaterVersionError
-from muster.worker.saves.committed import Committed, Life, UncommittedError
+from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
+from muster.checkpoint.bucket.protocol import LOOKS, Attempt, CheckpointBucket, LaterVersionError
+from muster.checkpoint.committed import Committed, Life, UncommittedError
 
 FIRST = Life(0, 0)
 
@@ -33,24 +34,23 @@ def written(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: L
 def commit(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: Life = FIRST) -> Committed:
     attempt = written(objects, bucket, step, life)
     made = Committed(step, 2, "job", "save", step, bucket.path(attempt))
-    bucket.commit(attempt, made, {"data": len(str(step))})
-    return made
+    return bucket.commit(attempt, made, {"data": len(str(step))})
 
 
-def test_the_last_committed_one_is_found(objects: FsspecObjects, bucket: CheckpointBucket):
+def test_latest_finds_the_checkpoint_committed_last(objects: FsspecObjects, bucket: CheckpointBucket):
     assert bucket.latest() is None
     made = [commit(objects, bucket, step) for step in (5, 9_999_999_999, 10_000_000_000, 10)]
     written(objects, bucket, 10_000_000_001)
-    assert bucket.latest() == made[2]
+    assert bucket.latest() == made[3]
     assert bucket.read(str(made[0].path).rpartition("/")[2]) == made[0]
     assert bucket.committed(5) is not None
     assert bucket.committed(6) is None
 
 
-def test_of_two_of_a_step_the_later_life_counts(objects: FsspecObjects, bucket: CheckpointBucket):
+def test_latest_takes_the_later_commit_of_a_step(objects: FsspecObjects, bucket: CheckpointBucket):
     lives = [Life(1, 10), Life(2, 0), Life(1, 9)]
     made = [commit(objects, bucket, 3, life) for life in lives]
-    assert bucket.latest() == made[1]
+    assert bucket.latest() == made[2]
 
 
 def test_a_step_is_not_committed_twice_by_one_attempt(objects: FsspecObjects, bucket: CheckpointBucket):
@@ -166,16 +166,16 @@ def test_who_looks_while_retention_removes_finds_the_newer_one(
     objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
 ):
     commit(objects, bucket, 1)
-    get = objects.get
+    get_all = objects.get_all
     newer: list[Committed] = []
 
-    def removed_meanwhile(name: str) -> bytes:
+    def removed_meanwhile(names: Iterable[str]) -> dict[str, bytes]:
         if not newer:
             newer.append(commit(objects, bucket, 2))
             bucket.sweep(1, Life(0, 0))
-        return get(name)
+        return get_all(names)
 
-    monkeypatch.setattr(objects, "get", removed_meanwhile)
+    monkeypatch.setattr(objects, "get_all", removed_meanwhile)
     assert CheckpointBucket(objects, objects.url, "job").latest() == newer[0]
 
 

@@ -1,18 +1,24 @@
 """A job's checkpoints in a bucket, for :class:`Checkpointer`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as FsspecFileSystem
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-from muster.worker.saves.bucket.fsspec_objects import FsspecObjects
-from muster.worker.saves.bucket.protocol import Attempt, CheckpointBucket
-from muster.worker.saves.committed import Committed, Life
+from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
+from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, DamagedError
+from muster.checkpoint.bucket.source import BucketSource
+from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.damage import Damage, DamageError
+from muster.checkpoint.digest import Segment
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.worker.saves.digesting import Digesting
+from muster.worker.saves.place import Look
 from muster.worker.saves.written import check_sizes
 
 logger = logging.getLogger(__name__)
@@ -21,8 +27,6 @@ NOTES = ".ranks"
 """In a save that is not committed: what ranks tell each other."""
 ENTERED = ".entered-"
 """How the names begin of the objects that ranks make there first, once."""
-METADATA = ".metadata"
-"""Torch's, without which nothing can be loaded."""
 
 
 class BucketPlace:
@@ -58,20 +62,31 @@ class BucketPlace:
         self._bucket.sweep(keep_last)
 
     def draft(self, step: int, life: Life) -> "BucketDraft":
-        """A save."""
+        """Return a save."""
         return BucketDraft(self._objects, self._bucket, self._bucket.attempt(step, life))
 
     def committed(self, step: int) -> str | None:
-        """The checkpoint of a step, if this process has seen it."""
+        """Return the whole checkpoint of a step, if this process has seen it."""
         attempt = self._bucket.committed(step)
         return None if attempt is None else self._bucket.path(attempt)
 
-    def latest(self) -> Committed | None:
-        """The committed checkpoint of the highest step."""
-        return self._bucket.latest()
+    def look(self, excluded: Collection[str]) -> Look:
+        """Return the whole checkpoint that was committed last, and what is damaged."""
+        newest = self._bucket.latest(excluded)
+        if newest is not None:
+            return Look(newest)
+        entries = self._bucket.entries()
+        return Look(None, tuple(f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries))
 
     def read(self, path: Path | str) -> Committed:
-        """What a checkpoint is, here or below another address of the same store."""
+        """Return what a checkpoint is, here or below another address of the same store."""
+        bucket, name = self._bucket_of(path)
+        try:
+            return bucket.read(name)
+        except DamagedError as error:
+            raise DamageError(error.damage) from error
+
+    def _bucket_of(self, path: Path | str) -> tuple[CheckpointBucket, str]:
         url, _, name = str(path).rstrip("/").rpartition("/")
         if "://" not in url:
             raise ValueError(
@@ -79,18 +94,52 @@ class BucketPlace:
                 "Load it by a Checkpointer of its folder."
             )
         if url == self._objects.url:
-            return self._bucket.read(name)
+            return self._bucket, name
         objects = FsspecObjects(url, self._objects.options)
-        return CheckpointBucket(objects, objects.url, self._run_id).read(name)
+        return CheckpointBucket(objects, objects.url, self._run_id), name
 
-    def reader(self, made: Committed) -> StorageReader:
-        """Torch's reader of a checkpoint."""
-        # What was opened before may have credentials that were replaced since.
-        return FsspecReader(str(made.path), skip_instance_cache=True, **self._objects.options)
+    def source(self, made: Committed) -> BucketSource:
+        """Return what a checkpoint's objects are read from."""
+        url, _, name = str(made.path).rpartition("/")
+        objects = self._objects if url == self._objects.url else FsspecObjects(url, self._objects.options)
+        return BucketSource(objects, name)
 
-    def sweep(self, keep_last: int | None, decided: Life) -> None:
-        """Remove what failed saves have left, and all but the last checkpoints."""
-        self._bucket.sweep(keep_last, decided)
+    def mark_damaged(self, made: Committed, damage: Damage) -> None:
+        """Record durably that a checkpoint is damaged."""
+        bucket, name = self._bucket_of(made.path)
+        attempt = Attempt.named(name)
+        assert attempt is not None
+        bucket.mark_damaged(attempt, damage)
+
+    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+        """Remove what failed saves have left, and all but the checkpoints committed last."""
+        self._bucket.sweep(keep_last, decided, used)
+
+
+class DigestingObjects(Digesting, FsspecFileSystem):
+    """Objects in a store that fsspec reaches; the store itself keeps what it has taken."""
+
+    sync = False
+
+
+class ObjectWriter(FsspecWriter):
+    """Torch's writer of a draft. It copies nothing ahead, for which torch would ask for a stream of the GPU.
+
+    Args:
+        url: where it writes.
+        options: what fsspec's implementation of the scheme takes.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        super().__init__(url, sync_files=False, per_thread_copy_ahead=0, **options)
+        self._written = DigestingObjects()
+        self.fs = self._written  # type: ignore[assignment]  # FsspecWriter does the same
+        self.path = self._written.init_path(url, **options)
+
+    @property
+    def written(self) -> Mapping[str, tuple[Segment, ...]]:
+        """By name, the segments of each object that this writer has written."""
+        return self._written.written
 
 
 class BucketDraft:
@@ -123,18 +172,16 @@ class BucketDraft:
             self._objects.put(f"{self._attempt.name}/{_entered(rank)}", b"")
             self._entered = True
 
-    def writer(self) -> FileSystemWriter:
-        """Torch's writer. It copies nothing ahead, for which torch would ask for a stream of the GPU."""
-        return FsspecWriter(
-            self.checkpoint, sync_files=False, per_thread_copy_ahead=0, **self._objects.options
-        )
+    def writer(self) -> ObjectWriter:
+        """Return torch's writer."""
+        return ObjectWriter(self.checkpoint, self._objects.options)
 
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something."""
         self._objects.put(self._note(note), data)
 
     def take(self, notes: Sequence[str]) -> list[bytes]:
-        """What other ranks have left."""
+        """Return what other ranks have left."""
         found = self._objects.get_all(map(self._note, notes))
         missing = [note for note in notes if self._note(note) not in found]
         if missing:
@@ -144,16 +191,17 @@ class BucketDraft:
             )
         return [found[self._note(note)] for note in notes]
 
-    def commit(self, made: Committed, files: Mapping[str, int]) -> None:
+    def commit(self, made: Committed, manifest: Manifest) -> None:
         """Make it a checkpoint."""
         name = self._attempt.name
         there = self._objects.sizes(name)
-        check_sizes(self.checkpoint, there, {METADATA: 1, **files})
-        notes = {found for found in there if found.startswith(f"{NOTES}/")}
-        self._objects.remove(f"{name}/{note}" for note in notes)
-        entered = {_entered(rank): 0 for rank in range(made.world_size)}
-        held = {one: size for one, size in there.items() if one == METADATA or one in files}
-        self._bucket.commit(self._attempt, made, held | entered)
+        files = {one: entry.size for one, entry in manifest.files.items()}
+        check_sizes(self.checkpoint, there, files)
+        self._objects.remove(f"{name}/{note}" for note in there if note.startswith(f"{NOTES}/"))
+        data = manifest.encode()
+        self._objects.put(f"{name}/{MANIFEST}", data)
+        held = files | {MANIFEST: len(data)} | {_entered(rank): 0 for rank in range(made.world_size)}
+        self._bucket.commit(self._attempt, replace(made, manifest=ManifestReference.of(data)), held)
 
     def _note(self, note: str) -> str:
         return f"{self._attempt.name}/{NOTES}/{note}"

@@ -1,6 +1,7 @@
 """The protocol on a store without rename, between any two requests: kills, lost answers, two lives."""
 
 import functools
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ from greenlet import getcurrent, greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.worker.saves.bucket.protocol import Attempt, CheckpointBucket
-from muster.worker.saves.committed import Committed, Life, UncommittedError
+from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket
+from muster.checkpoint.committed import Committed, Life, UncommittedError
 from tests.support.model_bucket import Fate, ModelBucket
 
 RANKS = 2
@@ -107,6 +108,7 @@ class World:
         """What was a checkpoint at any time."""
         self.unclear: set[Attempt] = set()
         """Of which rank 0 was killed, or not answered, when it committed them."""
+        self._orders: dict[Attempt, int] = {}
         self._asking: list[greenlet] = []
         self._waiting: dict[greenlet, Callable[[], bool]] = {}
 
@@ -123,13 +125,21 @@ class World:
         self._waiting.pop(me, None)
 
     def look(self, bucket: CheckpointBucket) -> Committed | None:
-        known = max(self.promised, default=None)
+        known = max(self.promised, key=self.age, default=None)
         made = bucket.latest()
         found = named(str(made.path)) if made is not None else None
-        assert known is None or (found is not None and found >= known), f"{found} is found, after {known}"
+        assert known is None or (found is not None and self.age(found) >= self.age(known)), (
+            f"{found} is found, after {known}"
+        )
         if found is not None:
             self.promise(found)
         return made
+
+    def age(self, attempt: Attempt) -> tuple[int, Attempt]:
+        """The order of commits."""
+        if attempt not in self._orders:
+            self._orders[attempt] = json.loads(self.objects.held[attempt.verdict])["order"]
+        return self._orders[attempt], attempt
 
     def promise(self, attempt: Attempt) -> None:
         assert self.is_whole(attempt), f"{attempt.name} is said to be a checkpoint"
@@ -173,8 +183,9 @@ class World:
         """What was a checkpoint is one, unless there are so many newer ones that it need not be kept."""
         judged = {named(name.removesuffix(".json")) for name in self.objects.held if name.endswith(".json")}
         self.committed |= set(filter(self.is_committed, judged))
+        ages = {attempt: self.age(attempt) for attempt in self.committed}
         for attempt in self.promised:
-            newer = sum(other > attempt for other in self.committed)
+            newer = sum(ages[other] > ages[attempt] for other in self.committed)
             if self.keep_last is None or newer < self.keep_last:
                 assert self.is_whole(attempt), f"{attempt.name} was a checkpoint"
 

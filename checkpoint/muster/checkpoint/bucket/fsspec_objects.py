@@ -11,8 +11,8 @@ from uuid import uuid4
 from fsspec import AbstractFileSystem, available_protocols
 from fsspec.core import url_to_fs
 
-from muster.worker.saves.bucket import multipart
-from muster.worker.saves.bucket.protocol import PROBE
+from muster.checkpoint.bucket import multipart
+from muster.checkpoint.bucket.protocol import PROBE
 
 T = TypeVar("T")
 
@@ -118,6 +118,23 @@ class FsspecObjects:
     def get(self, name: str) -> bytes:
         """What an object holds."""
         return self._ask(f"give {name}", lambda: bytes(self._fs.cat_file(self._path(name))))
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """Return up to so many bytes of an object from an offset on; fewer only at its end."""
+        path = self._path(name)
+
+        def get() -> bytes:
+            try:
+                return bytes(self._fs.cat_file(path, start=offset, end=offset + length))
+            except OSError as error:
+                if error.errno != UNEXPLAINED and "range" not in str(error).lower():
+                    raise
+                # S3 refuses a range that begins at the object's end or behind it.
+                if offset >= int(self._fs.info(path)["size"]):
+                    return b""
+                raise
+
+        return self._ask(f"give {name}", get)
 
     def get_all(self, names: Iterable[str]) -> dict[str, bytes]:
         """What several objects hold, asked for at the same time where that can be done."""

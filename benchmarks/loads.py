@@ -1,0 +1,291 @@
+"""Measure loads side by side: Muster with and without verification, torch's dcp.load, and the peers.
+
+Run it from the root of the repository: `python -m benchmarks.loads`.
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.peers.saves import TorchCheckpointing
+from muster.worker.saves import Checkpointer
+from tests.support.coordinator import Coordinator
+
+GIB = 2**30
+TENSOR_BYTES = 16 * 2**20
+"""Of each tensor of the state."""
+STEP = 1
+SPAWN = mp.get_context("spawn")
+GIVE_UP = 600.0
+"""Seconds that preparing or measuring one cell may take."""
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass
+class Cell:
+    """One way to load at one size."""
+
+    system: str
+    gib: int
+    saved_by: int
+    """The world size that saved; one rank loads."""
+    cached: list[float] = field(default_factory=list)
+    """Seconds of each load from the page cache."""
+    cold: list[float] = field(default_factory=list)
+    """Seconds of each load from the disk."""
+    failure: str = ""
+
+
+# ---------------------------------------------------------------------- what is loaded
+
+
+def _empty(gib: int) -> State:
+    number = gib * GIB // TENSOR_BYTES
+    return {f"layer-{one}": torch.zeros(TENSOR_BYTES // 4) for one in range(number)}
+
+
+def _prepare(rank: int, world_size: int, gib: int, folder: Path) -> None:
+    """One rank of a job that saves a state, sharded if there are several."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    state: dict[str, torch.Tensor | DTensor] = {}
+    mesh = init_device_mesh("cpu", (world_size,))
+    for number, (name, tensor) in enumerate(_empty(gib).items()):
+        tensor.fill_(number)
+        state[name] = distribute_tensor(tensor, mesh, [Shard(0)]) if world_size > 1 else tensor
+    made = Checkpointer(folder / "muster")
+    made.save(STEP, state)
+    assert made.finalize(blocking=True) == [STEP]
+    made.close()
+    dcp.save(state, checkpoint_id=folder / "dcp")
+    if world_size == 1:
+        torch.save(state, folder / "plain.pt")
+    dist.destroy_process_group()
+    if world_size == 1:
+        saver = TorchCheckpointing(folder)
+        saver.save(STEP, {name: tensor for name, tensor in state.items()})
+        while not saver.done():
+            time.sleep(0.1)
+        saver.close()
+
+
+def _muster(folder: Path, verify: str) -> Callable[[State], object]:
+    made = Checkpointer(folder / "muster", verify=verify)  # type: ignore[arg-type]
+    return made.resume
+
+
+def _peer(folder: Path) -> Callable[[State], object]:
+    saver = TorchCheckpointing(folder)
+
+    def load(state: State) -> None:
+        found = saver.load(STEP, state)
+        for name, tensor in state.items():
+            if found[name] is not tensor:
+                tensor.copy_(found[name])
+
+    return load
+
+
+def _plain(folder: Path) -> Callable[[State], object]:
+    def load(state: State) -> None:
+        found = torch.load(folder / "plain.pt", weights_only=True)
+        for name, tensor in state.items():
+            tensor.copy_(found[name])
+
+    return load
+
+
+SYSTEMS: dict[str, tuple[str, Callable[[Path], Callable[[State], object]]]] = {
+    "muster": ("Muster, verified", lambda folder: _muster(folder, "load")),
+    "muster-off": ("Muster, verify=off", lambda folder: _muster(folder, "off")),
+    "dcp": (
+        "torch's dcp.load",
+        lambda folder: lambda state: dcp.load(state, checkpoint_id=folder / "dcp"),
+    ),
+    "torch-checkpointing": ("torch_checkpointing", _peer),
+    "plain": ("torch.load, as of nvidia-resiliency-ext's TorchAsyncCheckpoint", _plain),
+}
+"""By name: the title, and what makes a function that fills a state."""
+RESHARDING = ("muster", "muster-off", "dcp")
+"""Those that load what another number of ranks has saved."""
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def _drop_cache(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def _load(system: str, gib: int, folder: Path, pipe: Connection) -> None:
+    """A process that loads once for each word it gets."""
+    warnings.simplefilter("ignore")
+    try:
+        state = _empty(gib)
+        load = SYSTEMS[system][1](folder)
+        load(state)
+        for number, tensor in enumerate(state.values()):
+            assert float(tensor[0]) == float(tensor[-1]) == number, "it is not what was saved"
+        pipe.send(None)
+        while pipe.recv():
+            began = time.monotonic()
+            load(state)
+            pipe.send(time.monotonic() - began)
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _expect(pipe: Connection) -> Any:  # noqa: ANN401
+    if not pipe.poll(GIVE_UP):
+        raise RuntimeError(f"not through after {GIVE_UP:.0f} s")
+    return pipe.recv()
+
+
+def measure(gib: int, saved_by: int, repeats: int, folder: Path, endpoint: str) -> list[Cell]:
+    """Measure all systems at one size, in turn."""
+    os.environ |= {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": f"loads-{gib}-{saved_by}"}
+    ranks = [SPAWN.Process(target=_prepare, args=(rank, saved_by, gib, folder)) for rank in range(saved_by)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(GIVE_UP)
+        if rank.exitcode != 0:
+            raise RuntimeError(f"a rank that prepares {gib} GiB ended with {rank.exitcode}")
+    for name in ("MUSTER_ENDPOINT", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    cells = [Cell(name, gib, saved_by) for name in SYSTEMS if saved_by == 1 or name in RESHARDING]
+    for cell in cells:
+        ours, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=_load, args=(cell.system, gib, folder, theirs), daemon=False)
+        process.start()
+        theirs.close()
+        try:
+            if (word := _expect(ours)) is not None:
+                raise RuntimeError(str(word))
+            for number in range(2 * repeats):
+                cold = number % 2 == 1
+                if cold:
+                    _drop_cache(folder)
+                ours.send(True)
+                seconds = _expect(ours)
+                if not isinstance(seconds, float):
+                    raise RuntimeError(str(seconds))
+                (cell.cold if cold else cell.cached).append(seconds)
+            ours.send(False)
+        except (RuntimeError, EOFError) as error:
+            cell.failure = str(error) or type(error).__name__
+        finally:
+            process.join(10)
+            process.kill()
+        print(f"{gib} GiB of {saved_by}: {cell}", file=sys.stderr)
+    return cells
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def page(machine: dict[str, str], cells: list[Cell]) -> str:
+    """Return the page for the documentation."""
+    parts = [_INTRODUCTION]
+    for saved_by, title in ((1, "Same world size"), (2, "Saved by two ranks, loaded by one")):
+        parts += [f"## {title}", _table([cell for cell in cells if cell.saved_by == saved_by])]
+    described = "\n".join(f"- {key}: {value}" for key, value in machine.items())
+    return "\n\n".join([*parts, _METHOD, "## Machine", described]) + "\n"
+
+
+def _table(cells: list[Cell]) -> str:
+    lines = [
+        "| system | GiB | from the page cache, s | beside dcp.load | from the disk, s | beside dcp.load |",
+        "|-|-|-|-|-|-|",
+    ]
+    for cell in cells:
+        beside = next(one for one in cells if (one.system, one.gib) == ("dcp", cell.gib))
+        if cell.failure:
+            lines.append(f"| {SYSTEMS[cell.system][0]} | {cell.gib} | failed: {cell.failure[:80]} | | | |")
+            continue
+        figures = []
+        for own, theirs in ((cell.cached, beside.cached), (cell.cold, beside.cold)):
+            median = statistics.median(own)
+            figures += [
+                f"{median:.2f} ({min(own):.2f}–{max(own):.2f})",
+                f"{median / statistics.median(theirs):.2f} ×",
+            ]
+        lines.append(f"| {SYSTEMS[cell.system][0]} | {cell.gib} | {' | '.join(figures)} |")
+    return "\n".join(lines)
+
+
+_INTRODUCTION = """# Loads beside the peers
+
+How long it takes to fill a state that is there, for Muster with its digests verified and without, and for
+what else loads PyTorch state."""
+
+_METHOD = """## How it was measured
+
+One rank loads, in a process of its own for each system, into tensors of 16 MiB that are there already. The
+first load is checked and not counted. Then loads from the page cache and from the disk alternate: before
+the latter the files' pages are dropped. Figures are medians, with the lowest and the highest. Muster's loads
+include its three meetings, here of one rank alone, without a coordinator. torch.load and
+torch_checkpointing are given the copy into the state, which the others make by themselves."""
+
+
+def main() -> int:
+    """Run the benchmark; the exit status is 1 if any measurement failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--gib", type=int, nargs="+", default=[1, 4, 8], help="sizes of the state")
+    parser.add_argument("--repeats", type=int, default=5, help="loads of each kind")
+    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/loads.json"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    date = {"date": datetime.now(UTC).date().isoformat()}
+    machine = date | describe_machine(arguments.folder) | describe_versions()
+    cells: list[Cell] = []
+    with (
+        tempfile.TemporaryDirectory() as state,
+        Coordinator(Path(state)) as coordinator,
+        tempfile.TemporaryDirectory(prefix=".saves-", dir=arguments.folder) as scratch,
+    ):
+        for gib in arguments.gib:
+            for saved_by in (1, 2):
+                folder = Path(scratch).resolve() / f"{gib}-{saved_by}"
+                folder.mkdir()
+                cells += measure(gib, saved_by, arguments.repeats, folder, coordinator.endpoint)
+                shutil.rmtree(folder)
+    arguments.output.write_text(
+        json.dumps({"machine": machine, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n"
+    )
+    (arguments.docs / "loads.md").write_text(page(machine, cells))
+    return int(any(cell.failure for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,385 @@
+"""A folder of checkpoints. Whatever has a checkpoint's name was committed.
+
+A save is written under a name that begins with a dot. When every rank has written and everything is on the
+disk, one rename gives it its name. A marker inside records what it is.
+"""
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from muster.checkpoint.committed import (
+    MARKER,
+    WIDTH,
+    Committed,
+    Life,
+    UncommittedError,
+    committed_from,
+    seal,
+    unseal,
+)
+from muster.checkpoint.damage import DAMAGED, KEPT, Damage
+from muster.checkpoint.manifest import MANIFEST
+from muster.checkpoint.retry import retrying
+
+logger = logging.getLogger(__name__)
+
+LEFT = (".step-", ".removed-")
+"""Prefixes of names of what is not yet, or no longer, a checkpoint."""
+STEP = "step-"
+"""Prefix of a checkpoint's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A folder with a checkpoint's name."""
+
+    path: Path
+    made: Committed | None
+    """None if its marker cannot be read."""
+    damage: Damage | None = None
+    """Why it is not resumed from; None if nothing is known against it."""
+    kept: bool = False
+    """Whether retention must leave it."""
+
+    @property
+    def step(self) -> int:
+        """The step in its name; -1 if it is none of ours."""
+        number = self.path.name.removeprefix(STEP)
+        return int(number) if number.isdecimal() else -1
+
+    @property
+    def whole(self) -> bool:
+        """Whether it may be resumed from."""
+        return self.made is not None and self.damage is None
+
+
+class CheckpointDirectory:
+    """The checkpoints of one job.
+
+    Args:
+        folder: where they are; it is made if it is not there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(
+                f"{folder} cannot be written by this user. Correct its permissions, or name another folder."
+            )
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, or will be."""
+        return self.folder / _name(step)
+
+    def unfinished(self, step: int, life: Life) -> Path:
+        """Return where a step is written before it is committed.
+
+        Args:
+            step: the step.
+            life: what makes the name this save's own, the same for all ranks.
+        """
+        return self.folder / f".step-{step:0{WIDTH}}.{life.generation}-{life.number}"
+
+    # ------------------------------------------------------------------ commit
+
+    def commit(self, unfinished: Path, made: Committed) -> Committed:
+        """Make a written save a checkpoint, on the disk and for good. It replaces a damaged one of its step.
+
+        Returns:
+            The checkpoint, with its place in the order of commits.
+        """
+        made = replace(made, order=self._last_order() + 1)
+        write_synced(unfinished / MARKER, seal(made.fields()))
+        sync(unfinished)
+        target = Path(made.path)
+        if os.path.lexists(target) and (entry := self.entry(target)) is not None and not entry.whole:
+            self._remove(target)
+        unfinished.rename(target)
+        sync(self.folder)
+        return made
+
+    def _last_order(self) -> int:
+        return max((entry.made.order for entry in self.entries() if entry.made is not None), default=0)
+
+    # ------------------------------------------------------------------ what there is
+
+    def read(self, path: Path) -> Committed:
+        """Return what a checkpoint is.
+
+        Raises:
+            UncommittedError: it is not a committed checkpoint.
+            OSError: it cannot be read.
+        """
+        try:
+            return retrying(str(path), lambda: _read_marker(path, self._marked))
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+            raise UncommittedError(
+                f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that "
+                f"another program wrote, is not loaded; the last committed one here is {self._last_name()}."
+            ) from error
+
+    def all(self) -> list[Committed]:
+        """Return the whole checkpoints, oldest commit first.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        return [entry.made for entry in self.entries() if entry.made is not None and entry.damage is None]
+
+    def entries(self) -> list[Entry]:
+        """Return all committed checkpoints, damaged ones as well, oldest commit first.
+
+        Raises:
+            OSError: they cannot be read. An error is never taken for absence.
+        """
+        while True:
+            found, vanished = self._look()
+            if not vanished:
+                return found
+            # Retention removes a checkpoint when there is a newer one, which this look may have missed.
+
+    def _look(self) -> tuple[list[Entry], bool]:
+        """Return the checkpoints, oldest commit first, and whether one vanished during the look."""
+        found = []
+        vanished = False
+        for name in retrying(str(self.folder), lambda: sorted(names_in(self.folder))):
+            if not name.startswith(STEP):
+                continue
+            path = self.folder / name
+            entry = self.entry(path)
+            if entry is not None:
+                found.append(entry)
+            else:
+                vanished = vanished or not os.path.lexists(path)  # Else it is not a checkpoint of ours.
+        return by_commit(found), vanished
+
+    def entry(self, path: Path) -> Entry | None:
+        """Return what is known of a folder with a checkpoint's name; None if it is none.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return retrying(str(path), lambda: read_entry(path, self._marked))
+
+    def _marked(self, path: Path) -> Committed:
+        return committed_in(path, unseal((path / MARKER).read_bytes()))
+
+    def latest(self) -> Committed | None:
+        """Return the whole checkpoint that was committed last.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        checkpoints = self.all()
+        return checkpoints[-1] if checkpoints else None
+
+    # ------------------------------------------------------------------ marks
+
+    def mark_damaged(self, path: Path, damage: Damage) -> None:
+        """Record durably that a checkpoint is damaged: no later life resumes from it."""
+        logger.error("%s is damaged and will not be resumed from: %s", path, damage)
+        mark(path, DAMAGED, damage.encode())
+
+    # ------------------------------------------------------------------ removal
+
+    def sweep(
+        self, keep_last: int | None, decided: Life | None = None, used: Collection[Path | str] = ()
+    ) -> None:
+        """Remove what failed saves have left, and all but the checkpoints committed last.
+
+        Damaged checkpoints do not count. They are removed when ``keep_last`` whole ones are newer.
+
+        Args:
+            keep_last: how many checkpoints to keep; None keeps all.
+            decided: the last save that is decided. What is later, by its name, is still being written: other
+                ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
+            used: checkpoints that are being loaded, and stay.
+        """
+        for name in retrying(str(self.folder), lambda: names_in(self.folder)):
+            left = self.folder / name
+            if name.startswith(".removed-"):
+                shutil.rmtree(left, ignore_errors=True)
+            elif name.startswith(".step-") and (decided is None or _life(left) <= decided):
+                self._remove(left)
+        if keep_last is None:
+            return
+        loading = {Path(path).resolve() for path in used}
+        newer = 0
+        for entry in reversed(self.entries()):
+            if newer >= keep_last and not entry.kept and entry.path.resolve() not in loading:
+                self._remove(entry.path)
+            newer += entry.whole
+
+    def _remove(self, path: Path) -> None:
+        # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.
+        doomed = self.folder / f".removed-{path.name.removeprefix('.')}"
+        if os.path.lexists(doomed):
+            shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            path.rename(doomed)
+        except OSError as error:
+            # The checkpoint that was just made is no worse for it.
+            logger.warning("%s cannot be removed: %s", path, error)
+            return
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _last_name(self) -> str:
+        last = self.latest()
+        return Path(last.path).name if last is not None else "none"
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of what is in a folder.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    return [path.name for path in folder.iterdir()]
+
+
+def _name(step: int) -> str:
+    return f"{STEP}{step:0{WIDTH}}"
+
+
+def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
+    """Return what is known of a folder; None if it is no checkpoint.
+
+    Args:
+        path: the folder.
+        marked: reads its marker. It raises ``ValueError`` for one that is not what was written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        names = names_in(path)
+        damage = Damage.decode((path / DAMAGED).read_bytes()) if DAMAGED in names else None
+        try:
+            return Entry(path, _read_marker(path, marked), damage, KEPT in names)
+        except ValueError as error:
+            return Entry(path, None, damage or Damage(MARKER, str(error)), KEPT in names)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        try:
+            names = names_in(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # Retention has just removed it, or it is a file of somebody else.
+        if MANIFEST not in names:
+            return None
+        return Entry(path, None, Damage(MARKER, "it is missing"), KEPT in names)
+
+
+def _read_marker(path: Path, marked: Callable[[Path], Committed]) -> Committed:
+    try:
+        return marked(path)
+    except ValueError:
+        return marked(path)  # A first read may have failed on its way.
+
+
+def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
+    """Return the checkpoint that is in a folder.
+
+    Args:
+        path: the folder.
+        said: what its marker says.
+
+    Raises:
+        ValueError: the marker does not say what a checkpoint is, or is one of another folder.
+    """
+    if path.name.startswith(LEFT):
+        raise ValueError("it was not committed, or is being removed")
+    made = committed_from(said, path)
+    if path.name.startswith(STEP) and path.name != _name(made.step):
+        raise ValueError(f"its {MARKER} says that it is step {made.step}")
+    return made
+
+
+def by_commit(entries: list[Entry]) -> list[Entry]:
+    """Sort entries, oldest commit first. One whose marker cannot be read comes after those of lower steps."""
+    orders = {entry.path: entry.made.order for entry in entries if entry.made is not None}
+
+    def key(entry: Entry) -> tuple[int, int]:
+        if entry.made is not None:
+            return entry.made.age_order
+        return max(
+            (orders[one.path] for one in entries if one.made and one.step < entry.step), default=0
+        ), entry.step
+
+    return sorted(entries, key=key)
+
+
+def _life(unfinished: Path) -> Life:
+    """Return the life in a name; a name that is not ours is of a life that is over."""
+    try:
+        generation, number = unfinished.name.rpartition(".")[2].split("-")
+        return Life(int(generation), int(number))
+    except ValueError:
+        return Life(-1, -1)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def write_marker(folder: Path, marker: dict[str, Any]) -> None:
+    """Write a folder's marker, on the disk with the folder's entries."""
+    write_synced(folder / MARKER, seal(marker))
+    sync(folder)
+
+
+def mark(folder: Path, name: str, data: bytes = b"") -> None:
+    """Put a mark into a checkpoint, on the disk."""
+    write_synced(folder / name, data)
+    sync(folder)
+
+
+def unmark(folder: Path, name: str) -> None:
+    """Take a mark out of a checkpoint, on the disk."""
+    (folder / name).unlink(missing_ok=True)
+    sync(folder)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and put it on the disk. Its folder's entry is the caller's to sync."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Put a file's content on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Put a folder's entries on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, and put their entries on the disk, whoever has made them just now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    device = folder.stat().st_dev
+    for parent in folder.resolve().parents:
+        if parent.stat().st_dev != device:
+            break  # This is another file system.
+        try:
+            sync(parent)
+        except OSError as error:
+            # One may make a folder where one may not read the parent; then its owner answers for it.
+            if error.errno not in (errno.EACCES, errno.EINVAL):
+                raise

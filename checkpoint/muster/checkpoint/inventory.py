@@ -1,0 +1,233 @@
+"""The checkpoints that are stored in a place, for people: committed, damaged and kept ones.
+
+A place is a folder or an address with a scheme: that of a job's checkpoints, those of a framework's adapter
+among them, or that of one checkpoint. Looking changes nothing there.
+"""
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from muster.checkpoint.committed import MARKER, NO_STEP, Committed, committed_by_adapter, step_in, unseal
+from muster.checkpoint.damage import DAMAGED, KEPT, Damage
+from muster.checkpoint.directory import (
+    LEFT,
+    STEP,
+    Entry,
+    by_commit,
+    committed_in,
+    mark,
+    names_in,
+    read_entry,
+    unmark,
+)
+from muster.checkpoint.retry import retrying
+from muster.checkpoint.source import FolderSource, Source
+
+logger = logging.getLogger(__name__)
+
+MARKS = (DAMAGED, KEPT)
+_FOLDERS = ("file", "local")
+"""Schemes of what is a folder."""
+_REPLACED = re.compile(r"\.(.+)\.replaced")
+"""The name of an adapter's checkpoint while another one takes its place."""
+_CONTENT = {MARKER, DAMAGED, ".metadata"}
+"""Files by which a folder is known as one checkpoint, committed or not."""
+_NAMES = (*LEFT, STEP)
+"""Beginnings of names by which it is."""
+
+
+class NotCommittedError(ValueError):
+    """A place is one checkpoint by its name or content, and was not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A committed checkpoint, as it is stored."""
+
+    name: str
+    """The last part of its path."""
+    step: int | None
+    """None if neither its marker nor its name says it."""
+    made: Committed | None
+    """None if its marker cannot be read."""
+    committed_at: float
+    """In seconds of Unix time; 0 if it is not known."""
+    size: int
+    """Bytes of its files."""
+    damage: Damage | None
+    """Why it is not resumed from; None if nothing is known against it."""
+    marks: frozenset[str]
+    """Those of :data:`MARKS` that it has."""
+    source: Source
+
+    @property
+    def kept(self) -> bool:
+        """Whether retention must leave it."""
+        return KEPT in self.marks
+
+    @property
+    def marked_damaged(self) -> bool:
+        """Whether somebody has recorded that it is damaged."""
+        return DAMAGED in self.marks
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether its bytes can be verified."""
+        return self.made is not None and self.made.manifest is not None
+
+
+class Inventory(Protocol):
+    """The checkpoints of one place."""
+
+    def checkpoints(self) -> list[StoredCheckpoint]:
+        """Return all committed checkpoints, damaged ones as well, newest commit first.
+
+        Raises:
+            ValueError: the place is one checkpoint that was not committed, or holds one that this version of
+                Muster cannot read.
+            OSError: they cannot be read. An error is never taken for absence.
+        """
+
+    def mark(self, one: StoredCheckpoint, name: str, data: bytes = b"") -> None:
+        """Put a mark into a checkpoint, durably.
+
+        Args:
+            one: the checkpoint.
+            name: one of :data:`MARKS`.
+            data: what the mark says.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+    def unmark(self, one: StoredCheckpoint, name: str) -> None:
+        """Take a mark out of a checkpoint, durably.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+
+
+def inventory_of(place: str) -> Inventory:
+    """Return the inventory of a place.
+
+    Args:
+        place: a folder, or an address with a scheme.
+
+    Raises:
+        ValueError: it is no such address.
+        ImportError: the package that opens the scheme is not installed.
+        OSError: the store refuses.
+    """
+    scheme, separator, name = place.partition("://")
+    if not separator:
+        return FolderInventory(Path(place))
+    if scheme in _FOLDERS:
+        return FolderInventory(Path(name))
+    # What opens buckets is loaded only for them.
+    from muster.checkpoint.bucket.inventory import BucketInventory
+
+    return BucketInventory(place)
+
+
+class FolderInventory:
+    """The checkpoints in a folder, or one that is a folder.
+
+    Args:
+        folder: it, or the one that they are in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # The name of a checkpoint is that of its folder, and not "." or that of a link.
+        self._folder = Path(os.path.realpath(folder))
+        self._given = folder
+
+    def checkpoints(self) -> list[StoredCheckpoint]:
+        """Return all committed checkpoints, newest commit first."""
+        names = retrying(str(self._given), lambda: sorted(names_in(self._folder)))
+        if self._folder.name.startswith(_NAMES) or _CONTENT & set(names):
+            entry = retrying(str(self._given), lambda: read_entry(self._folder, _marked))
+            if entry is None:
+                raise NotCommittedError(
+                    f"{self._given} is not a committed checkpoint: it has no {MARKER}. A save that was not "
+                    "finished, or that another program wrote, is not resumed from."
+                )
+            entries = [entry]
+        else:
+            entries = self._entries(names)
+        stored = [self._stored(entry) for entry in reversed(by_commit(entries))]
+        return [one for one in stored if one is not None]
+
+    def _entries(self, names: list[str]) -> list[Entry]:
+        found: dict[str, Entry] = {}
+        for name in sorted(names, key=lambda name: name.startswith(".")):
+            replaced = _REPLACED.fullmatch(name)
+            if name.startswith(".") and (replaced is None or replaced[1] in found):
+                continue
+            entry = self._entry(name)
+            if entry is not None:
+                found[name] = entry
+        return list(found.values())
+
+    def _entry(self, name: str) -> Entry | None:
+        path = self._folder / name
+        if name.startswith(STEP):
+            return retrying(str(path), lambda: read_entry(path, _marked))
+        try:
+            # Whatever else there is may be anything, and has a marker if it is a checkpoint.
+            if MARKER not in names_in(path):
+                return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError as error:
+            logger.warning("%s is passed over: %s", path, error)
+            return None
+        return retrying(str(path), lambda: read_entry(path, _marked))
+
+    def _stored(self, entry: Entry) -> StoredCheckpoint | None:
+        source = FolderSource(entry.path)
+        try:
+            sizes = retrying(source.place, source.sizes)
+        except FileNotFoundError:
+            return None  # Retention has just removed it.
+        step = step_in(entry.path.name) if entry.made is None else entry.made.step
+        return StoredCheckpoint(
+            entry.path.name,
+            None if step == NO_STEP else step,
+            entry.made,
+            (entry.made.committed_at if entry.made else 0.0) or _changed_at(entry.path / MARKER),
+            content_size(sizes),
+            entry.damage,
+            frozenset(sizes.keys() & MARKS),
+            source,
+        )
+
+    def mark(self, one: StoredCheckpoint, name: str, data: bytes = b"") -> None:
+        """Put a mark into a checkpoint, on the disk."""
+        mark(Path(one.source.place), name, data)
+
+    def unmark(self, one: StoredCheckpoint, name: str) -> None:
+        """Take a mark out of a checkpoint, on the disk."""
+        unmark(Path(one.source.place), name)
+
+
+def content_size(sizes: dict[str, int]) -> int:
+    """Return the bytes of a checkpoint's files, without its marks."""
+    return sum(size for name, size in sizes.items() if name not in MARKS)
+
+
+def _marked(path: Path) -> Committed:
+    said = unseal((path / MARKER).read_bytes())
+    return committed_in(path, said) if "step" in said else committed_by_adapter(said, path)
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file was last changed: 0.1.0 did not write into its markers when it committed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

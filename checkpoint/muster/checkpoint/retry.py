@@ -1,0 +1,38 @@
+"""Retrying reads of shared storage: a request may fail once, and an error is never taken for absence."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+DELAYS = (0.1, 1.0, 5.0)
+"""Seconds before each further attempt: an NFS server that restarts is usually back by then."""
+
+
+def retrying(what: str, read: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+    """Call a function that reads; call it again if it fails with an I/O error.
+
+    ``FileNotFoundError`` and ``NotADirectoryError`` mean that something is certainly absent. They are
+    raised at once.
+
+    Args:
+        what: what it reads, for the log.
+        read: reads.
+        sleep: waits for some seconds.
+
+    Raises:
+        OSError: what the last attempt raised.
+    """
+    for delay in DELAYS:
+        try:
+            return read()
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            logger.warning("cannot read %s; retrying in %g s: %s", what, delay, error)
+            sleep(delay)
+    return read()

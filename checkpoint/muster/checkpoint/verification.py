@@ -1,0 +1,254 @@
+"""Verifies that a checkpoint is byte for byte what was committed.
+
+A mismatch counts as damage only if a second read, of a file opened anew, finds it again.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import TypeVar
+
+import xxhash
+
+from muster.checkpoint.committed import MARKER
+from muster.checkpoint.damage import Damage, DamageError
+from muster.checkpoint.digest import Segment, digest_of
+from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestError, ManifestReference
+from muster.checkpoint.retry import retrying
+from muster.checkpoint.source import OpenFile, Source, read_whole
+
+T = TypeVar("T")
+
+PIECE = 8 * 2**20
+"""Bytes that are read at once where nobody needs the whole segment in memory."""
+
+
+def read_manifest(source: Source, reference: ManifestReference | None) -> Manifest | None:
+    """Read and verify a checkpoint's manifest.
+
+    Args:
+        source: the checkpoint.
+        reference: what the marker says of it; None if it names none.
+
+    Returns:
+        None if the checkpoint has none: 0.1.0 wrote no digests.
+
+    Raises:
+        DamageError: the manifest is not the one that was committed.
+        OSError: it cannot be read.
+    """
+    if reference is None:
+        return None
+
+    def read() -> Manifest:
+        data = _present(MANIFEST, lambda: read_whole(source, MANIFEST))
+        if not reference.matches(data):
+            raise DamageError(Damage.found(MANIFEST, f"it is not the manifest that {MARKER} names"))
+        try:
+            return Manifest.decode(data)
+        except ManifestError as error:
+            raise DamageError(Damage.found(MANIFEST, str(error))) from error
+
+    return _twice(read)
+
+
+def read_file(source: Source, manifest: Manifest, name: str) -> bytes:
+    """Read a whole file of a checkpoint, verified.
+
+    Raises:
+        DamageError: it is not what was committed.
+        OSError: it cannot be read.
+    """
+    entry = manifest.files.get(name)
+    if entry is None:
+        raise DamageError(Damage.found(MANIFEST, f"it does not name {name}"))
+
+    def read() -> bytes:
+        data = _present(name, lambda: read_whole(source, name))
+        if len(data) != entry.size:
+            raise DamageError(Damage.found(name, _sizes(len(data), entry.size)))
+        offset = 0
+        for segment in entry.segments:
+            check(name, offset, segment, memoryview(data)[offset : offset + segment.length])
+            offset += segment.length
+        return data
+
+    return _twice(read)
+
+
+def read_item(
+    file: OpenFile, name: str, offset: int, segments: Iterable[Segment], buffer: memoryview
+) -> None:
+    """Read an item of an open file, verified.
+
+    Args:
+        file: the file.
+        name: its path in the checkpoint.
+        offset: where the item begins, in bytes.
+        segments: those of the item.
+        buffer: takes the item; it has its length.
+
+    Raises:
+        DamageError: it is not what was committed.
+        OSError: it cannot be read.
+    """
+    there = buffer[: file.read_into(offset, buffer)]
+    begin = 0
+    for segment in segments:
+        check(name, offset + begin, segment, there[begin : begin + segment.length])
+        begin += segment.length
+
+
+def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) -> None:
+    """See that these bytes are a segment.
+
+    Raises:
+        DamageError: they are not.
+    """
+    if len(data) != segment.length:
+        raise DamageError(Damage.found(name, _ends(segment.length, len(data)), offset))
+    if digest_of(data) != segment.digest:
+        raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
+
+
+def check_present(source: Source, manifest: Manifest) -> None:
+    """See that every file of a checkpoint is there, at the size that was written.
+
+    Raises:
+        DamageError: one is missing, or has another size.
+        OSError: they cannot be listed.
+    """
+    _twice(lambda: check_sizes(manifest, source.sizes()))
+
+
+def check_sizes(manifest: Manifest, there: Mapping[str, int]) -> None:
+    """See that every file of a checkpoint is there, at the size that was written.
+
+    Args:
+        manifest: of the checkpoint.
+        there: the files that are there, and their sizes in bytes.
+
+    Raises:
+        DamageError: one is missing, or has another size.
+    """
+    for name, entry in manifest.files.items():
+        size = there.get(name)
+        if size is None:
+            raise DamageError(Damage.found(name, "it is missing"))
+        if size != entry.size:
+            raise DamageError(Damage.found(name, _sizes(size, entry.size)))
+
+
+def _ends(written: int, there: int) -> str:
+    return f"{written} bytes were written from this offset on, and {there} are there"
+
+
+def _sizes(there: int, written: int) -> str:
+    return f"it has {there} bytes, and {written} were written"
+
+
+# ---------------------------------------------------------------------- the whole checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A piece of work that a verification has done."""
+
+    file: str
+    size: int
+    """Bytes that were read."""
+    damages: tuple[Damage, ...] = ()
+
+
+def verify(
+    source: Source, manifest: Manifest, threads: int, on_read: Callable[[int], None] = lambda _: None
+) -> Generator[Verified, None, None]:
+    """Verify every byte of a checkpoint. Closing the iterator ends the reading.
+
+    Args:
+        source: the checkpoint.
+        manifest: its manifest, verified.
+        threads: how many files to read at the same time.
+        on_read: hears of each piece that was read, with its bytes. It is called by several threads.
+
+    Yields:
+        For each file what was found, as soon as it is known.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    scan = _Scan(source, on_read)
+    with ThreadPoolExecutor(threads, thread_name_prefix="muster-verify") as pool:
+        work = [pool.submit(scan.verify, name, entry) for name, entry in sorted(manifest.files.items())]
+        try:
+            for one in work:
+                yield one.result()
+        finally:
+            scan.stopped.set()
+            for one in work:
+                one.cancel()
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the result any more."""
+
+
+class _Scan:
+    """Reads files of a checkpoint from their first byte to their last."""
+
+    def __init__(self, source: Source, on_read: Callable[[int], None]) -> None:
+        self._source = source
+        self._on_read = on_read
+        self.stopped = Event()
+
+    def verify(self, name: str, entry: FileEntry) -> Verified:
+        try:
+            return _twice(lambda: _present(name, lambda: self._scan(name, entry)))
+        except DamageError as error:
+            return Verified(name, 0, (error.damage,))
+
+    def _scan(self, name: str, entry: FileEntry) -> Verified:
+        with self._source.open(name) as file:
+            offset = 0
+            buffer = memoryview(bytearray(min(PIECE, entry.size)))
+            for segment in entry.segments:
+                self._scan_segment(file, name, offset, segment, buffer)
+                offset += segment.length
+            if file.read(offset, 1):
+                raise DamageError(
+                    Damage.found(name, f"it goes on after the {offset} bytes that were written", offset)
+                )
+        return Verified(name, offset)
+
+    def _scan_segment(
+        self, file: OpenFile, name: str, offset: int, segment: Segment, buffer: memoryview
+    ) -> None:
+        found = xxhash.xxh3_128()
+        done = 0
+        while done < segment.length:
+            if self.stopped.is_set():
+                raise _StoppedError
+            count = file.read_into(offset + done, buffer[: segment.length - done])
+            if not count:
+                raise DamageError(Damage.found(name, _ends(segment.length, done), offset))
+            found.update(buffer[:count])
+            done += count
+            self._on_read(count)
+        if found.digest() != segment.digest:
+            raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
+
+
+def _present(name: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamageError(Damage.found(name, "it is missing")) from error
+
+
+def _twice(read: Callable[[], T]) -> T:
+    """Call a function again if it found damage: a first read may have failed on its way."""
+    try:
+        return retrying("a checkpoint", read)
+    except DamageError:
+        return retrying("a checkpoint", read)

@@ -1,0 +1,46 @@
+"""Reads of shared storage are tried again, and absence is believed at once."""
+
+import pytest
+
+from muster.checkpoint.retry import DELAYS, retrying
+
+
+class Flaky:
+    """Fails some times, and then answers."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "read"
+
+
+@pytest.mark.parametrize("failures", range(len(DELAYS) + 1))
+def test_read_is_tried_again_with_growing_delays(failures: int):
+    read, slept = Flaky(*[OSError("EIO")] * failures), list[float]()
+    assert retrying("it", read, slept.append) == "read"
+    assert slept == list(DELAYS[:failures])
+
+
+def test_last_error_is_raised_when_it_persists():
+    read, slept = Flaky(*(OSError(str(number)) for number in range(9))), list[float]()
+    with pytest.raises(OSError, match=str(len(DELAYS))):
+        retrying("it", read, slept.append)
+    assert slept == list(DELAYS)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, ValueError])
+def test_absence_and_other_errors_are_not_retried(error: type[Exception]):
+    read, slept = Flaky(error("no")), list[float]()
+    with pytest.raises(error):
+        retrying("it", read, slept.append)
+    assert (read.calls, slept) == (1, [])
+
+
+def test_each_retry_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture):
+    retrying("/mnt/job1", Flaky(OSError("stale file handle")), lambda _: None)
+    assert "cannot read /mnt/job1; retrying in 0.1 s: stale file handle" in caplog.text

@@ -1,0 +1,232 @@
+"""Loads that all ranks agree on: the same bytes on all of them, or the same error."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from muster.checkpoint.committed import Life
+from muster.checkpoint.damage import Damage, DamageError
+from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError
+from muster.worker.saves import Checkpointer, Committed, CorruptCheckpointError
+from muster.worker.saves.reading import VerifyingReader
+from tests.support.judge import no_child_left
+from tests.support.meeting import in_thread
+from tests.support.round_table import RoundTable
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+RANKS = 3
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"weight": torch.full((500,), float(value)), "step": value}
+
+
+class Job:
+    """Three ranks in this process, which have saved steps 1 to 3."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.table = RoundTable(RANKS)
+        seats = [self.table.seat(rank) for rank in range(RANKS)]
+        self.ranks = [Checkpointer(folder, barrier=seat, timeout=30) for seat in seats]  # type: ignore[arg-type]
+        for step in (1, 2, 3):
+            self.all(lambda one, _, step=step: one.save(step, state(step)))  # type: ignore[misc]
+        assert self.all(lambda one, _: one.finalize(blocking=True)) == [[1, 2, 3]] * RANKS
+
+    def all(self, call: Callable[[Checkpointer, int], Any]) -> list[Any]:
+        """What a call returns on each rank, or raises there."""
+        calls: list[Future[Any]] = [
+            in_thread(partial(call, one, rank)) for rank, one in enumerate(self.ranks)
+        ]
+        return [one.exception() or one.result() for one in calls]
+
+    def hurt(self, step: int, name: str = "__0_0.distcp") -> None:
+        path = self.folder / f"step-{step:010}" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(Checkpointer, "_check_group", lambda _: None)
+    with no_child_left():
+        made = Job(tmp_path)
+        yield made
+        for rank in made.ranks:
+            rank.close()
+
+
+def resumed(one: Checkpointer, _: int) -> tuple[int, float]:
+    into = state(-1)
+    found = one.resume(into)
+    assert found is not None
+    assert torch.equal(into["weight"], torch.full((500,), float(into["step"])))
+    return found.step, into["step"]
+
+
+def test_all_ranks_resume_from_the_newest(job: Job):
+    assert job.all(resumed) == [(3, 3)] * RANKS
+
+
+def test_all_ranks_step_down_if_one_finds_damage(job: Job, monkeypatch: pytest.MonkeyPatch):
+    """One rank alone reads wrong bytes, time and again: its disk or memory is bad."""
+    read = VerifyingReader._read
+
+    def wrong(self: VerifyingReader, item: Any, buffer: memoryview) -> None:
+        if self._opened.made.step == 3 and self is bad[0]:
+            raise DamageError(Damage("__0_0.distcp", "wrong bytes", item.offset))
+        read(self, item, buffer)
+
+    bad: list[VerifyingReader] = []
+    init = VerifyingReader.__init__
+
+    def first(self: VerifyingReader, opened: Any) -> None:
+        init(self, opened)
+        if not bad:
+            bad.append(self)
+
+    monkeypatch.setattr(VerifyingReader, "__init__", first)
+    monkeypatch.setattr(VerifyingReader, "_read", wrong)
+    assert job.all(resumed) == [(2, 2)] * RANKS
+    assert (job.folder / "step-0000000003" / ".damaged.json").exists()
+    assert job.all(resumed) == [(2, 2)] * RANKS
+
+
+def test_ranks_step_down_as_far_as_needed_and_raise_alike_at_the_end(job: Job):
+    job.hurt(3)
+    job.hurt(2, ".metadata")
+    assert job.all(resumed) == [(1, 1)] * RANKS
+    job.hurt(1, "manifest.json")
+    heard = job.all(resumed)
+    assert [type(one) for one in heard] == [CorruptCheckpointError] * RANKS
+    assert "step-0000000002: .metadata" in str(heard[2])
+
+
+def test_failure_of_one_rank_is_the_failure_of_all(job: Job):
+    def load(one: Checkpointer, rank: int) -> object:
+        into = state(0)
+        if rank == 1:
+            into["more"] = torch.zeros(2)
+        return one.resume(into)
+
+    heard = job.all(load)
+    assert [type(one) for one in heard] == [BarrierAbortedError, RuntimeError, BarrierAbortedError]
+    assert "rank 1 failed: RuntimeError" in str(heard[0])
+    assert "more" in str(heard[2])
+    assert job.all(resumed) == [(3, 3)] * RANKS, "the ranks are in step"
+
+
+def test_interrupt_of_one_rank_keeps_nobody_waiting(job: Job, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job.ranks[2]._place, "read", interrupt)
+    heard = job.all(resumed)
+    assert [type(one) for one in heard] == [BarrierAbortedError, BarrierAbortedError, KeyboardInterrupt]
+    monkeypatch.undo()
+    assert job.all(resumed) == [(3, 3)] * RANKS
+
+
+def test_io_error_on_rank_0_is_an_error_on_all(job: Job, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(job.ranks[0]._place, "look", fail)
+    heard = job.all(resumed)
+    assert isinstance(heard[0], OSError)
+    assert all("Input/output error" in str(one) for one in heard)
+    monkeypatch.undo()
+    assert job.all(resumed) == [(3, 3)] * RANKS
+
+
+def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypatch: pytest.MonkeyPatch):
+    def load_state(*_: object, **__: object) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]")
+
+    monkeypatch.setattr("muster.worker.saves.checkpointer.load_state", load_state)
+
+    def load(one: Checkpointer, rank: int) -> object:
+        if rank != 1:
+            return one.resume(state(0))
+        one._load._choose(one._load._look)
+        newest = one.latest()
+        assert newest is not None
+        one._load._open(newest)
+        job.table.lose(1)
+        return "dead"
+
+    heard = job.all(load)
+    assert heard[1] == "dead"
+    assert [type(heard[rank]) for rank in (0, 2)] == [MemberLostError] * 2
+    assert "rank 1" in str(heard[0])
+
+
+def test_collective_that_failed_without_a_death_is_an_error_on_all(job: Job, monkeypatch: pytest.MonkeyPatch):
+    def load(one: Checkpointer, rank: int) -> object:
+        def broken(_: object) -> None:
+            raise RuntimeError("gloo: timed out")
+
+        def fine(_: object) -> None:
+            return None
+
+        return one._load.newest(broken if rank == 1 else fine)
+
+    heard = job.all(load)
+    assert all(isinstance(one, RuntimeError) for one in heard)
+    assert isinstance(heard[0], MusterError)
+    assert "a collective of torch's failed" in str(heard[0])
+    assert "gloo: timed out" in str(heard[1])
+
+
+def test_ranks_that_name_different_checkpoints_are_told(job: Job):
+    heard = job.all(lambda one, rank: one.load(state(0), job.folder / f"step-{1 + (rank == 2):010}"))
+    assert [type(one) for one in heard] == [ValueError] * RANKS
+    assert "and rank 2" in str(heard[0])
+    heard = job.all(lambda one, rank: one.load(state(0), job.folder / "step-0000000001" if rank else None))
+    assert [type(one) for one in heard] == [ValueError] * RANKS
+
+
+def test_rank_that_sees_another_checkpoint_fails_the_load(job: Job, monkeypatch: pytest.MonkeyPatch):
+    read = job.ranks[1]._place.read
+
+    def older(path: Path) -> Committed:
+        return read(job.folder / "step-0000000001")
+
+    monkeypatch.setattr(job.ranks[1]._place, "read", older)
+    heard = job.all(resumed)
+    assert isinstance(heard[1], OSError)
+    assert "is not the same checkpoint to all ranks" in str(heard[0])
+
+
+def test_checkpoint_that_cannot_be_marked_is_passed_over(job: Job, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    job.hurt(3)
+    monkeypatch.setattr(job.ranks[0]._place, "mark_damaged", refuse)
+    assert job.all(resumed) == [(2, 2)] * RANKS
+    assert job.all(resumed) == [(2, 2)] * RANKS
+    assert not (job.folder / "step-0000000003" / ".damaged.json").exists()
+
+
+def test_load_keeps_its_checkpoint_from_retention(job: Job):
+    first = job.folder / "step-0000000001"
+    seen: list[bool] = []
+
+    def load(one: Checkpointer, rank: int) -> object:
+        def look(_: object) -> None:
+            if rank == 0:
+                one._place.sweep(1, Life(0, 9), one._load.used)
+                seen.append(first.exists())
+
+        return one._load.named(first, look).step
+
+    assert job.all(load) == [1] * RANKS
+    assert seen == [True]

@@ -1,0 +1,59 @@
+"""The limit for a coordinator that accepts a stream and then sends nothing on it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Timer
+
+import grpc
+
+FIRST_ANSWER_TIMEOUT = 30.0
+"""Seconds that a peer that accepted a stream has to send its first message."""
+
+
+class NoFirstAnswerError(grpc.RpcError):
+    """How a stream ends whose peer sent nothing in time."""
+
+    def code(self) -> grpc.StatusCode:
+        """The status that gRPC gives a call whose own time is over."""
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        """What happened, for people."""
+        return f"it accepted the stream and sent nothing for {FIRST_ANSWER_TIMEOUT:g} s"
+
+    def trailing_metadata(self) -> tuple[()]:
+        """The peer sent none."""
+        return ()
+
+
+@contextmanager
+def first_answer_expected(call: grpc.Call) -> Iterator[Callable[[], None]]:
+    """Cancel a stream if its peer sends nothing within ``FIRST_ANSWER_TIMEOUT``.
+
+    Args:
+        call: the stream.
+
+    Yields:
+        What to call when the first message has come.
+
+    Raises:
+        NoFirstAnswerError: the stream was cancelled for that reason.
+    """
+    late = Event()
+
+    def give_up() -> None:
+        late.set()
+        call.cancel()
+
+    timer = Timer(FIRST_ANSWER_TIMEOUT, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    except grpc.RpcError:
+        if not late.is_set():
+            raise
+        # Not chained: the call is its own error, and would live on in the traceback.
+        raise NoFirstAnswerError from None
+    finally:
+        timer.cancel()

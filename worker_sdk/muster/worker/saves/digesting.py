@@ -1,0 +1,105 @@
+"""Torch's file systems for writing checkpoints: what they write is digested on the way, and synced.
+
+Torch's writer asks a stream for its position where an item begins and where it ends. There a segment of the
+file ends, so that the item can be verified by itself. No byte is read again.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import IOBase
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemBase
+
+from muster.checkpoint.digest import Readable, Segment, SegmentDigester
+
+
+class DigestingStream:
+    """A stream that digests what is written to it.
+
+    Args:
+        raw: where the bytes go.
+        sync: put the file on the disk when the stream is closed. The stream below stays open.
+    """
+
+    def __init__(self, raw: IOBase, *, sync: bool) -> None:
+        self._raw: Any = raw
+        self._sync = sync
+        self._digester = SegmentDigester()
+        self._closed = False
+
+    def write(self, data: Readable) -> int:
+        """Write all of the bytes, and add them to the digest."""
+        view = memoryview(data).cast("B")
+        self._digester.update(view)
+        self._raw.write(view)
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Return the position. Here a segment ends."""
+        self._digester.cut()
+        return self._digester.size
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        self._raw.flush()
+
+    def fileno(self) -> int:
+        """Return the file's descriptor, when all that was written can be synced by it."""
+        self._raw.flush()
+        return int(self._raw.fileno())
+
+    def close(self) -> None:
+        """Flush, and sync the file at its final size."""
+        if not self._closed:
+            self._closed = True
+            self._raw.flush()
+            if self._sync:
+                os.fsync(self._raw.fileno())
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the digests of what was written."""
+        return self._digester.segments()
+
+
+class Digesting(FileSystemBase):
+    """Makes one of torch's file systems digest what it writes.
+
+    Attributes:
+        written: by name, the segments of each file that was written.
+    """
+
+    sync: ClassVar[bool]
+    """Whether what is written has to be synced by this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, tuple[Segment, ...]] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file; torch's."""
+        stream = None
+        with super().create_stream(path, mode) as raw:  # type: ignore[safe-super]
+            if mode != "wb":
+                yield raw
+                return
+            stream = DigestingStream(raw, sync=self.sync)
+            yield stream
+            stream.close()
+        # Only now an object store has it.
+        self.written[PurePath(path).name] = stream.segments()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file; torch's."""
+        super().rename(path, new_path)  # type: ignore[safe-super]
+        if (segments := self.written.pop(PurePath(path).name, None)) is not None:
+            self.written[PurePath(new_path).name] = segments
+
+
+class DigestingFiles(Digesting, FileSystem):
+    """Files on a mounted file system."""
+
+    sync = True

@@ -1,0 +1,66 @@
+"""The barrier that a process takes when it is given none, with its rank and world size."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import cast
+
+import torch.distributed as dist
+
+from muster.worker import environment
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.errors import MusterError
+from muster.worker.saves.local_barrier import LocalBarrier
+
+STARTED = int(time.time())
+"""The generation of a job that needs no coordinator: what an earlier life left unfinished has another
+name."""
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Variables by which launchers other than torchrun say how many processes they started."""
+
+
+def rank_and_world_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks.
+
+    They are those of ``RANK`` and ``WORLD_SIZE``, else of torch's process group, else 0 and 1.
+
+    Raises:
+        EnvironmentValueError: a variable is no number, or ``WORLD_SIZE`` is missing.
+        MusterError: a launcher started several processes, and nothing says which of them this is.
+    """
+    if environ.get("RANK"):
+        return environment.rank(None, environ), environment.world_size(None, environ)
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    for variable in LAUNCHERS:
+        if environ.get(variable, "1") != "1":
+            raise MusterError(
+                f"{variable} = {environ[variable]}, and this process has no rank: it would save alone. Call "
+                "torch.distributed.init_process_group first, or set RANK and WORLD_SIZE."
+            )
+    return 0, 1
+
+
+def is_alone(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is a job of its own, which needs no coordinator and names none."""
+    return rank_and_world_size(environ)[1] == 1 and not environ.get("MUSTER_ENDPOINT")
+
+
+def job_generation(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the job's life between restarts."""
+    return STARTED if is_alone(environ) else environment.generation(None, environ)
+
+
+def job_barrier(prefix: str) -> GrpcBarrier:
+    """Return the barrier of this job for a group.
+
+    Raises:
+        ConnectError: the coordinator could not be reached.
+        RefusedError: it refused this process.
+        EnvironmentValueError: the environment does not say where it is.
+    """
+    rank, world_size = rank_and_world_size()
+    if is_alone():
+        # It has all that saves and loads ask of a barrier.
+        return cast(GrpcBarrier, LocalBarrier(prefix, environment.run_id(None), STARTED))
+    return GrpcBarrier(rank, world_size, prefix)

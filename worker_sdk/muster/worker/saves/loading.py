@@ -1,0 +1,296 @@
+"""Loading a checkpoint by agreement of all ranks: all load the same bytes, or all step down together.
+
+Rank 0 chooses a checkpoint, and tells all ranks at a barrier. Each rank reads what is needed to load it, and
+all meet. Then each loads it, verifying every item, and all meet again. If a rank found damage, rank 0 marks
+the checkpoint for good and chooses the one before: its state is loaded over what was loaded. If a rank failed
+otherwise, the load fails on all ranks, with its reason.
+"""
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from muster.checkpoint.committed import Committed, committed_from, seal, unseal
+from muster.checkpoint.damage import CorruptCheckpointError, Damage, DamageError
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.decision import Decision
+from muster.worker.errors import MusterError, error_for
+from muster.worker.saves.failure import failure_text
+from muster.worker.saves.place import Place
+from muster.worker.saves.reading import Opened, VerifyingReader, open_checkpoint
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMED = 8
+"""Damaged checkpoints that rank 0 names to the others, at most."""
+BROKEN = b"broken"
+"""What a rank says whose collective failed: another rank is to blame, and the coordinator names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What rank 0 tells all ranks to load."""
+
+    made: Committed | None
+    """None: there is nothing to load."""
+    damaged: tuple[str, ...] = ()
+    """What is damaged and newer."""
+
+    def encode(self) -> str:
+        """Return it as text."""
+        marker = None if self.made is None else seal(self.made.fields()).decode()
+        path = "" if self.made is None else str(self.made.path)
+        return json.dumps({"path": path, "marker": marker, "damaged": self.damaged[:MAX_NAMED]})
+
+    @classmethod
+    def decode(cls, text: str) -> "Chosen":
+        """Read what rank 0 said."""
+        said = json.loads(text)
+        damaged = tuple(said["damaged"])
+        if said["marker"] is None:
+            return cls(None, damaged)
+        path: str = said["path"]
+        where = path if "://" in path else Path(path)
+        return cls(committed_from(unseal(said["marker"].encode()), where), damaged)
+
+
+class AgreedLoad:
+    """Loads a job's checkpoints on one rank, in agreement with all others.
+
+    Args:
+        barrier: decides the job's saves; a sibling of it is arrived at here.
+        place: where the checkpoints are.
+        timeout: seconds that the slowest rank may take to read.
+        verify: whether digests are checked.
+    """
+
+    def __init__(self, barrier: GrpcBarrier, place: Place, timeout: float, *, verify: bool) -> None:
+        self._barrier = barrier.sibling(f"{barrier.prefix}/load")
+        self._place = place
+        self._timeout = timeout
+        self._verify = verify
+        self._excluded: set[str] = set()
+        """On rank 0: damaged checkpoints that could not be marked."""
+        self._filled = False
+        """Whether something may have been loaded into the state."""
+        self.used: tuple[Path | str, ...] = ()
+        """What is being loaded, which retention must leave."""
+
+    def newest(self, load: Callable[[VerifyingReader], None], *, overwrites: bool = True) -> Committed | None:
+        """Load the newest whole checkpoint.
+
+        Args:
+            load: loads into the state, through a reader; it is called again after damage.
+            overwrites: whether each call overwrites all that an earlier one loaded. If not, damage that is
+                found while loading ends the load: else the state would be of two checkpoints.
+
+        Returns:
+            The checkpoint, the same on all ranks; None if there is none at all.
+
+        Raises:
+            CorruptCheckpointError: there are checkpoints, and all are damaged; or one is, and the state
+                must be built again before the one before can be loaded.
+            BarrierError: a rank failed to load, was lost or did not come; the message names it.
+            Exception: what this rank's load raised.
+        """
+        found: list[Damage] = []
+        while True:
+            chosen = self._choose(self._look)
+            if chosen.made is None:
+                if not chosen.damaged and not found:
+                    return None
+                raise self._corrupt(chosen.damaged, found)
+            damage = self._attempt(chosen.made, load)
+            if damage is None:
+                return chosen.made
+            found.append(damage)
+            if self._filled and not overwrites:
+                raise CorruptCheckpointError(
+                    f"{chosen.made.path} is damaged: {damage}. The state is partly filled from it, and the "
+                    "planner need not overwrite that. Build the state again, and call resume() again: it "
+                    "passes over the damaged checkpoint.",
+                    tuple(found),
+                )
+            logger.error("%s is damaged; all ranks load the one before: %s", chosen.made.path, damage)
+
+    def named(self, path: Path | str, load: Callable[[VerifyingReader], None]) -> Committed:
+        """Load the checkpoint that all ranks name.
+
+        Raises:
+            UncommittedError: it was not committed.
+            CorruptCheckpointError: it is damaged.
+            ValueError: the ranks name different ones.
+            BarrierError: as :meth:`newest`.
+        """
+
+        def read() -> Chosen:
+            try:
+                return Chosen(self._place.read(path))
+            except DamageError as error:
+                return Chosen(None, (f"{path}: {error.damage}",))
+
+        self.used = (path,)
+        chosen = self._choose(read, str(path))
+        if chosen.made is None:
+            raise self._corrupt(chosen.damaged, [])
+        damage = self._attempt(chosen.made, load)
+        if damage is not None:
+            raise self._corrupt((), [damage])
+        return chosen.made
+
+    # ------------------------------------------------------------------ what rank 0 chooses
+
+    def _look(self) -> Chosen:
+        look = self._place.look(self._excluded)
+        for damaged in look.damaged:
+            logger.warning("passed over as damaged: %s", damaged)
+        return Chosen(look.newest, look.damaged)
+
+    def _choose(self, look: Callable[[], Chosen], named: str = "") -> Chosen:
+        """Hear from rank 0 what to load."""
+        payload, error = named.encode(), None
+        if self._barrier.rank == 0:
+            try:
+                payload = json.dumps([named, look().encode()]).encode()
+            except BaseException as failed:  # The others wait for this rank, whatever happens to it.
+                error = failed
+        decision = self._meet(error, payload)
+        said, chosen = json.loads(decision.payloads[0])
+        for rank in range(1, self._barrier.world_size):
+            if (word := decision.payloads.get(rank, b"").decode()) != said:
+                raise ValueError(
+                    f"rank 0 loads {said or 'the newest checkpoint'}, and rank {rank} "
+                    f"{word or 'the newest checkpoint'}. Load the same checkpoint on all ranks."
+                )
+        return Chosen.decode(chosen)
+
+    # ------------------------------------------------------------------ one attempt
+
+    def _attempt(self, made: Committed, load: Callable[[VerifyingReader], None]) -> Damage | None:
+        """Load a checkpoint on all ranks. Returns what is wrong with it, the same on all ranks."""
+        self.used = (made.path,)
+        self._filled = False
+        try:
+            opened, damage = self._open(made)
+            if opened is None:
+                return damage
+            if self._verify and opened.manifest is None:
+                logger.warning("%s has no digests: it is loaded unverified", made.path)
+            return self._load(opened, load)
+        finally:
+            self.used = ()
+
+    def _open(self, made: Committed) -> tuple[Opened | None, Damage | None]:
+        opened, found, error = None, None, None
+        try:
+            if self._barrier.rank:
+                self._check_same(made)
+            source = self._place.source(made)
+            opened = open_checkpoint(made, source, verify=self._verify, sizes=self._barrier.rank == 0)
+        except DamageError as damaged:
+            found = self._own(damaged.damage)
+        except BaseException as failed:
+            error = failed
+        damage = self._judge(made, self._meet(error, _encoded(found)))
+        return (None if damage is not None else opened), damage
+
+    def _check_same(self, made: Committed) -> None:
+        """See that this rank finds what rank 0 has found."""
+        mine = self._place.read(made.path)
+        if mine != made:
+            raise OSError(
+                f"{made.path} is not the same checkpoint to all ranks: rank 0 sees "
+                f"{made}, and this rank {mine}. Do all ranks share the place?"
+            )
+
+    def _load(self, opened: Opened, load: Callable[[VerifyingReader], None]) -> Damage | None:
+        found: Damage | None = None
+        error: BaseException | None = None
+        self._filled = True
+        try:
+            load(VerifyingReader(opened))
+        except BaseException as failed:
+            error = failed
+            if isinstance(failed, CheckpointException):
+                # All ranks have this one. Each says what it has to say for itself.
+                rank = dist.get_rank() if dist.is_initialized() else 0
+                error = failed.failures[rank][0] if rank in failed.failures else None
+        if isinstance(error, DamageError):
+            found, error = self._own(error.damage), None
+        if error is not None and _of_a_collective(error):
+            self._hear_who_is_lost(opened.made, error)
+        if isinstance(error, Exception) and not isinstance(error, MusterError):
+            error = _wrapped(opened.made, error)
+        decision = self._meet(error, _encoded(found))
+        if BROKEN in decision.payloads.values():
+            raise MusterError(
+                f"{opened.made.path} is not loaded on all ranks: a collective of torch's failed on some."
+            )
+        return self._judge(opened.made, decision)
+
+    def _hear_who_is_lost(self, made: Committed, error: BaseException) -> NoReturn:
+        """A collective failed here, and another rank is to blame: the coordinator names it."""
+        decision = self._barrier.vote(None, self._timeout, BROKEN)
+        raise (_wrapped(made, error) if decision.released else error_for(decision)) from error
+
+    def _own(self, damage: Damage) -> Damage:
+        return replace(damage, rank=self._barrier.rank, host=socket.gethostname())
+
+    # ------------------------------------------------------------------ what all ranks hear
+
+    def _meet(self, error: BaseException | None, payload: bytes) -> Decision:
+        """Meet all ranks. A failure of one is the failure of all."""
+        decision = self._barrier.vote(None if error is None else failure_text(error), self._timeout, payload)
+        if error is not None:
+            raise error
+        if not decision.released:
+            raise error_for(decision)
+        return decision
+
+    def _judge(self, made: Committed, decision: Decision) -> Damage | None:
+        """Hear whether a rank found damage; rank 0 records it."""
+        found = [_decoded(word) for _, word in sorted(decision.payloads.items()) if word]
+        if not found:
+            return None
+        if self._barrier.rank == 0:
+            try:
+                self._place.mark_damaged(made, found[0])
+            except OSError as error:
+                self._excluded.add(str(made.path))
+                logger.warning("%s cannot be marked as damaged: %s", made.path, error)
+        return found[0]
+
+    def _corrupt(self, damaged: tuple[str, ...], found: list[Damage]) -> CorruptCheckpointError:
+        what = "; ".join(damaged) or "; ".join(map(str, found))
+        return CorruptCheckpointError(
+            f"no whole checkpoint can be loaded: {what}. The state may hold parts of a damaged one: build it "
+            "again before training. Restore the files, or save to another place.",
+            tuple(found),
+        )
+
+
+def _wrapped(made: Committed, error: BaseException) -> RuntimeError:
+    wrapped = RuntimeError(f"{made.path} cannot be loaded: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _of_a_collective(error: BaseException) -> bool:
+    """Whether another rank is to blame, as far as can be told."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
+
+
+def _encoded(damage: Damage | None) -> bytes:
+    return b"" if damage is None else json.dumps(asdict(damage)).encode()
+
+
+def _decoded(word: bytes) -> Damage:
+    said: Mapping[str, Any] = json.loads(word)
+    return Damage(**said)

@@ -254,7 +254,8 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.forgotten = False
+        self.steps = 0
+        """A queue that has closed does little, so it does not close at once."""
 
     @property
     def preparing(self) -> list[ModelSave]:
@@ -289,13 +290,22 @@ class AnyOrder(RuleBasedStateMachine):
     def frame_ends_before_its_save_was_reserved(self) -> None:
         self.world.apply(Abandoned(ModelSave(1), "its frame is gone"))
 
+    @rule(thread=st.sampled_from(THREADS))
+    def save(self, thread: int) -> None:
+        save = self.world.reserve(thread)
+        if save.idx >= 0:
+            self.world.fill(save, writes=True)
+
     @precondition(lambda self: self.world.order is not None)
     @rule(
         failure=st.sampled_from([None, None, "disk full"]),
         verdict=st.sampled_from([None, None, NOT_COMMITTED, GONE]),
+        times=st.integers(1, 4),
     )
-    def voter_answers(self, failure: str | None, verdict: MusterError | None) -> None:
-        self.world.voter_answers(failure, verdict)
+    def voter_answers(self, failure: str | None, verdict: MusterError | None, times: int) -> None:
+        for _ in range(times):
+            if self.world.order is not None:
+                self.world.voter_answers(failure, verdict)
 
     @rule()
     def take(self) -> None:
@@ -327,6 +337,7 @@ class AnyOrder(RuleBasedStateMachine):
     def end_writes(self) -> None:
         self.world.apply(EndWrites("enough"))
 
+    @precondition(lambda self: self.steps > 10)
     @rule(thread=st.sampled_from(THREADS))
     def close(self, thread: int) -> None:
         self.world.close(thread)
@@ -345,10 +356,14 @@ class AnyOrder(RuleBasedStateMachine):
         if state is QueueState.CLOSED:
             assert world.ledger.state is QueueState.CLOSED
 
-    @precondition(lambda self: not self.preparing)
+    @precondition(lambda self: self.steps > 10 and not self.preparing)
     @rule()
     def forget(self) -> None:
         self.world.apply(Forget())
+
+    @invariant()
+    def count_steps(self) -> None:
+        self.steps += 1
 
     @invariant()
     def group_is_held_while_the_queue_votes(self) -> None:

@@ -98,9 +98,7 @@ def second() -> str:
     return "cuda:1"
 
 
-def test_what_a_gpu_that_is_not_the_current_one_does_before_the_call_is_saved(
-    made: Checkpointer, second: str
-):
+def test_earlier_work_of_a_gpu_that_is_not_current_is_saved(made: Checkpointer, second: str):
     now = state(0, device=second) | {"first": torch.zeros(SIZE, device="cuda:0")}
     for step in range(1, 4):
         with torch.cuda.device(second):

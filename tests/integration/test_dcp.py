@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.checkpoint.damage import DAMAGED
 from tests.support.command import output
 from tests.support.coordinator import Coordinator
+from tests.support.damage import flip
 from tests.support.dcp_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
 from tests.support.patience import PATIENCE
@@ -79,6 +81,19 @@ def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
         coordinator.start()
         life.end()
         assert [life.said(rank)[-1] for rank in range(RANKS)] == [f"saved {SAVES}"] * RANKS
+
+
+def test_what_one_rank_finds_damaged_is_loaded_by_none(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        live(coordinator, tmp_path, 0, "committed").end()
+        flip(tmp_path / "last" / "__1_0.distcp")
+        life = live(coordinator, tmp_path, 1, "committed")
+        life.end()
+        for rank in range(RANKS):
+            assert life.said(rank) == []
+            assert "last is damaged: __1_0.distcp at offset" in life.logged(rank)
+            assert "(found by rank 1 on " in life.logged(rank)
+        assert (tmp_path / "last" / DAMAGED).exists()
 
 
 def test_torchs_own_writer_mixes_two_steps(tmp_path: Path):

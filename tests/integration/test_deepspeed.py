@@ -7,6 +7,7 @@ import pytest
 
 from muster.checkpoint.committed import MARKER
 from tests.support.coordinator import Coordinator
+from tests.support.damage import flip
 from tests.support.deepspeed_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
 from tests.support.patience import PATIENCE, until
@@ -80,6 +81,17 @@ def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tm
         folder = tmp_path / f"stage-{stage}"
         folder.mkdir()
         through_all_faults(folder, stage, moments)
+
+
+def test_what_one_rank_finds_damaged_makes_all_resume_from_the_step_before(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        live(coordinator, tmp_path, 0, "committed 1 default steps").end()
+        (file,) = (tmp_path / "out" / f"global_step{SAVES}").glob("*_rank_1_*")
+        flip(file)
+        life = live(coordinator, tmp_path, 1, "committed 1 default steps")
+        life.end()
+        for lines in said(life):
+            assert lines[:2] == [f"resumed {SAVES - 1}", f"saved {SAVES}"], life.logged(0)
 
 
 @pytest.mark.thorough_only  # Gloo waits for 20 s.

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.coordinator import Coordinator
+from tests.support.damage import flip
 from tests.support.lives import RANKS, Life
 from tests.support.transformers_job import FAULTY, STEPS
 
@@ -73,6 +74,27 @@ def test_a_rank_that_raises_fails_the_save_of_all_and_all_train_on_from_the_last
                 *(f"saved {step}" for step in range(FAULTY, STEPS + 1)),
                 f"ended {STEPS}",
             ]
+
+
+def test_what_one_rank_finds_damaged_makes_all_resume_from_the_one_before(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        job = Job(coordinator, tmp_path, "transformers_job")
+        job.live(0, "committed").end()
+        flip(job.folder / f"checkpoint-{STEPS}" / "rng_state_1.pth")
+        assert job.resumed("committed") == [f"resumed {STEPS - 1} whole"] * RANKS
+
+
+def test_what_is_damaged_and_the_only_one_is_resumed_from_by_none(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        job = Job(coordinator, tmp_path, "accelerate_job")
+        job.live(0, "committed").end()
+        flip(job.folder / "checkpoints" / f"checkpoint_{STEPS - 1}" / "random_states_0.pkl")
+        life = job.live(1, "committed")
+        life.end()
+        for rank in range(RANKS):
+            assert life.said(rank) == []
+            assert "CorruptCheckpointError" in life.logged(rank)
+            assert "random_states_0.pkl at offset 0: " in life.logged(rank)
 
 
 def test_without_it_transformers_resumes_from_a_torn_checkpoint(tmp_path: Path):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.coordinator import Coordinator
+from tests.support.damage import flip
 from tests.support.dcp_job import FAULTY, SAVES
 from tests.support.lives import RANKS, Life
 from tests.support.patience import PATIENCE
@@ -56,6 +57,18 @@ def test_a_rank_that_fails_is_named_and_all_resume_from_the_last_step_that_all_h
         for rank in range(RANKS):
             assert "No space left on device" in life.said(rank)[1]
         assert not list(tmp_path.glob(".last.ckpt*")), "something was left over"
+
+
+def test_what_one_rank_finds_damaged_is_loaded_by_none(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        live(coordinator, tmp_path, 0, "model_parallel", "committed").end()
+        flip(tmp_path / "last.ckpt" / "__1_0.distcp")
+        life = live(coordinator, tmp_path, 1, "model_parallel", "committed")
+        life.end()
+        for rank in range(RANKS):
+            assert life.said(rank) == []
+            assert "CorruptCheckpointError" in life.logged(rank)
+            assert "last.ckpt is damaged: __1_0.distcp at offset 0: " in life.logged(rank)
 
 
 CASES = [

@@ -60,9 +60,9 @@ def test_their_calls(kind: str, coordinator: Coordinator, tmp_path: Path):
 ALONE = """
 import sys, torch
 from muster.worker import GrpcBarrier
-from muster.worker.saves import TorchAsyncCheckpoint, queue
+from muster.worker.saves import TorchAsyncCheckpoint, voter
 
-queue.EARLY_WARNING = 0.2
+voter.EARLY_WARNING = 0.2
 how, path = sys.argv[1:]
 barrier = GrpcBarrier(barrier_prefix="save-0", participants=[0]) if how == "alone" else None
 checkpoint = TorchAsyncCheckpoint(barrier=barrier)

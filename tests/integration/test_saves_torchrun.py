@@ -39,7 +39,7 @@ def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
     assert all("does not load" in one for one in account.wrong)
 
 
-def test_a_save_under_way_and_the_agreed_one_are_committed_when_torchrun_is_told_to_end(tmp_path: Path):
+def test_slow_save_and_agreed_save_are_committed_when_torchrun_is_terminated(tmp_path: Path):
     """Torchrun sends the signal to the process groups of its ranks, and so to their writers."""
     with Coordinator(tmp_path) as coordinator, job(coordinator.endpoint, tmp_path, 2, "slow") as agents:
         until(lambda: len(told(tmp_path, 2, "writing")) == 2, (tmp_path / "agents.log").read_text)

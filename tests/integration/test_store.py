@@ -84,9 +84,11 @@ def test_it_gives_what_torchs_stores_give(
         if name == "add" and hashes.check(arguments[:1]) and not is_number(hashes.get(arguments[0])):
             continue  # Torch's stores do not agree on it.
         assert len({repr(getattr(store, name)(*arguments)) for store in four}) == 1, (name, arguments)
-    keys = hashes.list_keys()
+    # torch lists a HashStore's keys from 2.10 on.
+    keys = [key for key in ours.list_keys() if not key.startswith("layer/")]
+    assert hashes.num_keys() == len(keys)
     assert ours.multi_get(keys) == layered.multi_get(keys) == hashes.multi_get(keys) == tcp.multi_get(keys)
-    assert ours.num_keys() == 2 * hashes.num_keys()
+    assert ours.num_keys() == 2 * len(keys)
     assert ours.list_keys() == sorted([*keys, *(f"layer/{key}" for key in keys)])
 
 

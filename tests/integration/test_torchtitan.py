@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support.coordinator import Coordinator
+from tests.support.damage import flip
 from tests.support.lives import RANKS, Life
 from tests.support.torchtitan_job import FAULTY
 
@@ -34,6 +35,15 @@ def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(tmp
         assert checkpoints == [f"step-{FAULTY - 1}", f"step-{FAULTY}"], (
             "two are kept, and nothing is left over"
         )
+
+
+def test_what_one_rank_finds_damaged_makes_all_resume_from_the_step_before(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        assert live(coordinator, tmp_path, 0, "committed") == [TRAINED] * RANKS
+        flip(tmp_path / f"out/checkpoint/step-{FAULTY}" / "__1_0.distcp")
+        said = live(coordinator, tmp_path, 1, "committed")
+        assert said == [[f"resumed {FAULTY - 1} whole", f"saved {FAULTY}"]] * RANKS
+        assert live(coordinator, tmp_path, 2, "committed") == [[f"resumed {FAULTY} whole"]] * RANKS
 
 
 def test_a_rank_that_raises_fails_the_save_of_all(tmp_path: Path):

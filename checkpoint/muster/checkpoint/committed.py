@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import ManifestReference
+from muster.checkpoint.version import FORMAT, LaterVersionError
 
 WIDTH = 10
 """Digits of a step, so that names sort as steps do."""
@@ -72,14 +73,20 @@ class Life(NamedTuple):
 
 def seal(fields: Mapping[str, Any]) -> bytes:
     """Encode a marker with a digest of its own content, so that a flipped bit does not go unnoticed."""
+    fields = {"format": FORMAT, **fields}
     return json.dumps({**fields, SEAL: _digest(fields)}, sort_keys=True).encode()
 
 
-def unseal(data: bytes) -> dict[str, Any]:
+def unseal(data: bytes, what: str = MARKER) -> dict[str, Any]:
     """Read a marker.
+
+    Args:
+        data: its content.
+        what: where it is, for people.
 
     Raises:
         ValueError: it is not what was written. A marker of 0.1.0 has no digest, and names no manifest.
+        LaterVersionError: it is what was written, and this version does not know how to read it.
     """
     try:
         said = json.loads(data)
@@ -92,6 +99,8 @@ def unseal(data: bytes) -> dict[str, Any]:
         raise ValueError("the marker has lost its digest")
     if sealed is not None and sealed != _digest(said):
         raise ValueError("the marker's content does not agree with its digest")
+    if (found := said.pop("format", FORMAT)) != FORMAT:
+        raise LaterVersionError.of(what, found)
     return said
 
 
@@ -114,10 +123,10 @@ def committed_from(said: Mapping[str, Any], path: Path | str) -> Committed:
     """Build a checkpoint from what its marker says.
 
     Raises:
-        ValueError: a field is missing, unknown or of another type.
+        ValueError: a field is missing or of another type.
     """
-    known = dict(said)
-    manifest = known.pop("manifest", None)
+    known = {name: said[name] for name in _TYPES if name in said}
+    manifest = said.get("manifest")
     try:
         reference = None if manifest is None else ManifestReference(**manifest)
         made = Committed(**known, path=path, manifest=reference)

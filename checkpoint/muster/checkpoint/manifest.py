@@ -21,14 +21,14 @@ from itertools import accumulate
 from typing import Any
 
 from muster.checkpoint.digest import ALGORITHM, SIZE, Readable, Segment, digest_of, file_digest
+from muster.checkpoint.version import FORMAT, LaterVersionError
 
 MANIFEST = "manifest.json"
 """The name of the file."""
-FORMAT = 1
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be read: it is damaged, or of another version of Muster."""
+    """A manifest cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,13 @@ class Manifest:
         """Read the content of ``manifest.json``.
 
         Raises:
-            ManifestError: it is damaged, or of another version of Muster.
+            ManifestError: it is damaged.
+            LaterVersionError: it is of another version of Muster.
         """
         try:
             said = json.loads(bytes(data))
-            if (said["format"], said["algorithm"]) != (FORMAT, ALGORITHM):
-                raise ManifestError(
-                    f"the manifest has format {said['format']!r} with {said['algorithm']!r}; this version of "
-                    f"Muster reads format {FORMAT} with {ALGORITHM}. Use the version that wrote it."
-                )
+            if (found := (said["format"], said["algorithm"])) != (FORMAT, ALGORITHM):
+                raise LaterVersionError.of(MANIFEST, found)
             files = {str(name): _file_entry(one) for name, one in said["files"].items()}
             ranks = tuple(
                 RankEntry(
@@ -158,8 +156,6 @@ class Manifest:
                 )
                 for one in said["ranks"]
             )
-        except ManifestError:
-            raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ManifestError(f"the manifest cannot be read: {error!r}") from error
         return cls(files, ranks)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError
+from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError, seal
 from muster.checkpoint.directory import CheckpointDirectory
+from muster.checkpoint.version import LaterVersionError
 
 
 @pytest.fixture
@@ -241,3 +242,23 @@ def test_what_is_not_committed_yet_or_no_more_is_refused(tmp_path: Path, name: s
     committed(folder, 1).rename(tmp_path / name)
     with pytest.raises(UncommittedError, match="not committed, or is being removed"):
         folder.read(tmp_path / name)
+
+
+def test_checkpoint_of_a_later_version_is_an_error_and_not_damage(folder: CheckpointDirectory):
+    commit(folder, 1)
+    commit(folder, 2)
+    fields = json.loads((folder.path(2) / MARKER).read_text())
+    del fields["digest"]
+    (folder.path(2) / MARKER).write_bytes(seal(fields | {"format": 2}))
+    for look in (folder.latest, lambda: folder.sweep(1), lambda: folder.read(folder.path(2))):
+        with pytest.raises(LaterVersionError, match="it has format 2, and this one knows format 1"):
+            look()
+    assert folder.path(1).exists()
+
+
+def test_field_that_is_not_known_is_ignored(folder: CheckpointDirectory):
+    made = commit(folder, 1)
+    fields = json.loads((folder.path(1) / MARKER).read_text())
+    del fields["digest"]
+    (folder.path(1) / MARKER).write_bytes(seal(fields | {"more": 1}))
+    assert folder.latest() == made

@@ -16,6 +16,7 @@ from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.inventory import FolderInventory, NotCommittedError, inventory_of
 from muster.checkpoint.manifest import MANIFEST
+from muster.checkpoint.version import LaterVersionError
 from tests.support.stored_checkpoints import by_adapter, in_bucket, in_folder
 
 MARK = Damage("", "a bad disk").encode()
@@ -318,7 +319,7 @@ def test_marks_of_a_bucket_are_what_a_job_sees(objects: FsspecObjects):
 def test_verdict_of_a_later_version_is_not_guessed(objects: FsspecObjects):
     attempt = in_bucket(objects, 1)
     objects.put(attempt.verdict, json.dumps({"format": 2}).encode())
-    with pytest.raises(UncommittedError, match="another version"):
+    with pytest.raises(LaterVersionError, match="another version"):
         names(objects.url)
 
 

@@ -20,12 +20,11 @@ from zlib import crc32
 from muster.checkpoint.bucket.objects import Objects
 from muster.checkpoint.committed import WIDTH, Committed, Life, UncommittedError, committed_from, seal, unseal
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
+from muster.checkpoint.version import LaterVersionError
 
 logger = logging.getLogger(__name__)
 
 GONE = "was given up by another life of the job, or by another job in the same place, and is being removed"
-FORMAT = 1
-"""Of the verdicts."""
 COMMITTED = "committed"
 ABANDONED = "abandoned"
 VERDICT = ".json"
@@ -92,10 +91,6 @@ class Entry:
     """Why it is not resumed from; None if nothing is known against it."""
     kept: bool = False
     """Whether retention must leave it."""
-
-
-class LaterVersionError(UncommittedError):
-    """A verdict is of another version of Muster: this one does not know whether it is a checkpoint."""
 
 
 class DamagedError(UncommittedError):
@@ -214,7 +209,7 @@ class CheckpointBucket:
             excluded: paths of checkpoints to pass over.
 
         Raises:
-            UncommittedError: there is one of a later version of Muster.
+            LaterVersionError: there is one of a later version of Muster.
             OSError: the store does not answer.
         """
         for _ in range(LOOKS):
@@ -267,8 +262,6 @@ class CheckpointBucket:
                 continue
             try:
                 verdict = self._understood(data, attempt)
-            except LaterVersionError:
-                raise
             except UncommittedError as error:
                 unreadable[attempt] = str(error)
                 continue
@@ -279,8 +272,6 @@ class CheckpointBucket:
     def _understood(self, data: bytes, attempt: Attempt) -> Verdict:
         try:
             return _understood(data, attempt, self.path(attempt))
-        except LaterVersionError:
-            raise
         except UncommittedError:
             # A first read may have failed on its way.
             return _understood(self._found(attempt) or data, attempt, self.path(attempt))
@@ -291,7 +282,7 @@ class CheckpointBucket:
         Those whose verdict cannot be read come before all others.
 
         Raises:
-            UncommittedError: there is one of a later version of Muster.
+            LaterVersionError: there is one of a later version of Muster.
             OSError: the store does not answer.
         """
         judged = _verdicts(self._objects.names())
@@ -353,8 +344,6 @@ class CheckpointBucket:
             self._check_whole(attempt, verdict.files)
         except FileNotFoundError:
             raise self._none(name, "it was not committed") from None
-        except LaterVersionError:
-            raise
         except UncommittedError as error:
             raise self._none(name, str(error)) from error
         return verdict.made
@@ -430,7 +419,7 @@ class CheckpointBucket:
                 continue  # It was just removed.
             try:
                 verdict = _understood(data, attempt, self.path(attempt))
-            except UncommittedError as error:
+            except (UncommittedError, LaterVersionError) as error:
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
                 continue
             if verdict.made is not None and attempt in begun:
@@ -499,20 +488,15 @@ def _named(names: Iterable[str]) -> set[Attempt]:
 
 
 def _written(made: Committed, files: Mapping[str, int]) -> bytes:
-    return seal({"format": FORMAT, "verdict": COMMITTED, **made.fields(), "files": dict(files)})
+    return seal({"verdict": COMMITTED, **made.fields(), "files": dict(files)})
 
 
-_ABANDONED = seal({"format": FORMAT, "verdict": ABANDONED})
+_ABANDONED = seal({"verdict": ABANDONED})
 
 
 def _understood(data: bytes, attempt: Attempt, path: str) -> Verdict:
     try:
-        said = unseal(data)
-        if said.pop("format") != FORMAT:
-            raise LaterVersionError(
-                f"{path}{VERDICT} was written by another version of Muster; this one knows format {FORMAT}. "
-                "Use that version, or a later one."
-            )
+        said = unseal(data, f"{path}{VERDICT}")
         verdict = said.pop("verdict")
         if verdict == ABANDONED and not said:
             return Verdict(None, {})
@@ -522,8 +506,6 @@ def _understood(data: bytes, attempt: Attempt, path: str) -> Verdict:
             raise ValueError(f"it says that it is {verdict}, step {made.step}")
         if not all(type(name) is str and type(size) is int for name, size in files.items()):
             raise ValueError("its files are not named with their sizes")
-    except LaterVersionError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UncommittedError(f"{path}{VERDICT} cannot be read: {error!r}") from error
     return Verdict(made, files)

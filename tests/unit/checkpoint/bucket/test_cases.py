@@ -9,8 +9,9 @@ from uuid import uuid4
 import pytest
 
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import LOOKS, Attempt, CheckpointBucket, LaterVersionError
+from muster.checkpoint.bucket.protocol import LOOKS, Attempt, CheckpointBucket
 from muster.checkpoint.committed import Committed, Life, UncommittedError
+from muster.checkpoint.version import LaterVersionError
 
 FIRST = Life(0, 0)
 

@@ -255,6 +255,7 @@ def test_what_was_ever_found_stays_whole_and_nothing_is_left_over(
     settle(world)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), keep_last=st.sampled_from([None, 1, 2]), exclusive=st.booleans())
 def test_a_life_alone_to_which_nothing_happens_commits_all(seed: int, keep_last: int | None, exclusive: bool):
     world = World(exclusive=exclusive, keep_last=keep_last)
@@ -264,6 +265,7 @@ def test_a_life_alone_to_which_nothing_happens_commits_all(seed: int, keep_last:
     settle(world)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), faults=st.sampled_from([0.02, 0.1]), keep_last=st.sampled_from([None, 1]))
 def test_without_exclusive_requests_lives_after_each_other_are_as_safe(
     seed: int, faults: float, keep_last: int | None

@@ -1,15 +1,32 @@
 """Checkpoints that have their name when they are committed, and not before."""
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint import retry
+from muster.checkpoint.committed import MARKER, UncommittedError, seal
+from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import write_marker
+from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.integrations import aside as module
-from muster.worker.integrations.aside import REPLACED, Aside, Marker, latest, read, remove, restore
+from muster.worker.integrations.aside import (
+    REPLACED,
+    Aside,
+    Marker,
+    ReplacedError,
+    latest,
+    mark_damaged,
+    read,
+    read_whole,
+    remove,
+    restore,
+)
+from tests.support.synced import Synced
 
 
 def marker(sequence: int = 7) -> Marker:
@@ -226,3 +243,115 @@ def test_whatever_it_is_it_can_be_removed(tmp_path: Path):
     for name in ("link", "file", "folder", "nothing"):
         remove(tmp_path / name)
     assert names(tmp_path) == set()
+
+
+def test_a_marker_of_an_earlier_version_is_read(tmp_path: Path):
+    saved(tmp_path / "last", "one")
+    said = asdict(marker())
+    del said["manifest"]
+    (tmp_path / "last" / MARKER).write_text(json.dumps(said))
+    assert read(tmp_path / "last")[1] == marker()
+
+
+def test_the_marker_names_the_manifest(tmp_path: Path):
+    aside = Aside(tmp_path / "last", 0, 1)
+    aside.begin()
+    aside.commit(marker(), Manifest({}))
+    reference = read(tmp_path / "last")[1].manifest
+    assert reference is not None
+    assert reference.matches((tmp_path / "last" / MANIFEST).read_bytes())
+
+
+def test_a_marker_that_was_changed_is_damage_where_there_is_a_manifest(tmp_path: Path):
+    for name, manifest in (("ours", Manifest({})), ("old", None)):
+        aside = Aside(tmp_path / name, 0, 1)
+        aside.begin()
+        aside.commit(marker(), manifest)
+        data = (tmp_path / name / MARKER).read_bytes()
+        (tmp_path / name / MARKER).write_bytes(data.replace(b'"world_size": 2', b'"world_size": 4'))
+    with pytest.raises(CorruptCheckpointError, match=r"ours is damaged: .*does not agree with its digest"):
+        read_whole(tmp_path / "ours")
+    with pytest.raises(UncommittedError, match="does not agree with its digest"):
+        read_whole(tmp_path / "old")
+
+
+@pytest.mark.parametrize("place", ["marker", "folder", "mark"])
+def test_an_error_of_the_storage_is_not_taken_for_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    saved(tmp_path / "last", "one")
+    monkeypatch.setattr(retry, "DELAYS", (0.0,))
+    failing = {"marker": MARKER, "mark": DAMAGED, "folder": tmp_path.name}[place]
+    tries = []
+
+    def failed(self: Path, *arguments: Any) -> Any:
+        if self.name == failing:
+            tries.append(self)
+            raise OSError(5, "Input/output error")
+        return theirs(self, *arguments)
+
+    method = "iterdir" if place == "folder" else "read_bytes"
+    theirs = getattr(Path, method)
+    monkeypatch.setattr(Path, method, failed)
+    with pytest.raises(OSError, match="Input/output error"):
+        latest(tmp_path)
+    assert len(tries) == 2, "it is read again"
+
+
+def test_the_first_mark_stays_and_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved(tmp_path / "last", "one")
+    synced = Synced.record(monkeypatch)
+    for reason in ("flipped", "cut"):
+        mark_damaged(tmp_path / "last", marker(), Damage("part", reason))
+    with pytest.raises(CorruptCheckpointError, match="last is damaged: part: flipped"):
+        read_whole(tmp_path / "last")
+    about = (tmp_path / "last" / DAMAGED).stat()
+    assert synced.files[about.st_ino] == about.st_size
+    assert DAMAGED in synced.folders[(tmp_path / "last").stat().st_ino]
+
+
+def test_another_checkpoint_of_the_name_is_not_marked(tmp_path: Path):
+    saved(tmp_path / "last", "one")
+    with pytest.raises(ReplacedError, match="last was replaced while it was loaded"):
+        mark_damaged(tmp_path / "last", marker(8), Damage("part", "flipped"))
+    assert content(tmp_path / "last") == "one"
+    remove(tmp_path / "last")
+    with pytest.raises(ReplacedError):
+        mark_damaged(tmp_path / "last", marker(), Damage("part", "flipped"))
+    assert latest(tmp_path) is None
+
+
+def test_what_is_damaged_is_passed_over_until_all_are(tmp_path: Path):
+    for number, name in enumerate(("step-1", "step-2")):
+        saved(tmp_path / name, name, number)
+        os.utime(tmp_path / name / MARKER, (number, number))
+    mark_damaged(tmp_path / "step-2", marker(), Damage("part", "flipped"))
+    assert latest(tmp_path) == tmp_path / "step-1"
+    mark_damaged(tmp_path / "step-1", marker(), Damage("part", "cut"))
+    with pytest.raises(CorruptCheckpointError, match=r"all committed checkpoints are damaged: .*flipped"):
+        latest(tmp_path)
+
+
+def test_all_is_on_the_disk_with_the_parents_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced = Synced.record(monkeypatch)
+    aside = Aside(tmp_path / "a" / "b" / "last", 0, 1)
+    aside.begin()
+    aside.commit(marker(), Manifest({}))
+    synced.check_committed(aside.path)
+    synced.check_made(tmp_path / "a" / "b")
+    synced.check_made(tmp_path / "a")
+
+
+def test_a_step_of_a_checkpointer_is_read(tmp_path: Path):
+    path = tmp_path / "step-0000000007"
+    path.mkdir()
+    said = {"step": 7, "world_size": 2, "run_id": "job", "prefix": "save", "sequence": 3}
+    (path / MARKER).write_bytes(seal(said))
+    assert read(path) == (path, Marker("job", 0, 2, "save", 3))
+
+
+def test_a_folder_of_something_else_is_no_damaged_checkpoint(tmp_path: Path):
+    for content in ('{"name": "an app"}', json.dumps({"format": 1}), ""):
+        (tmp_path / "app").mkdir(exist_ok=True)
+        (tmp_path / "app" / MANIFEST).write_text(content)
+        assert latest(tmp_path) is None

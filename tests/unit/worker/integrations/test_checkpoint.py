@@ -1,6 +1,8 @@
 """Torch's own save and load through the committed writer and reader, in one process."""
 
+import json
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,19 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.committed import MARKER, SEAL, UncommittedError
+from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations import commitment
+from muster.worker.integrations.aside import REPLACED
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
+from muster.worker.saves import Checkpointer
+from tests.support.synced import Synced
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -25,9 +32,10 @@ class Alone:
     """The barrier of a job of one rank."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/dcp", 0, 1, "job", 0
+    participants: tuple[int, ...] = ()
     sequence = 0
 
-    def __init__(self, **_: object) -> None:
+    def __init__(self, _: str = "") -> None:
         """As the real one is made."""
 
     def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
@@ -41,7 +49,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitment, "_last", {})
     monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(Alone, "sequence", 0)
-    monkeypatch.setattr(module, "GrpcBarrier", Alone)
+    monkeypatch.setattr(module, "job_barrier", Alone)
 
 
 def state(value: float = 0.0) -> dict[str, Any]:
@@ -168,9 +176,40 @@ def test_a_failed_save_of_another_name_leaves_nothing_behind(tmp_path: Path, mon
 def test_a_name_that_is_taken_is_kept_if_it_is_to_be(tmp_path: Path):
     path = tmp_path / "last"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
-    with pytest.raises(dcp.CheckpointException, match="last is there, and overwrite=False"):
+    with pytest.raises(dcp.CheckpointException, match=r"Checkpoint already exists and self.overwrite=False"):
         dcp.save(state(2.0), storage_writer=CommittedWriter(path, overwrite=False))
     assert loaded(path) == 1.0
+
+
+@pytest.mark.parametrize("writer", [FileSystemWriter, CommittedWriter])
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
+def test_it_overwrites_and_refuses_to_as_torchs_writer_does(tmp_path: Path, writer: type[FileSystemWriter]):
+    """As torch's test of ``overwrite``; the folder is there, and empty."""
+    dcp.save(state(1.0), storage_writer=writer(tmp_path / "last", overwrite=False))
+    (tmp_path / "empty").mkdir()
+    dcp.save(state(1.0), storage_writer=writer(tmp_path / "empty", overwrite=False))
+    dcp.save(state(2.0), storage_writer=writer(tmp_path / "last", overwrite=True))
+    found = state()
+    dcp.load(found, checkpoint_id=tmp_path / "last")
+    assert float(found["weights"][0]) == 2.0
+    with pytest.raises(dcp.CheckpointException, match=r".*Checkpoint already exists.*"):
+        dcp.save(state(3.0), storage_writer=writer(tmp_path / "last", overwrite=False))
+
+
+def test_a_checkpoint_whose_replacement_was_left_half_way_is_kept_if_it_is_to_be(tmp_path: Path):
+    path = tmp_path / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    path.rename(tmp_path / f".last{REPLACED}")
+    with pytest.raises(dcp.CheckpointException, match="Checkpoint already exists"):
+        dcp.save(state(2.0), storage_writer=CommittedWriter(path, overwrite=False))
+    assert loaded(path) == 1.0
+
+
+def test_a_file_is_not_replaced_by_a_checkpoint(tmp_path: Path):
+    (tmp_path / "last").write_text("precious")
+    with pytest.raises(dcp.CheckpointException, match="last is a file: it is not replaced"):
+        dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "last"))
+    assert (tmp_path / "last").read_text() == "precious"
 
 
 def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
@@ -189,6 +228,13 @@ def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
 def test_a_save_without_a_common_plan_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="use_collectives=False"):
         dcp.save(state(), storage_writer=CommittedWriter(tmp_path / "last"), use_collectives=False)
+
+
+def test_some_ranks_may_save_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Alone, "world_size", 4)
+    monkeypatch.setattr(Alone, "participants", (0,))
+    dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "last"))
+    assert loaded(tmp_path / "last") == 1.0
 
 
 def test_ranks_that_are_not_the_barriers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -212,3 +258,199 @@ def test_it_goes_to_another_process_without_what_is_under_way_here(tmp_path: Pat
 def test_an_option_that_torch_does_not_have_is_an_error(tmp_path: Path):
     with pytest.raises(TypeError, match="colour"):
         CommittedWriter(tmp_path / "last", colour="red")
+
+
+# ---------------------------------------------------------------------- on the disk
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced = Synced.record(monkeypatch)
+    path = tmp_path / "new" / "folders" / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    synced.check_committed(path)
+    for folder in (path.parent, path.parent.parent):
+        synced.check_made(folder)
+
+
+def test_a_part_that_a_thread_of_torchs_did_not_write_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    theirs = CommittedWriter._write_data
+
+    def losing(self: CommittedWriter, *arguments: Any) -> Any:
+        written: Any = theirs(self, *arguments)
+        written.wait().pop()
+        return written
+
+    monkeypatch.setattr(CommittedWriter, "_write_data", losing)
+    with pytest.raises(
+        dcp.CheckpointException, match="was not written: a thread of torch's writer has failed"
+    ):
+        dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "last"))
+    assert names(tmp_path) <= {".last.0-0"}
+
+
+# ---------------------------------------------------------------------- what is damaged afterwards
+
+
+def manifest_in(path: Path) -> Manifest:
+    return Manifest.decode((path / MANIFEST).read_bytes())
+
+
+def flip(file: Path, offset: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"thread_count": 2},
+        {"single_file_per_rank": False},
+        {"serialization_format": SerializationFormat.SAFETENSORS},
+    ],
+)
+def test_the_manifest_names_every_file_as_it_is(tmp_path: Path, options: dict[str, Any]):
+    path = tmp_path / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path, **options))
+    files = manifest_in(path).files
+    assert {name: entry.size for name, entry in files.items()} == {
+        file.name: file.stat().st_size for file in path.iterdir() if file.name not in (MARKER, MANIFEST)
+    }
+    if "serialization_format" not in options:
+        assert loaded(path) == 1.0
+    assert [one.rank for one in manifest_in(path).ranks] == [0]
+
+
+def test_a_format_that_is_not_torchs_is_not_taken_for_damage(tmp_path: Path):
+    path = tmp_path / "last"
+    writer = CommittedWriter(path, serialization_format=SerializationFormat.SAFETENSORS)
+    dcp.save(state(1.0), storage_writer=writer)
+    with pytest.raises(dcp.CheckpointException) as raised:
+        loaded(path)
+    assert not isinstance(raised.value.failures[0][0], CorruptCheckpointError), "torch cannot read it either"
+    assert latest(tmp_path) == path
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a flipped bit": lambda path: flip(path / "__0_0.distcp", 700),
+    "a file that is cut": lambda path: (path / "__0_0.distcp").write_bytes(
+        (path / "__0_0.distcp").read_bytes()[:-1]
+    ),
+    "a file that is longer": lambda path: (path / "__0_0.distcp").write_bytes(
+        (path / "__0_0.distcp").read_bytes() + b"x"
+    ),
+    "a file that is missing": lambda path: (path / "__0_0.distcp").unlink(),
+    "the metadata": lambda path: flip(path / ".metadata", 40),
+    "the manifest": lambda path: flip(path / MANIFEST, 40),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_not_loaded_and_passed_over_from_then_on(tmp_path: Path, damage: str):
+    older, path = tmp_path / "step-1", tmp_path / "step-2"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(older))
+    dcp.save(state(2.0), storage_writer=CommittedWriter(path))
+    DAMAGES[damage](path)
+    with pytest.raises(dcp.CheckpointException, match=r"step-2 is damaged: .* \(found by rank 0 on "):
+        loaded(path)
+    assert Damage.decode((path / DAMAGED).read_bytes()).rank == 0
+    with pytest.raises(dcp.CheckpointException, match="step-2 is damaged"):
+        loaded(path)
+    assert latest(tmp_path) == older
+    assert loaded(older) == 1.0
+    dcp.save(state(3.0), storage_writer=CommittedWriter(path))
+    assert latest(tmp_path) == path, "it may be saved again"
+
+
+def test_a_marker_that_is_damaged_is_none(tmp_path: Path):
+    path = tmp_path / "step-1"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    said = json.loads((path / MARKER).read_text())
+    (path / MARKER).write_text(json.dumps(said | {"world_size": 7}))
+    with pytest.raises(dcp.CheckpointException, match="does not agree with its digest"):
+        loaded(path)
+    with pytest.raises(CorruptCheckpointError, match=r"all committed checkpoints are damaged: .*step-1"):
+        latest(tmp_path)
+
+
+def test_a_checkpoint_that_took_anothers_name_is_not_marked(tmp_path: Path):
+    path = tmp_path / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    reader = CommittedReader(path)
+    theirs = reader._read
+
+    def replaced(item: Any, buffer: memoryview) -> None:
+        dcp.save({"weights": torch.rand(100)}, storage_writer=CommittedWriter(path))
+        theirs(item, buffer)
+
+    reader._read = replaced  # type: ignore[method-assign]
+    with pytest.raises(dcp.CheckpointException, match="last was replaced while it was loaded"):
+        dcp.load(state(), storage_reader=reader)
+    assert latest(tmp_path) == path
+
+
+def test_a_checkpoint_of_an_earlier_version_is_loaded_unverified(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "last"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    said = json.loads((path / MARKER).read_text())
+    del said[SEAL], said["manifest"]
+    (path / MARKER).write_text(json.dumps(said))
+    (path / MANIFEST).unlink()
+    assert loaded(path) == 1.0
+    assert caplog.text.count("last has no digests: it is loaded unverified") == 1
+
+
+# ---------------------------------------------------------------------- beside Checkpointer
+
+
+@pytest.fixture
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook: no launcher, and no coordinator."""
+    monkeypatch.undo()
+    for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_a_process_alone_saves_without_a_coordinator(tmp_path: Path):
+    for value in (1.0, 2.0):
+        dcp.save(state(value), storage_writer=CommittedWriter(tmp_path / "last"))
+    assert loaded(tmp_path / "last") == 2.0
+    assert names(tmp_path) == {"last"}
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_a_step_of_a_checkpointer_is_read_and_its_damage_found(tmp_path: Path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(7, state(7.0))
+    checkpointer.finalize(blocking=True)
+    checkpointer.close()
+    path = latest(tmp_path)
+    assert path is not None
+    assert loaded(path) == 7.0
+    flip(path / "__0_0.distcp", 700)
+    with pytest.raises(dcp.CheckpointException, match=f"{path.name} is damaged"):
+        loaded(path)
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_a_checkpointer_reads_it_and_finds_its_damage(tmp_path: Path):
+    path = tmp_path / "by-dcp" / "last-12"
+    dcp.save(state(1.0), storage_writer=CommittedWriter(path))
+    checkpointer = Checkpointer(tmp_path / "steps")
+    found = state()
+    committed = checkpointer.load(found, path)
+    assert (float(found["weights"][0]), committed.step, committed.world_size) == (1.0, 12, 1)
+    flip(path / "__0_0.distcp", 700)
+    with pytest.raises(CorruptCheckpointError, match=r"__0_0.distcp"):
+        checkpointer.load(state(), path)
+    with pytest.raises(CorruptCheckpointError, match="all committed checkpoints are damaged"):
+        latest(path.parent)
+    checkpointer.close()

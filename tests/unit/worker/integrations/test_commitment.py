@@ -465,3 +465,51 @@ def test_what_is_being_committed_is_not_late_and_what_has_failed_is_not_committe
         save.claim()
     barrier.answers.put(decided(Outcome.ABORTED))
     save.join(PATIENCE)
+
+
+def test_no_rank_begins_a_part_before_all_have_done_the_one_before():
+    save, barrier = begun(rank=1, parts=2)
+    first = in_thread(save.written)
+    assert barrier.heard() == DONE
+    assert not first.done()
+    barrier.answers.put(decided())
+    first.result(PATIENCE)
+    assert barrier.said.empty(), "the second part is not done yet"
+    second = in_thread(save.written)
+    assert barrier.heard() == DONE
+    assert not second.done()
+    barrier.answers.put(decided())
+    assert second.result(PATIENCE).sequence > first.result(PATIENCE).sequence
+    confirmed = in_thread(save.confirmed)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    confirmed.result(PATIENCE)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ABORTED, Outcome.MEMBER_LOST, Outcome.RELEASED])
+def test_a_later_part_that_fails_is_everyones_error(outcome: Outcome):
+    save, barrier = begun(rank=1, parts=2)
+    first = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    first.result(PATIENCE)
+    second = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided(outcome, rank_0=GIVEN_UP if outcome is Outcome.RELEASED else DONE))
+    with pytest.raises(MusterError, match=r"is to blame|was given up"):
+        second.result(PATIENCE)
+    save.join(PATIENCE)
+    assert barrier.said.empty(), "nothing is committed"
+    assert save.ending(PATIENCE) is not None
+
+
+def test_a_rank_that_fails_at_a_later_part_says_so_to_all():
+    save, barrier = begun(rank=1, parts=2)
+    first = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    first.result(PATIENCE)
+    save.failed("the disk cannot be read")
+    assert barrier.heard() == "the disk cannot be read"
+    barrier.answers.put(decided(Outcome.ABORTED))
+    save.join(PATIENCE)

@@ -1,6 +1,7 @@
 """What an engine of DeepSpeed's saves and loads when it commits, without its collectives."""
 
 import logging
+import os
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,17 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.damage import CorruptCheckpointError, Damage
+from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations import aside, commitment
 from muster.worker.integrations import deepspeed as module
 from muster.worker.integrations.aside import REPLACED, read
 from muster.worker.integrations.deepspeed import adopt, commit_together
+from tests.support.damage import flip
+from tests.support.synced import Synced
 
 FILE = "mp_rank_00_model_states.pt"
 
@@ -309,8 +314,73 @@ def test_where_nothing_was_saved_nothing_is_loaded(
     assert engine.load_checkpoint(tmp_path) == (None, None)
     assert "latest is not there: nothing is loaded" in caplog.text
     (tmp_path / "latest").mkdir()
-    with pytest.raises(UncommittedError, match="latest cannot be read"):
+    with pytest.raises(IsADirectoryError, match="latest"):
         engine.load_checkpoint(tmp_path)
+
+
+def test_all_is_on_the_disk_before_a_tag_has_its_name(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+):
+    synced = Synced.record(monkeypatch)
+    engine.save_checkpoint(tmp_path / "new", "last")
+    synced.check_committed(tmp_path / "new" / "last")
+    synced.check_made(tmp_path / "new")
+    assert names(tmp_path / "new" / "last") == {FILE, MARKER, MANIFEST}
+
+
+def test_a_damaged_tag_is_passed_over_unless_it_was_named(
+    tmp_path: Path, engine: Any, caplog: pytest.LogCaptureFixture
+):
+    for step in (1, 2, 3):
+        engine.save_checkpoint(tmp_path, f"step-{step}", {"step": step})
+        os.utime(tmp_path / f"step-{step}" / MARKER, (step, step))
+    flip(tmp_path / "step-3" / FILE)
+    assert content(engine, tmp_path) == "{'step': 2}"
+    assert "step-3 is passed over, since it is damaged" in caplog.text
+    flip(tmp_path / "step-2" / FILE)
+    for _ in range(2):
+        with pytest.raises(CorruptCheckpointError, match=rf"step-2 is damaged: {FILE} at offset 0: "):
+            engine.load_checkpoint(tmp_path, "step-2")
+    assert content(engine, tmp_path) == "{'step': 1}"
+    flip(tmp_path / "step-1" / FILE)
+    with pytest.raises(CorruptCheckpointError, match="all committed checkpoints are damaged"):
+        engine.load_checkpoint(tmp_path)
+    engine.save_checkpoint(tmp_path, "step-2", {"step": 22})
+    assert content(engine, tmp_path) == "{'step': 22}"
+
+
+def test_damage_that_cannot_be_recorded_is_passed_over_nevertheless(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+):
+    for tag in ("one", "two"):
+        engine.save_checkpoint(tmp_path, tag, {"tag": tag})
+    monkeypatch.setattr(module, "mark_damaged", lambda *_: None)
+    flip(tmp_path / "two" / FILE)
+    assert content(engine, tmp_path) == "{'tag': 'one'}"
+    flip(tmp_path / "one" / FILE)
+    with pytest.raises(CorruptCheckpointError, match="one is damaged"):
+        engine.load_checkpoint(tmp_path)
+
+
+def test_what_another_rank_finds_damaged_is_not_loaded_here(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+):
+    engine.save_checkpoint(tmp_path, "last")
+    marker, damage = read(tmp_path / "last")[1], Damage("weights", "flipped", rank=0)
+    error = CorruptCheckpointError("last is damaged", (damage,))
+    said = [module._Choice("last"), (marker,), (damage, None), module._Choice(None, error)]
+    with pytest.raises(CorruptCheckpointError, match="last is damaged"):
+        two_ranks(monkeypatch, said).load_checkpoint(tmp_path)
+    assert said == []
+
+
+def test_what_another_rank_cannot_read_is_loaded_by_none(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+):
+    engine.save_checkpoint(tmp_path, "last")
+    said = [module._Choice("last"), (read(tmp_path / "last")[1],), (None, "OSError: [Errno 5]")]
+    with pytest.raises(RuntimeError, match=r"last cannot be loaded: rank 1 failed: OSError: \[Errno 5\]"):
+        two_ranks(monkeypatch, said).load_checkpoint(tmp_path)
 
 
 def test_a_replacement_that_was_left_half_way_is_found(tmp_path: Path, engine: Any):

@@ -5,6 +5,7 @@ import os
 import pickle
 import runpy
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +25,17 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint import CheckpointException
 
-from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.damage import CorruptCheckpointError
+from muster.checkpoint.directory import write_marker
+from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations import commitment
 from muster.worker.integrations import lightning as module
-from muster.worker.integrations.aside import REPLACED, Aside
+from muster.worker.integrations.aside import REPLACED, Aside, Marker
 from muster.worker.integrations.lightning import committed, latest
+from tests.support.synced import Synced
 
 
 class Alone:
@@ -118,7 +123,7 @@ def full(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize(
-    "place", [(Aside, "prepare"), (torch, "save"), (module, "_put_on_disk"), (Aside, "commit")]
+    "place", [(Aside, "prepare"), (torch, "save"), (module, "_check_shards"), (Aside, "commit")]
 )
 def test_a_save_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, place: tuple[Any, str]
@@ -215,11 +220,55 @@ def test_a_folder_that_was_not_committed_is_not_loaded_and_passed_over(tmp_path:
     assert strategy.load_checkpoint(path)["global_step"] == 2, "it is replaced by one that is whole"
 
 
-def test_a_checkpoint_that_has_lost_its_metadata_is_named(tmp_path: Path):
+def test_a_checkpoint_that_has_lost_its_metadata_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     strategy = fully_sharded()
     strategy.save_checkpoint(state(1), tmp_path / "last.ckpt")
+    write_marker(tmp_path / "last.ckpt", asdict(Marker("job", 0, 1, "by an earlier version", 0)))
+    assert strategy.load_checkpoint(tmp_path / "last.ckpt")["global_step"] == 1
+    assert "last.ckpt has no digests: it is loaded unverified" in caplog.text
     (tmp_path / "last.ckpt" / "meta.pt").touch()  # As Lightning's has one, with the metadata of its shards.
     with pytest.raises(UncommittedError, match=r"last\.ckpt is not whole any more: .*\.metadata"):
+        strategy.load_checkpoint(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_all_is_on_the_disk_before_a_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any
+):
+    synced = Synced.record(monkeypatch)
+    strategy, path = made(), tmp_path / "new" / "last.ckpt"
+    strategy.save_checkpoint(state(1), path)
+    synced.check_committed(path)
+    synced.check_made(path.parent)
+
+
+def test_a_folder_that_is_damaged_is_not_loaded_and_passed_over(tmp_path: Path):
+    strategy = fully_sharded()
+    for step in (1, 2):
+        strategy.save_checkpoint(state(step), tmp_path / f"step-{step}.ckpt")
+    assert names(tmp_path / "step-2.ckpt") == {"__0_0.distcp", "rest", MARKER, MANIFEST}
+    (tmp_path / "step-2.ckpt" / "__0_0.distcp").write_text("a shird")
+    for _ in range(2):
+        with pytest.raises(
+            CorruptCheckpointError, match=r"step-2\.ckpt is damaged: __0_0.distcp at offset 0"
+        ):
+            strategy.load_checkpoint(tmp_path / "step-2.ckpt")
+    assert latest(tmp_path) == tmp_path / "step-1.ckpt"
+    (tmp_path / "step-1.ckpt" / "rest").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"step-1\.ckpt is damaged: rest: it is missing"):
+        strategy.load_checkpoint(tmp_path / "step-1.ckpt")
+    with pytest.raises(CorruptCheckpointError, match="all committed checkpoints are damaged"):
+        latest(tmp_path)
+    torch.save(state(3), tmp_path / "step-3.ckpt")
+    assert latest(tmp_path) == tmp_path / "step-3.ckpt"
+
+
+def test_what_another_rank_finds_damaged_is_not_loaded_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    strategy = fully_sharded()
+    strategy.save_checkpoint(state(1), tmp_path / "last.ckpt")
+    said = iter([True, True, False])
+    monkeypatch.setattr(Sharded, "reduce_boolean_decision", lambda *_: next(said))
+    with pytest.raises(CorruptCheckpointError, match=r"last\.ckpt is damaged: .* another rank has found it"):
         strategy.load_checkpoint(tmp_path / "last.ckpt")
 
 
@@ -257,7 +306,7 @@ def test_who_can_load_does_not_go_on_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ranks_at_different_steps_make_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Sharded, "broadcast", lambda *_: 8)
+    monkeypatch.setattr(Sharded, "broadcast", lambda _, said: (8, said[1]))
     with pytest.raises(ValueError, match="rank 0 is at step 4, and rank 0 at step 8: that is no checkpoint"):
         fully_sharded().save_checkpoint(state(4), tmp_path / "last.ckpt")
     assert names(tmp_path) == set()

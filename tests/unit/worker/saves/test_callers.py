@@ -139,7 +139,7 @@ def wait_for(gate: str, began: str) -> None:
         until(Path(gate).exists)
 
 
-def test_a_write_that_cannot_be_killed_has_failed_and_is_reaped_later(tmp_path: Path):
+def test_write_that_cannot_be_killed_fails_and_is_reaped_later(tmp_path: Path):
     gate, began = tmp_path / "gate", tmp_path / "began"
     with no_file_left(), no_child_left():
         with immortal(gate):
@@ -155,7 +155,7 @@ def test_a_write_that_cannot_be_killed_has_failed_and_is_reaped_later(tmp_path: 
     assert str(began) in failure
 
 
-def test_a_write_that_is_given_up_and_cannot_be_killed_ends_the_wait_for_it(caller: Any, tmp_path: Path):
+def test_abort_ends_the_wait_for_a_write_that_cannot_be_killed(caller: Any, tmp_path: Path):
     gate = tmp_path / "gate"
     with immortal(gate), ThreadPoolExecutor() as pool:
         write = caller.start(AsyncRequest(wait_for, (str(gate), str(tmp_path / "began")), []))
@@ -197,7 +197,7 @@ def test_a_program_that_ignores_sigchld_can_save(caller: Any):
 
 
 @pytest.mark.parametrize("how", ["well", "exit well"])
-def test_a_child_that_another_part_of_the_program_has_waited_for_is_judged_by_its_report(how: str):
+def test_child_that_was_reaped_elsewhere_is_judged_by_its_report(how: str):
     request = AsyncRequest(time.sleep, (0,), []) if how == "well" else AsyncRequest(fail, (how,), [])
     with no_file_left():
         write = ForkCaller().start(request)
@@ -206,7 +206,7 @@ def test_a_child_that_another_part_of_the_program_has_waited_for_is_judged_by_it
     assert failure is None if how == "well" else "its exit status was taken" in (failure or "")
 
 
-def test_a_child_that_ended_before_it_could_be_watched_is_judged_by_its_report(
+def test_child_that_was_reaped_at_once_is_judged_by_its_report(
     monkeypatch: pytest.MonkeyPatch,
 ):
     program, fork = os.getpid(), os.fork
@@ -236,6 +236,11 @@ def test_a_write_that_hangs_is_ended(caller: Any):
         failure
         == f"the writing process (pid {write.pid}) had not ended after 0.2 s (its timeout), and was killed"
     )
+
+
+def test_write_may_take_for_ever(caller: Any):
+    """``poll`` takes 24 days at most."""
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(1e12).failure is None
 
 
 def test_a_write_that_is_given_up_says_why(caller: Any):
@@ -276,7 +281,7 @@ def test_no_request_waits_for_a_worker_that_is_busy(persistent: PersistentCaller
     assert saved[0]["layer-499"].tolist() == [499.0] * 2
 
 
-def test_a_worker_is_given_so_many_requests_as_its_pipe_has_room_for(tmp_path: Path):
+def test_worker_refuses_more_requests_than_its_pipe_holds(tmp_path: Path):
     caller = PersistentCaller()
     first = caller.start(AsyncRequest(time.sleep, (0,), []))
     assert first.wait(PATIENCE).failure is None
@@ -303,7 +308,7 @@ def test_names_of_one_tensor_stay_one_in_a_worker(persistent: PersistentCaller, 
     assert (parameter.tolist(), empty.tolist(), sparse.to_dense().tolist()) == ([1, 1], [], [[1, 0], [0, 1]])
 
 
-def test_a_killed_worker_leaves_no_descriptor_of_requests_that_it_had_not_read():
+def test_killed_worker_leaves_no_descriptors_of_unread_requests():
     caller = PersistentCaller()
     assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
     before = open_files()
@@ -317,7 +322,7 @@ def test_a_killed_worker_leaves_no_descriptor_of_requests_that_it_had_not_read()
     assert open_files() <= before
 
 
-def test_signals_to_the_group_cannot_end_a_worker_that_is_about_to_start(monkeypatch: pytest.MonkeyPatch):
+def test_signals_to_the_group_do_not_end_a_starting_worker(monkeypatch: pytest.MonkeyPatch):
     blocked: list[set[int]] = []
     spawn = util.spawnv_passfds
 

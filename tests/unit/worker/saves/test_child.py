@@ -56,7 +56,7 @@ def test_it_has_none_of_its_parents_sockets(tmp_path: Path):
         assert seen_by_a_child(look, tmp_path) == [True, True, False], "their numbers are nobody else's"
 
 
-def test_it_ignores_the_signals_that_torchrun_sends_to_a_ranks_process_group(tmp_path: Path):
+def test_it_ignores_the_signals_of_torchrun_to_the_process_group(tmp_path: Path):
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     defaults = [signal.SIG_DFL, signal.SIG_IGN, signal.SIG_IGN]
     before = [signal.signal(number, lambda *_: None) for number in numbers]

@@ -80,7 +80,7 @@ def test_all_ranks_step_down_if_one_finds_damage(job: Job, monkeypatch: pytest.M
     read = VerifyingReader._read
 
     def wrong(self: VerifyingReader, item: Any, buffer: memoryview) -> None:
-        if self._opened.made.step == 3 and self is bad[0]:
+        if self._of.made.step == 3 and self is bad[0]:
             raise DamageError(Damage("__0_0.distcp", "wrong bytes", item.offset))
         read(self, item, buffer)
 

@@ -294,12 +294,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def test_copies_of_every_gpu_in_use_have_ended_when_they_are_handed_over(cuda: FakeCuda):
+def test_staging_waits_for_the_copies_of_every_gpu_in_use(cuda: FakeCuda):
     HostBuffers().stage({"weight": torch.ones(3)})
     assert cuda.calls == ["copy", "synchronize 0", "synchronize 2"]
 
 
-def test_every_gpu_in_use_has_done_all_before_the_fork(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+def test_pinned_tensors_are_copied_when_what_goes_to_them_has_arrived(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
+    HostBuffers().stage({"weight": torch.ones(3)})
+    assert cuda.calls == ["synchronize 0", "synchronize 2", "copy", "synchronize 0", "synchronize 2"]
+
+
+def test_fork_waits_for_every_gpu_in_use(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
     fork = os.fork
 
     def forked() -> int:
@@ -308,10 +316,12 @@ def test_every_gpu_in_use_has_done_all_before_the_fork(cuda: FakeCuda, monkeypat
 
     monkeypatch.setattr(os, "fork", forked)
     preload = lambda: cuda.calls.append("preload")  # noqa: E731
-    write = ForkCaller().start(AsyncRequest(lambda *_: None, ("path", None), [], preload_fn=preload))
+    shared = torch.ones(3).share_memory_()
+    write = ForkCaller().start(AsyncRequest(lambda *_: None, (shared, None), [], preload_fn=preload))
     assert write.wait(PATIENCE).failure is None
     assert state_of(write.pid) is None
-    assert cuda.calls == ["preload", "synchronize 0", "synchronize 2", "fork"]
+    # Pinned memory can be shared memory, too: it is not copied before the copies to it have ended.
+    assert cuda.calls == ["preload", "synchronize 0", "synchronize 2", "copy", "fork"]
 
 
 def test_a_process_that_does_not_use_its_gpus_does_not_begin_to(

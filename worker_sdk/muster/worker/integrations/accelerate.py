@@ -5,17 +5,19 @@ Tried with accelerate 1.15.0. Where its accelerator differs, the import says so.
 
 import inspect
 import re
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
-from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.aside import read, restore, sweep
+from muster.worker.integrations.aside import find, read, restore, sweep
 from muster.worker.integrations.commitment import OnLost
-from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
+from muster.worker.integrations.contents import OURS
+from muster.worker.integrations.folders import FolderSaves, newest, rotate
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["commit_together", "latest"]
@@ -105,10 +107,15 @@ def commit_together(
 
 
 def latest(project_dir: str | Path) -> Path | None:
-    """What ``load_state()`` loads where names are automatic; what is not committed is passed over.
+    """What ``load_state()`` loads where names are automatic.
+
+    What is not committed is passed over, and so is what was found damaged.
 
     Args:
         project_dir: the accelerator's.
+
+    Raises:
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
     """
     with suppress(UncommittedError):
         return newest(_checkpoints(project_dir), NAMED)
@@ -142,7 +149,7 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
         path = Path(str(output_dir)) if folder is None else folder / f"{NAMED}{self.save_iteration}"
 
         def write(unfinished: Path) -> None:
-            if folder is not None and path.exists():
+            if folder is not None and path.exists() and not _is_damaged(path):
                 raise FileExistsError(
                     f"{path} is there already. Set project_configuration.iteration to the next number."
                 )
@@ -166,7 +173,7 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
             project.iteration = iteration  # Theirs counts what was written, and not what was committed.
             raise
         if folder is not None and project.total_limit is not None and barrier.rank == 0:
-            rotate(committed(folder, NAMED), project.total_limit, {path})
+            rotate(folder, NAMED, project.total_limit, {path})
         return str(path)
 
     def load_state(
@@ -179,6 +186,7 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
 
         Raises:
             BarrierError: not all ranks have come, or one cannot load it; the message names who.
+            CorruptCheckpointError: what was named is damaged, or all checkpoints are. All ranks raise it.
             UncommittedError: there is no committed checkpoint, or none of this name.
             ValueError: no folder was named, and naming is not automatic.
         """
@@ -188,10 +196,12 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
 
         automatic = folder is not None and input_dir is None
 
-        def find() -> Path:
-            return newest(folder, NAMED) if folder and automatic else Path(str(input_dir)).expanduser()
+        def find_name(damaged: Set[Path]) -> Path:
+            return (
+                newest(folder, NAMED, damaged) if folder and automatic else Path(str(input_dir)).expanduser()
+            )
 
-        chosen = self._saves.choose(self._saves.meet(self.process_index, self.num_processes), find)
+        chosen = self._saves.choose(self._saves.meet(self.process_index, self.num_processes), find_name)
         marker = read(chosen)[1]
         super().load_state(str(chosen), load_kwargs, **load_model_func_kwargs)
         if read(chosen)[1] != marker:
@@ -210,10 +220,16 @@ def _checkpoints(project_dir: str | Path) -> Path:
     return Path(project_dir) / "checkpoints"
 
 
+def _is_damaged(path: Path) -> bool:
+    """Whether a checkpoint was found damaged: the next one of its number takes its place."""
+    found = find(path)
+    return found is not None and found.damage is not None
+
+
 def _check_replaceable(path: Path) -> None:
     """See that a checkpoint would take nothing else's place: it takes that of the whole folder."""
     entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
-    foreign = sorted(name for name in entries if name != MARKER and OWN.fullmatch(name) is None)
+    foreign = sorted(name for name in entries if name not in OURS and OWN.fullmatch(name) is None)
     if foreign:
         raise IsADirectoryError(
             f"{path} holds {foreign[0]}, which is no part of a checkpoint: what is committed takes the place "

@@ -1,18 +1,21 @@
 """A checkpoint of any name: written beside it, and renamed once when all ranks have written."""
 
-import json
 import logging
 import os
 import re
 import shutil
 import uuid
 import zlib
+from collections.abc import Iterable, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from muster.checkpoint.committed import MARKER, UncommittedError
-from muster.checkpoint.directory import sync, write_marker
+from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
+from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
+from muster.checkpoint.retry import retrying
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,25 @@ REPLACED = ".replaced"
 """How the name ends of a checkpoint while another takes its place."""
 REMOVED = ".removed-"
 """How the name begins of what is being removed."""
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What is raised for a marker that is certainly not there. Any other error does not tell."""
+RESERVED = "lost+found"
+"""A folder that a file system makes, and nobody may look into."""
+
+
+class ReplacedError(RuntimeError):
+    """A checkpoint is not the one any more that this rank began to load.
+
+    Args:
+        path: its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} was replaced while it was loaded. Load it again, on all ranks.")
+        self.path = path
+
+    def __reduce__(self) -> tuple[type["ReplacedError"], tuple[Path]]:
+        return type(self), (self.path,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +54,8 @@ class Marker:
     prefix: str
     sequence: int
     """Of the decision that committed it."""
+    manifest: ManifestReference | None = None
+    """None if its content cannot be verified: 0.1.0 wrote no digests."""
 
 
 class Aside:
@@ -70,7 +94,7 @@ class Aside:
 
     def prepare(self) -> None:
         """As :meth:`begin`, where the framework makes the folder, or writes a file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         _restore(self.path)
         sweep(self.path.parent, self._alias)
 
@@ -78,17 +102,25 @@ class Aside:
         """Remove what was written, unless it was committed."""
         remove(self._place)
 
-    def commit(self, marker: Marker) -> None:
+    def commit(self, marker: Marker, manifest: Manifest | None = None) -> None:
         """When all have written: make it the checkpoint, on the disk and for good.
 
         One of the same name is replaced. At each moment there is the old one or the new one, and
-        :func:`read` finds it. A checkpoint that is a file has no marker.
+        :func:`read` finds it. A checkpoint that is a file has no marker and no manifest.
+
+        Args:
+            marker: what it is.
+            manifest: what it consists of.
 
         Raises:
             OSError: it could not be done, or another life of the job has removed what was written.
         """
         folder = self.unfinished.is_dir()
         if folder:
+            if manifest is not None:
+                data = manifest.encode()
+                write_synced(self.unfinished / MANIFEST, data)
+                marker = replace(marker, manifest=ManifestReference.of(data))
             write_marker(self.unfinished, asdict(marker))
         else:
             sync_file(self.unfinished)
@@ -149,11 +181,12 @@ def read(path: Path) -> tuple[Path, Marker]:
 
     Raises:
         UncommittedError: it is none.
+        OSError: that cannot be read. An error is never taken for absence.
     """
     try:
         return path, _marker(path)
-    except (OSError, ValueError, TypeError) as error:
-        with suppress(OSError, ValueError, TypeError):
+    except (*ABSENT, ValueError, TypeError) as error:
+        with suppress(*ABSENT, ValueError, TypeError):
             return _replaced(path), _marker(_replaced(path))
         raise UncommittedError(
             f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that another "
@@ -161,21 +194,182 @@ def read(path: Path) -> tuple[Path, Marker]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What stands under a checkpoint's name."""
+
+    path: Path
+    """Where it is: as :func:`read` returns it."""
+    marker: Marker | None
+    """None if it cannot be read; then it is damaged."""
+    damage: Damage | None
+    """Why it is not resumed from; None if nothing is known against it."""
+
+
+def find(path: Path) -> Found | None:
+    """Look at a checkpoint.
+
+    Args:
+        path: its name.
+
+    Returns:
+        None if it was never committed.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    try:
+        there, marker = read(path)
+    except UncommittedError as error:
+        if _has_manifest(path):
+            return Found(path, None, damage_of(path) or Damage(MARKER, str(error)))
+        return None
+    return Found(there, marker, damage_of(there))
+
+
+def read_whole(path: Path) -> tuple[Path, Marker]:
+    """As :func:`read`, of a checkpoint that is to be loaded.
+
+    Raises:
+        CorruptCheckpointError: it is damaged.
+        UncommittedError: it is none.
+        OSError: that cannot be read.
+    """
+    found = find(path)
+    if found is not None and found.damage is not None:
+        raise corrupt(found.path, found.damage)
+    return read(path)
+
+
 def latest(folder: str | Path) -> Path | None:
-    """The checkpoint in a folder that was committed last; what is not committed is passed over.
+    """The checkpoint in a folder that was committed last.
+
+    What is not committed is passed over, and so is what was found damaged.
 
     Args:
         folder: where checkpoints have their names.
+
+    Raises:
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
+        OSError: they cannot be read.
+    """
+    return newest(Path(folder), frozenset())
+
+
+def newest(folder: Path, excluded: Set[Path]) -> Path | None:
+    """As :func:`latest`, but for what was found damaged just now.
+
+    Args:
+        folder: where checkpoints have their names.
+        excluded: where those are.
     """
     found: dict[Path, float] = {}
-    for marker in Path(folder).glob(f"*/{MARKER}"):
-        path = marker.parent
+    damaged: list[Found] = []
+    for entry in entries(folder):
+        path = entry
         if path.name.endswith(REPLACED):
             path = path.with_name(path.name.removeprefix(".").removesuffix(REPLACED))
-        if not path.name.startswith("."):
-            with suppress(UncommittedError, OSError):
-                found[path] = (read(path)[0] / MARKER).stat().st_mtime
+        if path.name.startswith(".") or (one := find(path)) is None or one.path in excluded:
+            continue
+        if one.damage is not None:
+            damaged.append(one)
+            continue
+        with suppress(FileNotFoundError):  # It was removed just now.
+            found[path] = (one.path / MARKER).stat().st_mtime
+    if damaged and not found:
+        raise all_damaged(damaged)
     return max(found, key=lambda path: found[path]) if found else None
+
+
+def entries(folder: Path) -> list[Path]:
+    """What there is in a folder; nothing if the folder itself is certainly not there.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    try:
+        return sorted(
+            path for path in retrying(str(folder), lambda: list(folder.iterdir())) if path.name != RESERVED
+        )
+    except ABSENT:
+        return []
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def damage_of(path: Path) -> Damage | None:
+    """Why a checkpoint is not resumed from: what was found when it was loaded.
+
+    Args:
+        path: where it is, as :func:`read` returns it.
+
+    Returns:
+        None if nothing is known against it.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    try:
+        return Damage.decode(retrying(str(path), (path / DAMAGED).read_bytes))
+    except ABSENT:
+        return None
+
+
+def mark_damaged(path: Path, marker: Marker, damage: Damage) -> None:
+    """Record durably that a checkpoint is damaged, so that nothing resumes from it.
+
+    Args:
+        path: where it is.
+        marker: of what was found damaged.
+        damage: what is wrong. If another rank has found something first, that stays.
+
+    Raises:
+        ReplacedError: another checkpoint has the name now. It is not marked.
+    """
+    logger.error("%s is damaged, and will not be resumed from: %s", path, damage)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ReplacedError(path) from error
+    try:
+        # By this descriptor: in the next moment the name may be that of another checkpoint.
+        if _marker_in(folder) != marker:
+            raise ReplacedError(path)
+        with suppress(FileExistsError):
+            mark = os.open(DAMAGED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+            with os.fdopen(mark, "wb") as file:
+                file.write(damage.encode())
+                file.flush()
+                os.fsync(mark)
+        os.fsync(folder)
+    except OSError as error:
+        logger.warning("%s cannot be marked as damaged: %s", path, error)
+    finally:
+        os.close(folder)
+
+
+def corrupt(path: Path, damage: Damage) -> CorruptCheckpointError:
+    """The error of all ranks for a checkpoint that is damaged."""
+    return CorruptCheckpointError(
+        f"{path} is damaged: {damage}. What was loaded of it must not be trained on: build the state again. "
+        f"Load another checkpoint, or restore its files and remove the mark, {DAMAGED}.",
+        (damage,),
+    )
+
+
+def all_damaged(found: Iterable[Found]) -> CorruptCheckpointError:
+    """The error where there are checkpoints, and each is damaged."""
+    damages = {one.path: one.damage for one in found if one.damage is not None}
+    said = "; ".join(f"{path}: {damage}" for path, damage in damages.items())
+    return CorruptCheckpointError(
+        f"all committed checkpoints are damaged: {said}. Restore the files of one and remove the mark, "
+        f"{DAMAGED}; or save to another place, to begin from scratch.",
+        tuple(damages.values()),
+    )
+
+
+# ---------------------------------------------------------------------- names
 
 
 def restore(folder: Path) -> list[Path]:
@@ -189,7 +383,8 @@ def restore(folder: Path) -> list[Path]:
     """
     names = [
         left.with_name(left.name.removeprefix(".").removesuffix(REPLACED))
-        for left in folder.glob(f".*{REPLACED}")
+        for left in entries(folder)
+        if left.name.startswith(".") and left.name.endswith(REPLACED)
     ]
     without = [path for path in names if not os.path.lexists(path)]
     for path in without:
@@ -206,7 +401,7 @@ def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> No
         but: what is being written now.
     """
     unfinished = re.compile(rf"\.{'.+' if alias is None else re.escape(alias)}\.\d+-\d+(-[0-9a-f]{{8}})?")
-    for left in folder.iterdir() if folder.is_dir() else ():
+    for left in entries(folder):
         if left.name.startswith(REMOVED):
             _destroy(left)
         elif unfinished.fullmatch(left.name) and (but is None or left not in (but, *but.parents)):
@@ -236,26 +431,43 @@ def retire(path: Path) -> Path:
     return doomed
 
 
-def sync_below(folder: Path) -> None:
-    """Put all files and folders below one on the disk."""
-    for path in folder.rglob("*"):
-        sync(path) if path.is_dir() else sync_file(path)
-
-
-def sync_file(path: Path) -> None:
-    """Put a file's content on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def _marker(path: Path) -> Marker:
-    return Marker(**json.loads((path / MARKER).read_text()))
+    return _decoded(retrying(str(path), (path / MARKER).read_bytes), path)
+
+
+def _marker_in(folder: int) -> Marker | None:
+    """That of an open folder."""
+    try:
+        handle = os.open(MARKER, os.O_RDONLY, dir_fd=folder)
+        with os.fdopen(handle, "rb") as file:
+            return _decoded(file.read(), Path(MARKER))
+    except (*ABSENT, ValueError, TypeError):
+        return None
+
+
+def _decoded(data: bytes, path: Path) -> Marker:
+    """Read a marker, whichever writer of Muster's it is of."""
+    said = unseal(data)
+    if "step" in said:  # A Checkpointer's.
+        made = committed_from(said, path)
+        return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest)
+    manifest = said.pop("manifest", None)
+    return Marker(**said, manifest=None if manifest is None else ManifestReference(**manifest))
+
+
+def _has_manifest(path: Path) -> bool:
+    """Whether this was committed, though its marker is lost; a program may call something else so."""
+    try:
+        return bool(Manifest.decode(retrying(str(path), (path / MANIFEST).read_bytes)))
+    except (*ABSENT, ManifestError):
+        return False
 
 
 def _is_committed(path: Path) -> bool:
-    with suppress(OSError, ValueError, TypeError):
+    try:
         return bool(_marker(path))
-    return False
+    except (*ABSENT, ValueError, TypeError):
+        return False
 
 
 def _doomed(path: Path) -> Path:

@@ -4,30 +4,59 @@ Tried with torch 2.13. Where the writer that it builds on is another, the import
 """
 
 import inspect
+import logging
 import os
+import socket
+import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from muster.checkpoint.committed import Committed
+from muster.checkpoint.damage import DamageError
+from muster.checkpoint.retry import retrying
+from muster.checkpoint.source import FolderSource
+from muster.checkpoint.verification import check_sizes
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.integrations.aside import Aside, Marker, check_name, latest, read
+from muster.worker.integrations.aside import (
+    Aside,
+    Marker,
+    ReplacedError,
+    check_name,
+    corrupt,
+    find,
+    latest,
+    mark_damaged,
+    read,
+    read_whole,
+)
 from muster.worker.integrations.commitment import Commitment, OnLost
+from muster.worker.integrations.contents import leave_note, take_notes
+from muster.worker.saves.digesting import DigestingFiles
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group
+from muster.worker.saves.job_barrier import job_barrier
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
-from muster.worker.saves.written import check_files, lengths
+from muster.worker.saves.rank_write import METADATA, RankWrite, manifest_of
+from muster.worker.saves.reading import ItemReader, open_checkpoint
+from muster.worker.saves.written import check_files
 
 __all__ = ["CommittedReader", "CommittedWriter", "latest"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TRIED = "torch 2.13"
 PREFIX = "checkpoint/dcp"
@@ -101,6 +130,8 @@ class CommittedWriter(FileSystemWriter):
         super().__init__(path, **options)  # type: ignore[arg-type]
         if not self.sync_files:
             raise ValueError("sync_files=False: what is committed must be on the disk. Leave it out.")
+        self.sync_files = False  # Torch's way syncs the metadata before it is flushed; ours syncs every file.
+        self.fs = self._files = DigestingFiles()
         self._name = Path(path)
         self._barrier = barrier
         self._prefix = PREFIX
@@ -138,7 +169,7 @@ class CommittedWriter(FileSystemWriter):
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if not self.use_collectives:
             raise ValueError("use_collectives=False: without a plan of all ranks there is nothing to commit.")
-        barrier = self._barrier or GrpcBarrier(barrier_prefix=self._prefix)
+        barrier = self._barrier or job_barrier(self._prefix)
         if (barrier.rank == 0) != is_coordinator:
             raise ValueError(
                 f"this process is rank {barrier.rank} of the barrier, and "
@@ -151,6 +182,7 @@ class CommittedWriter(FileSystemWriter):
         dropped = weakref.finalize(self, commitment.give_up)
         dropped.atexit = False
         aside = Aside(self._name, barrier.generation, commitment.number)
+        self.fs = self._files = DigestingFiles()
         self._save = _Save(barrier, commitment, aside, dropped)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -170,8 +202,12 @@ class CommittedWriter(FileSystemWriter):
         aside, group = self._save.aside, Group.of(self._save.barrier)
         with _told(self._save.commitment):
             _check_same(self._name.name, plans)
-            if not self.overwrite and os.path.lexists(self._name):
-                raise FileExistsError(f"{self._name} is there, and overwrite=False.")
+            if not self.overwrite and (
+                find(self._name) is not None or os.path.lexists(self._name / METADATA)
+            ):
+                raise FileExistsError(f"Checkpoint already exists and {self.overwrite=}: {self._name}.")
+            if self._name.is_file():
+                raise NotADirectoryError(f"{self._name} is a file: it is not replaced. Name another.")
             check_name(self._name)
             if group in _unfinished:
                 with suppress(OSError):
@@ -194,10 +230,27 @@ class CommittedWriter(FileSystemWriter):
         assert self._save is not None
         with _told(self._save.commitment):
             self.path = Path(plan.storage_data.folder)
+            began = time.monotonic()
             written = super().write_data(plan, planner)
-            written.wait()
+            wrote = self._wrote(plan, written.wait(), time.monotonic() - began)
+            leave_note(self.path, self._save.barrier.rank, wrote.encode())
         self._decision = self._save.commitment.written()
         return written
+
+    def _wrote(self, plan: SavePlan, results: list[WriteResult], seconds: float) -> RankWrite:
+        """Describe what this rank has written, without the results: torch gathers these.
+
+        Raises:
+            OSError: a part was not written. Torch does not say why if one of several threads has failed.
+        """
+        if missing := {item.index for item in plan.items} - {result.index for result in results}:
+            names = ", ".join(sorted({index.fqn for index in missing}))
+            raise OSError(f"{names} was not written: a thread of torch's writer has failed. See its log.")
+        if self.serialization_format is SerializationFormat.TORCH_SAVE:
+            wrote = RankWrite.of(results, self._files.written, seconds)
+        else:  # Items of other formats are not written one by one; the file is verified as a whole.
+            wrote = RankWrite([], dict(self._files.written), socket.gethostname(), seconds)
+        return replace(wrote, results=[])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Torch's, on rank 0: write the metadata, and give the checkpoint its name."""
@@ -205,14 +258,14 @@ class CommittedWriter(FileSystemWriter):
         assert self._decision is not None
         barrier, aside, decision = self._save.barrier, self._save.aside, self._decision
         with _told(self._save.commitment):
-            check_files(aside.unfinished, lengths(results))
+            ranks = barrier.participants or range(barrier.world_size)
+            writes = [RankWrite.decode(note) for note in take_notes(aside.unfinished, ranks)]
             super().finish(metadata, results)
+            manifest = manifest_of(writes, self._files.written[METADATA])
+            check_files(aside.unfinished, {name: entry.size for name, entry in manifest.files.items()})
             self._save.commitment.claim()
-            aside.commit(
-                Marker(
-                    barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
-                )
-            )
+            marker = (barrier.run_id, barrier.generation, barrier.world_size)
+            aside.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
             _unfinished.pop(Group.of(barrier), None)
             self._save.commitment.committed()
 
@@ -237,12 +290,15 @@ def _told(commitment: Commitment) -> Iterator[None]:
         raise
 
 
-class CommittedReader(FileSystemReader):
-    """Reads what a :class:`CommittedWriter` has committed, and nothing else.
+class CommittedReader(ItemReader):
+    """Reads what a :class:`CommittedWriter` or a ``Checkpointer`` has committed, and nothing else.
 
     One argument of a script changes::
 
         dcp.load(state, storage_reader=CommittedReader("/checkpoints/step-100"))
+
+    Each rank verifies what it loads, item by item. If one finds damage, the load fails on all ranks, and the
+    checkpoint is marked: :func:`latest` passes it over. The state may be partly filled then.
 
     Args:
         path: the checkpoint's name.
@@ -250,7 +306,7 @@ class CommittedReader(FileSystemReader):
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: object) -> None:
-        super().__init__(path, **options)  # type: ignore[arg-type]
+        super().__init__(path, **options)
         self._name = Path(path)
         self._marker: Marker | None = None
 
@@ -260,14 +316,30 @@ class CommittedReader(FileSystemReader):
         if checkpoint_id:
             self._name = Path(checkpoint_id)
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        """Torch's.
+    def read_metadata(self, *args: object, **options: object) -> Metadata:
+        """Torch's, which makes one error of whatever this raises.
+
+        It asks for the metadata of one rank alone after a failure, if it finds the name ``kwargs`` here.
 
         Raises:
+            CorruptCheckpointError: it is damaged.
             UncommittedError: there is no committed checkpoint of this name.
+            OSError: it cannot be read.
         """
-        self.path, self._marker = read(self._name)
-        return super().read_metadata(*args, **kwargs)
+        self.path, marker = read_whole(self._name)
+        self._marker = marker
+        made = Committed(
+            0,
+            marker.world_size,
+            marker.run_id,
+            marker.prefix,
+            marker.sequence,
+            self.path,
+            manifest=marker.manifest,
+        )
+        source = FolderSource(self.path)
+        self.opened = self._verified(lambda: open_checkpoint(made, source, verify=True, sizes=False))
+        return super().read_metadata(*args, **options)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Torch's; says which save this rank has found under the name."""
@@ -277,23 +349,49 @@ class CommittedReader(FileSystemReader):
         """Torch's, on rank 0.
 
         Raises:
-            RuntimeError: the ranks have found different saves.
+            CorruptCheckpointError: a file is missing, or has another size.
+            ReplacedError: the ranks have found different saves.
+            OSError: the files cannot be listed.
         """
         self._check(plan.storage_data for plan in plans)
+        manifest, source = self._of.manifest, self._of.source
+        if manifest is None:
+            logger.warning("%s has no digests: it is loaded unverified", self.path)
+        else:
+            self._verified(lambda: check_sizes(manifest, retrying(source.place, source.sizes)))
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Torch's.
 
         Raises:
-            RuntimeError: the checkpoint was replaced meanwhile.
+            CorruptCheckpointError: an item is not what was committed.
+            ReplacedError: the checkpoint was replaced meanwhile.
             UncommittedError: it was removed.
+            OSError: it cannot be read.
         """
-        done = super().read_data(plan, planner)
+        read_data = super().read_data
+        done = self._verified(lambda: read_data(plan, planner))
         done.wait()
         self._check([read(self._name)[1]])
         return done
 
+    def _verified(self, load: Callable[[], T]) -> T:
+        """Read something. If it is damaged, mark the checkpoint.
+
+        Raises:
+            CorruptCheckpointError: it is damaged.
+            ReplacedError: another checkpoint has its name now.
+        """
+        assert self._marker is not None
+        try:
+            return load()
+        except DamageError as error:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            damage = replace(error.damage, rank=rank, host=socket.gethostname())
+            mark_damaged(Path(self.path), self._marker, damage)
+            raise corrupt(Path(self.path), damage) from error
+
     def _check(self, found: Iterable[Marker | None]) -> None:
         if any(marker != self._marker for marker in found):
-            raise RuntimeError(f"{self._name} was replaced while it was loaded. Load it again, on all ranks.")
+            raise ReplacedError(self._name)

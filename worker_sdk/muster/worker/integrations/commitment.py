@@ -84,6 +84,7 @@ class Commitment:
         pace: seconds until the first word of a rank that is not done.
         name: the save's, the same on all ranks, in the order in which they are made, as ``step-9`` comes
             before ``step-10``.
+        parts: of the work of a rank. No rank begins the next part before all have done this one.
 
     Attributes:
         rank: this one's.
@@ -102,6 +103,7 @@ class Commitment:
         on_lost: OnLost = "raise",
         pace: float = PACE,
         name: str = "",
+        parts: int = 1,
     ) -> None:
         if on_lost not in ("raise", "abort"):
             raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
@@ -120,7 +122,9 @@ class Commitment:
         """Whether its thread has begun."""
         self._begun: Decision | None = None
         """That all have begun it."""
-        self._written = False
+        self._parts = parts
+        self._done = 0
+        """How many parts this rank has done."""
         self._committed = False
         """Of rank 0: whether it has done what is to be done when all have written."""
         self._claimed = False
@@ -128,8 +132,8 @@ class Commitment:
         self._failure: str | None = None
         """Why this rank has failed at what it was to do."""
         self._given_up = False
-        self._decision: Decision | None = None
-        """That all have written, or that they have not."""
+        self._decisions: list[Decision] = []
+        """Of each part that all have done it; of the last one here, perhaps that they have not."""
         self._confirmation: Decision | None = None
         """That rank 0 has committed it, or that it has not."""
         self._error: MusterError | None = None
@@ -169,13 +173,12 @@ class Commitment:
         """
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._begun or self._decision or self._error)
+                self._changed.wait_for(lambda: self._begun or self._decisions or self._error)
                 if self._begun is not None:
                     return self._begun.sequence
                 if self._error is not None:
                     raise self._error
-                assert self._decision is not None
-                raise error_for(self._decision)
+                raise error_for(self._decisions[-1])
         except MusterError:
             self.give_up()  # It may be begun yet, when the coordinator is there again.
             raise
@@ -184,7 +187,7 @@ class Commitment:
             raise
 
     def written(self) -> Decision:
-        """Say that this rank has written, and wait until all have.
+        """Say that this rank has written, and wait until all have. Called once for each part of its work.
 
         Returns:
             The decision.
@@ -196,17 +199,26 @@ class Commitment:
             RefusedError: it refused this process.
         """
         with self._changed:
-            self._written = True
-            if self._began is not None:
+            self._done += 1
+            if self._began is not None and self._done == 1:
                 self._report = replace(self._report, seconds=time.monotonic() - self._began)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._decision is not None or self._error is not None)
-            if self._decision is not None and self._decision.outcome is not Outcome.RELEASED:
-                raise error_for(self._decision)
+            self._changed.wait_for(
+                lambda: (
+                    len(self._decisions) >= self._done or self._failing is not None or self._error is not None
+                )
+            )
+            if self._failing is not None:
+                raise error_for(self._failing)
             if self._error is not None:
                 raise self._error
-            assert self._decision is not None
-            return self._decision
+            return self._decisions[self._done - 1]
+
+    @property
+    def _failing(self) -> Decision | None:
+        """By which a part of the save has failed, for all."""
+        last = self._decisions[-1] if self._decisions else None
+        return None if last is None or last.outcome is Outcome.RELEASED else last
 
     def claim(self) -> None:
         """Of rank 0, when all have written: it is committed now, and may not fail any more for being late.
@@ -254,7 +266,7 @@ class Commitment:
         """
         self.join(timeout)
         with self._changed:
-            decision = self._confirmation or self._decision
+            decision = self._confirmation or self._failing
             if decision is not None and decision.outcome is not Outcome.RELEASED:
                 return error_for(decision)
             return self._error
@@ -318,18 +330,19 @@ class Commitment:
                     self._begun = self._begun or decision
                     self._began = self._began or time.monotonic()
                     self._changed.notify_all()
-                decision = self._until_all(lambda: self._written)
+                decision = self._until_done(1)
                 if self._goes_up or not (self._goes_on and GIVEN_UP in decision.payloads.values()):
                     break
                 # Others have only now given up an earlier save of this name: here all begin.
                 decision = self._begin()
-            if self._settle(decision, "not all ranks have written save {}", aborts=True):
-                # The others have nothing more to do.
-                self._settle(
-                    self._until_all(lambda: self._committed or not leads, commits=True),
-                    "all ranks have written save {}, and whether it was committed is not known",
-                    aborts=not leads,
-                )
+            for part in range(1, self._parts + 1):
+                if part > 1:
+                    decision = self._until_done(part)
+                if not self._settle(decision, "not all ranks have written save {}", aborts=True):
+                    return  # The others have nothing more to do.
+            confirmation = self._until_all(lambda: self._committed or not leads, commits=True)
+            otherwise = "all ranks have written save {}, and whether it was committed is not known"
+            self._settle(confirmation, otherwise, aborts=not leads)
         except MusterError as error:
             self._tell(error)
         except Exception as error:  # Whatever it is, the main thread waits for this one.
@@ -342,7 +355,7 @@ class Commitment:
     def _goes_on(self) -> bool:
         """Whether the main thread is still in the midst of it."""
         with self._changed:
-            return not self._written and not self._given_up and self._failure is None
+            return not self._done and not self._given_up and self._failure is None
 
     def _begin(self) -> Decision:
         """Go from barrier to barrier until all begin this save at one, or it comes to nothing.
@@ -391,6 +404,10 @@ class Commitment:
         """Whether who says this has still to come to this save."""
         return not word.startswith(BEGINS + AGAIN) and _order(word) < _order(self._word)
 
+    def _until_done(self, part: int) -> Decision:
+        """Until all have done so many parts."""
+        return self._until_all(lambda: self._done >= part)
+
     def _until_all(self, done: Callable[[], bool], *, commits: bool = False) -> Decision:
         """Go from barrier to barrier until all are done at one, or one fails.
 
@@ -428,9 +445,10 @@ class Commitment:
                 f"ended on ranks {quitters} before they were done. Their own errors say why."
             )
         with self._changed:
-            self._decision, self._confirmation = (
-                (self._decision, decision) if self._decision is not None else (decision, None)
-            )
+            if len(self._decisions) < self._parts:
+                self._decisions.append(decision)
+            else:
+                self._confirmation = decision
             self._error = error
             self._changed.notify_all()
         if decision.outcome is Outcome.RELEASED and error is None:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +19,23 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from muster.checkpoint.committed import UncommittedError
-from muster.checkpoint.directory import sync, write_marker
+from muster.checkpoint.damage import CorruptCheckpointError, Damage
+from muster.checkpoint.directory import sync, sync_file, write_marker, write_synced
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
-from muster.worker.integrations.aside import Aside, Marker, latest, read, sweep, sync_file
+from muster.worker.integrations.aside import (
+    Aside,
+    Marker,
+    ReplacedError,
+    corrupt,
+    find,
+    mark_damaged,
+    newest,
+    read,
+    sweep,
+)
 from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost, is_own
+from muster.worker.integrations.contents import gather_manifest, record_share, verify_share
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
@@ -188,7 +200,8 @@ class _Choice:
 
     tag: str | None
     """None: there is nothing to load."""
-    failure: str | None = None
+    error: Exception | None = None
+    """Why all fail."""
 
 
 _swept: set[Path] = set()
@@ -239,7 +252,7 @@ class _Saves:
         _check_names(save_dir, name)
         self._end_decoupled()
         said = f"{self._engine.global_steps} {name}"
-        commitment = Commitment(self._barrier, self._timeout, self._on_lost, name=said)
+        commitment = Commitment(self._barrier, self._timeout, self._on_lost, name=said, parts=2)
         with _told(commitment):
             aside = self._agree(commitment, folder, name)
         writer = self._engine.checkpoint_engine
@@ -261,28 +274,67 @@ class _Saves:
     def load_checkpoint(
         self, load_dir: str | os.PathLike[str], tag: object = None, *arguments: object, **options: object
     ) -> Loaded:
-        """DeepSpeed's: all ranks load.
+        """DeepSpeed's: all ranks load, what each has verified a share of.
 
         Raises:
+            CorruptCheckpointError: the tag that was named is damaged, or all are. All ranks raise it.
             UncommittedError: it is no committed checkpoint.
-            RuntimeError: it was replaced meanwhile.
+            RuntimeError: it was replaced meanwhile, or a rank could not read it.
+            OSError: rank 0 could not look for it.
         """
         if self._engine.load_universal_checkpoint():  # Made by a program, from what was committed.
             return cast("Loaded", self._load(load_dir, tag, *arguments, **options))
         self._end_decoupled()
         folder = Path(load_dir)
-        choice = _from_rank_0(_choose(folder, tag) if self._barrier.rank == 0 else _Choice(None))
-        if choice.failure is not None:
-            raise UncommittedError(choice.failure)
-        if choice.tag is None:
-            logger.warning("%s is not there: nothing is loaded", folder / LATEST)
-            return None, None
-        found, marker = _find(folder / choice.tag)
-        _check_same(folder / choice.tag, marker)
+        damaged: dict[Path, Damage] = {}
+        while True:
+            choice = _from_rank_0(_choose(folder, tag, damaged) if self._barrier.rank == 0 else _Choice(None))
+            if choice.error is not None:
+                raise choice.error
+            if choice.tag is None:
+                logger.warning("%s is not there: nothing is loaded", folder / LATEST)
+                return None, None
+            found, marker = _find(folder / choice.tag)
+            _check_same(folder / choice.tag, marker)
+            assert isinstance(marker, Marker)
+            damage = self._examine(found, marker)
+            if damage is None:
+                break
+            damaged[found] = damage
         where = found.relative_to(folder) if found.is_relative_to(folder) else found
         loaded: Loaded = self._load(str(load_dir), str(where), *arguments, **options)
         _check_same(folder / choice.tag, _find(folder / choice.tag)[1], marker)
         return loaded
+
+    def _examine(self, path: Path, marker: Marker) -> Damage | None:
+        """See, on all ranks, that a checkpoint is what was committed.
+
+        Returns:
+            What a rank has found damaged. Then it is marked.
+
+        Raises:
+            RuntimeError: a rank could not read it, or it was replaced meanwhile.
+        """
+        damage, failure = None, None
+        rank, world_size = self._barrier.rank, self._barrier.world_size
+        if marker.manifest is None and rank == 0:
+            logger.warning("%s has no digests: it is loaded unverified", path)
+        try:
+            damage = verify_share(path, marker.manifest, rank, world_size)
+            if damage is not None and read(path)[1] != marker:
+                raise ReplacedError(path)
+        except Exception as error:  # The others wait for this rank, whatever happens to it.
+            logger.exception("%s cannot be verified", path)
+            failure = failure_text(error)
+        found: Damage | None = None
+        for other, (theirs, why) in enumerate(_of_all((damage, failure))):
+            if why is not None:
+                raise RuntimeError(f"{path} cannot be loaded: rank {other} failed: {why}")
+            found = found or theirs
+        if found is not None and rank == 0:
+            with suppress(ReplacedError):  # Whatever it is now, it is not loaded.
+                mark_damaged(path, marker, found)
+        return found
 
     def _commit_decoupled_checkpoint(self) -> None:
         """DeepSpeed's, before a step changes what is being written: wait until it is, and commit it."""
@@ -359,6 +411,9 @@ class _Saves:
         with _told(save.commitment):
             _put_on_disk(save.files)
         try:
+            save.commitment.written()
+            with _told(save.commitment):
+                record_share(save.aside.unfinished, self._barrier.rank, self._barrier.world_size)
             decision = save.commitment.written()
             if self._barrier.rank == 0:
                 marker = Marker(
@@ -369,8 +424,9 @@ class _Saves:
                     decision.sequence,
                 )
                 with _told(save.commitment):
+                    manifest = gather_manifest(save.aside.unfinished, self._barrier.world_size)
                     save.commitment.claim()
-                    save.aside.commit(marker)
+                    save.aside.commit(marker, manifest)
                     self._unfinished = None
                     if save.save_latest:
                         _let_latest_name(save.folder, save.tag)
@@ -438,8 +494,7 @@ def _put_on_disk(files: list[Path]) -> None:
 def _let_latest_name(folder: Path, tag: str) -> None:
     """On rank 0: this is what DeepSpeed resumes from by itself. At each moment it is this or the last one."""
     unfinished = folder / f".{LATEST}"
-    unfinished.write_text(tag)
-    sync_file(unfinished)
+    write_synced(unfinished, tag.encode())
     unfinished.replace(folder / LATEST)
     sync(folder)
 
@@ -457,28 +512,40 @@ def _check_names(save_dir: object, tag: str) -> None:
 # ---------------------------------------------------------------------- a load
 
 
-def _choose(folder: Path, tag: object) -> _Choice:
-    """On rank 0: which tag is loaded."""
-    if tag is not None:
-        return _Choice(str(tag))
+def _choose(folder: Path, tag: object, damaged: Mapping[Path, Damage]) -> _Choice:
+    """On rank 0: which tag is loaded.
+
+    Args:
+        folder: of the checkpoints.
+        tag: what the script names; None: what ``latest`` names, or what was committed last.
+        damaged: what was found damaged just now.
+    """
     try:
-        named = (folder / LATEST).read_text().strip()
-    except FileNotFoundError:
-        return _Choice(None)
-    except (OSError, ValueError) as error:
-        return _Choice(None, f"{folder / LATEST} cannot be read: {error}.")
-    try:
-        read(folder / named)
-    except UncommittedError as error:
-        last = latest(folder)
-        if last is None:
-            return _Choice(None, _refusal(folder / named, error))
-        logger.warning("%s is passed over: %s; %s is loaded", folder / named, error, last)
+        if tag is not None:
+            found = find(folder / str(tag))
+            if found is not None and (damage := found.damage or damaged.get(found.path)) is not None:
+                return _Choice(None, corrupt(found.path, damage))
+            return _Choice(str(tag))
+        try:
+            named = (folder / LATEST).read_text().strip()
+        except FileNotFoundError:
+            return _Choice(None)
+        found = find(folder / named)
+        if found is not None and found.damage is None and found.path not in damaged:
+            return _Choice(named)
+        last = newest(folder, damaged.keys())
+    except (OSError, ValueError, CorruptCheckpointError) as error:
+        return _Choice(None, error)
+    if last is not None:
+        logger.warning("%s is passed over, since it is damaged or not committed; %s is loaded", named, last)
         return _Choice(last.name)
-    return _Choice(named)
+    if damaged:
+        return _Choice(None, corrupt(*list(damaged.items())[-1]))
+    _, why = _find(folder / named)
+    return _Choice(None, UncommittedError(str(why)))
 
 
-def _refusal(path: Path, error: UncommittedError) -> str:
+def _refusal(path: Path, error: Exception) -> str:
     return (
         f"{error} If it was saved before this job committed its checkpoints, and is known to be whole, say "
         f'so once: muster.worker.integrations.deepspeed.adopt("{path}").'
@@ -489,7 +556,7 @@ def _find(path: Path) -> tuple[Path, Marker | str]:
     """Where a checkpoint is, and what it is, or why it is none."""
     try:
         return read(path)
-    except UncommittedError as error:
+    except (UncommittedError, OSError) as error:
         return path, _refusal(path, error)
 
 

@@ -1,16 +1,37 @@
 """Checkpoints that are folders into which every rank writes, whatever it is that writes them."""
 
+import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.damage import CorruptCheckpointError, Damage
+from muster.checkpoint.directory import make_folder
+from muster.checkpoint.manifest import MANIFEST
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import error_for
-from muster.worker.integrations.aside import Aside, Marker, read, remove, sweep, sync_below
+from muster.worker.integrations.aside import (
+    Aside,
+    Found,
+    Marker,
+    ReplacedError,
+    all_damaged,
+    corrupt,
+    entries,
+    find,
+    mark_damaged,
+    read,
+    read_whole,
+    remove,
+    sweep,
+)
 from muster.worker.integrations.commitment import (
     Commitment,
     OnLost,
@@ -19,12 +40,22 @@ from muster.worker.integrations.commitment import (
     take_turn,
     told,
 )
-from muster.worker.saves.failure import failure_text
+from muster.worker.integrations.contents import gather_manifest, record_share, verify_share
+from muster.worker.saves.failure import cut, failure_text
+
+logger = logging.getLogger(__name__)
 
 ANOTHERS = b"."
 """What ranks say that look for no checkpoint, since rank 0 does."""
 NONE = b"/"
 """What rank 0 says that has found none; the root of all folders is none either."""
+CORRUPT = b"/\0"
+"""How rank 0's word begins if what is to be loaded is damaged, and why; no path has this in it."""
+SEPARATOR = b"\0"
+"""Between a marker and what is wrong with the checkpoint."""
+
+Find: TypeAlias = Callable[[Set[Path]], Path | None]
+"""Finds a checkpoint's name. It is given those that were found damaged just now."""
 
 
 class FolderSaves:
@@ -73,20 +104,17 @@ class FolderSaves:
         return self._barrier
 
     def save(
-        self,
-        barrier: GrpcBarrier,
-        path: Path,
-        write: Callable[[Path], None],
-        finish: Callable[[Path], None] = lambda _: None,
-        alias: str | None = None,
+        self, barrier: GrpcBarrier, path: Path, write: Callable[[Path], None], alias: str | None = None
     ) -> None:
         """All ranks save.
+
+        When all have written, each puts a share of it on the disk and digests it. Then rank 0 commits it,
+        with a manifest of the digests.
 
         Args:
             barrier: theirs.
             path: the checkpoint's name.
             write: writes this rank's part into a folder of the same name elsewhere.
-            finish: on rank 0, when all have written there: does what is left.
             alias: how what is not committed is named; default: as the others of these saves, so that they
                 are swept with it.
 
@@ -95,72 +123,103 @@ class FolderSaves:
             MusterError: a rank gave the save up.
             OutcomeUnknownError: the coordinator cannot be reached.
         """
-        commitment = Commitment(barrier, self._timeout, self._on_lost, name=path.name)
+        commitment = Commitment(barrier, self._timeout, self._on_lost, name=path.name, parts=2)
         alias = alias or self._name
         aside = Aside(path, barrier.generation, commitment.begun(), alias, path.name, barrier.run_id)
         place = aside.unfinished.parent
         with told(commitment):
+            make_folder(path.parent)
             write(aside.unfinished)
             place.mkdir(parents=True, exist_ok=True)
             _part(place, barrier.rank).touch()
+        commitment.written()
+        with told(commitment):
+            if barrier.rank == 0:
+                _check_whole(aside.unfinished, barrier.world_size)
+            record_share(aside.unfinished, barrier.rank, barrier.world_size)
         decision = commitment.written()
         if barrier.rank == 0:
             with told(commitment):
-                _check_whole(aside.unfinished, barrier.world_size)
-                finish(aside.unfinished)
-                sync_below(aside.unfinished)
+                manifest = gather_manifest(aside.unfinished, barrier.world_size)
                 # All others have written, and wait for this one.
                 sweep(path.parent, alias, but=aside.unfinished)
                 commitment.claim()
                 marker = (barrier.run_id, barrier.generation, barrier.world_size)
-                aside.commit(Marker(*marker, decision.prefix, decision.sequence))
+                aside.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
                 commitment.committed()
         commitment.confirmed()
 
-    def choose(self, barrier: GrpcBarrier, find: Callable[[], Path]) -> Path:
-        """The checkpoint that all ranks load: rank 0 finds it, and all see that it was committed.
+    def choose(self, barrier: GrpcBarrier, find: Find, *, verify: bool = True) -> Path:
+        """The checkpoint that all ranks load: rank 0 finds it, and all see that it is what was committed.
+
+        Each rank verifies a share of its files. If one finds damage, the checkpoint is marked, and rank 0
+        finds another. If it finds the same one, that is an error of all.
 
         Args:
             barrier: of the ranks.
             find: finds its name.
+            verify: whether its files are verified here; else they are where they are read.
 
         Raises:
             BarrierError: not all ranks have come, or one cannot load it; the message names who.
+            CorruptCheckpointError: it is damaged, or all are. All ranks raise it.
             MusterError: the ranks do not do the same.
             RuntimeError: they do not find the same.
             OSError, ValueError: this one cannot.
         """
-        chosen = self.choose_any(barrier, find)
+        chosen = self.choose_any(barrier, find, verify=verify)
         assert chosen is not None
         return chosen
 
-    def choose_any(self, barrier: GrpcBarrier, find: Callable[[], Path | None]) -> Path | None:
+    def choose_any(self, barrier: GrpcBarrier, find: Find, *, verify: bool = True) -> Path | None:
         """As :meth:`choose`, where rank 0 may find none: then that is what all hear."""
-
-        def name() -> bytes:
-            found = find()
-            return NONE if found is None else os.fsencode(read(found)[0])
-
         take_turn(barrier)
-        found = self._by_all(barrier, name if barrier.rank == 0 else lambda: ANOTHERS)
-        if found[0] == NONE:
-            return None
-        path = Path(os.fsdecode(found[0]))
+        damaged: dict[Path, Damage] = {}
+        while True:
+            mine = partial(_found, find, damaged) if barrier.rank == 0 else _anothers
+            word = self._by_all(barrier, mine)[0]
+            if word == NONE:
+                return None
+            if word.startswith(CORRUPT):
+                text = word.removeprefix(CORRUPT).decode("utf-8", "replace")
+                raise CorruptCheckpointError(text, tuple(damaged.values()))
+            path = Path(os.fsdecode(word))
+            damage = self._examine(barrier, path, verify=verify)
+            if damage is None:
+                return path
+            damaged[path] = damage
+
+    def _examine(self, barrier: GrpcBarrier, path: Path, *, verify: bool) -> Damage | None:
+        """See, on all ranks, that a checkpoint is the same to all, and what was committed.
+
+        Returns:
+            What a rank has found damaged. Then it is marked.
+        """
         # Who goes on alone would hang in the next collective.
-        markers = self._by_all(barrier, lambda: repr(read(path)[1]).encode())
-        if len(set(markers.values())) > 1:
+        words = self._by_all(barrier, partial(_seen, barrier, path, verify=verify))
+        said = [word.partition(SEPARATOR) for _, word in sorted(words.items())]
+        markers = {marker for marker, _, _ in said}
+        if len(markers) > 1:
             raise RuntimeError(
                 f"{path} is not the same checkpoint to all ranks: it was replaced just now, or one sees what "
                 "was there before. Load it again, on all ranks."
             )
-        return path
+        damages = [Damage(**json.loads(damage)) for _, _, damage in said if damage]
+        if not damages:
+            return None
+        if barrier.rank == 0:
+            with suppress(ReplacedError, UncommittedError, OSError):  # Whatever is there now is not loaded.
+                marker = read(path)[1]
+                if repr(marker).encode() in markers:
+                    mark_damaged(path, marker, damages[0])
+        return damages[0]
 
     def _by_all(self, barrier: GrpcBarrier, find: Callable[[], bytes]) -> Mapping[int, bytes]:
         """What all ranks find, if none fails at it."""
         found, failure = b"", None
         try:
             found = find()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # The others wait for this rank, whatever happens to it.
             failure = error
         word = None if failure is None else failure_text(failure)
         decision = barrier.vote(word, self._timeout, found)
@@ -184,19 +243,80 @@ def _check_joined(world_size: int) -> None:
         )
 
 
-def committed(folder: Path, named: str) -> list[Path]:
-    """The committed checkpoints, in the order of their numbers.
+def _anothers() -> bytes:
+    return ANOTHERS
+
+
+def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
+    """What rank 0 says of the checkpoint that it has found.
+
+    Raises:
+        UncommittedError: it was not committed.
+        OSError: that cannot be read.
+    """
+    try:
+        name = find_name(damaged.keys())
+        if name is not None and (path := read_whole(name)[0]) not in damaged:
+            return os.fsencode(path)
+    except CorruptCheckpointError as error:
+        return CORRUPT + cut(str(error)).encode()
+    except UncommittedError:
+        if not damaged:
+            raise
+    if not damaged:
+        return NONE
+    path, damage = list(damaged.items())[-1]
+    return CORRUPT + cut(str(corrupt(path, damage))).encode()
+
+
+def _seen(barrier: GrpcBarrier, path: Path, *, verify: bool) -> bytes:
+    """What a rank says of a checkpoint that it is to load.
+
+    Raises:
+        ReplacedError: another one has its name now.
+        UncommittedError: it was not committed.
+        OSError: it cannot be read.
+    """
+    marker = read(path)[1]
+    damage = verify_share(path, marker.manifest, barrier.rank, barrier.world_size) if verify else None
+    if verify and marker.manifest is None and barrier.rank == 0:
+        logger.warning("%s has no digests: it is loaded unverified", path)
+    if damage is None:
+        return repr(marker).encode()
+    if read(path)[1] != marker:
+        raise ReplacedError(path)
+    return repr(marker).encode() + SEPARATOR + json.dumps(asdict(damage)).encode()
+
+
+# ---------------------------------------------------------------------- checkpoints of numbers
+
+
+def committed(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> list[Path]:
+    """The committed checkpoints, in the order of their numbers, without those that were found damaged.
 
     Args:
         folder: where checkpoints have their names.
         named: how these begin; a number follows.
+        excluded: those that were found damaged just now.
+
+    Raises:
+        OSError: they cannot be read.
     """
-    return [path for path in _numbered(folder, named) if _is_committed(path)]
+    looks = ((path, find(path)) for path in _numbered(folder, named) if path not in excluded)
+    return [path for path, found in looks if found is not None and found.damage is None]
 
 
-def rotate(checkpoints: list[Path], limit: int, kept: Set[Path]) -> None:
-    """Remove what is :func:`stale`."""
-    for old in stale(checkpoints, limit, kept):
+def damaged(folder: Path, named: str) -> list[Found]:
+    """The committed checkpoints that were found damaged; the arguments are those of :func:`committed`."""
+    looks = (find(path) for path in _numbered(folder, named))
+    return [found for found in looks if found is not None and found.damage is not None]
+
+
+def rotate(folder: Path, named: str, limit: int, kept: Set[Path]) -> None:
+    """Remove what is :func:`stale`; the first arguments are those of :func:`committed`."""
+    for old in stale(committed(folder, named), limit, kept):
+        remove(old)
+    for old in outdated(folder, named, limit):
         remove(old)
 
 
@@ -204,7 +324,7 @@ def stale(checkpoints: list[Path], limit: int, kept: Set[Path] = frozenset()) ->
     """The oldest, by when they were committed: their numbers may be of a run that was rolled back.
 
     Args:
-        checkpoints: those that are committed.
+        checkpoints: those that are committed and whole.
         limit: how many are to be left.
         kept: those that stay in any case.
     """
@@ -212,18 +332,36 @@ def stale(checkpoints: list[Path], limit: int, kept: Set[Path] = frozenset()) ->
     return others[: max(0, len(checkpoints) - limit)]
 
 
+def outdated(folder: Path, named: str, limit: int) -> list[Path]:
+    """The damaged checkpoints after which so many whole ones were committed: nobody needs their rests."""
+    whole = [_committed_at(path) for path in committed(folder, named)]
+    return [
+        one.path
+        for one in damaged(folder, named)
+        if sum(at > _committed_at(one.path) for at in whole) >= limit
+    ]
+
+
 def _committed_at(path: Path) -> float:
-    return (path / MARKER).stat().st_mtime
+    """When a checkpoint was committed, in seconds; the marker of a damaged one may be lost."""
+    try:
+        return (path / MARKER).stat().st_mtime
+    except FileNotFoundError:
+        return (path / MANIFEST).stat().st_mtime
 
 
-def newest(folder: Path, named: str) -> Path:
-    """The committed checkpoint of the highest number; the arguments are those of :func:`committed`.
+def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
+    """The whole checkpoint of the highest number; the arguments are those of :func:`committed`.
 
     Raises:
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
         UncommittedError: there is none.
+        OSError: they cannot be read.
     """
-    if found := committed(folder, named):
+    if found := committed(folder, named, excluded):
         return found[-1]
+    if marked := damaged(folder, named):
+        raise all_damaged(marked)
     others = ", ".join(path.name for path in _numbered(folder, named))
     written = f"; {others} were written by something else" if others else ""
     raise UncommittedError(
@@ -232,15 +370,9 @@ def newest(folder: Path, named: str) -> Path:
 
 
 def _numbered(folder: Path, named: str) -> list[Path]:
-    numbers = {path: path.name.removeprefix(named) for path in folder.glob(f"{named}*")}
+    numbers = {path: path.name.removeprefix(named) for path in entries(folder) if path.name.startswith(named)}
     there = [path for path in numbers if numbers[path].isdecimal()]
     return sorted(there, key=lambda path: int(numbers[path]))
-
-
-def _is_committed(path: Path) -> bool:
-    with suppress(UncommittedError):
-        return bool(read(path))
-    return False
 
 
 def _part(place: Path, rank: int) -> Path:

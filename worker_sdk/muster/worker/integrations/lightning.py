@@ -4,6 +4,7 @@ Tried with Lightning 2.6.6, as ``lightning.pytorch``. Where its strategies diffe
 """
 
 import inspect
+import logging
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,15 +27,33 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.damage import CorruptCheckpointError, Damage
+from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations import aside as folders
-from muster.worker.integrations.aside import Aside, Marker, check_name, read, remove, restore, sync_below
+from muster.worker.integrations.aside import (
+    Aside,
+    Marker,
+    ReplacedError,
+    check_name,
+    corrupt,
+    damage_of,
+    entries,
+    mark_damaged,
+    read,
+    read_whole,
+    remove,
+    restore,
+)
 from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
+from muster.worker.integrations.contents import gather_manifest, record_share, verify_share
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 from muster.worker.saves.written import check_files, lengths
 
 __all__ = ["committed", "latest"]
+
+logger = logging.getLogger(__name__)
 
 TRIED = "Lightning 2.6.6"
 PREFIX = "checkpoint/lightning"
@@ -110,19 +129,29 @@ def committed(
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The checkpoint in a folder that was committed last; what is not committed or not whole is passed over.
+    """The checkpoint in a folder that was committed last.
+
+    What is not committed or not whole is passed over, and so is what was found damaged.
 
     Args:
         folder: where checkpoints have their names, such as ``ModelCheckpoint``'s ``dirpath``.
+
+    Raises:
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
+        OSError: they cannot be read.
     """
     found: dict[Path, float] = {}
-    for path in Path(folder).glob("[!.]*.ckpt"):
-        with suppress(OSError):
-            if path.is_file() and zipfile.is_zipfile(path):
-                found[path] = path.stat().st_mtime
-    with suppress(OSError):
+    for path in entries(Path(folder)):
+        if path.name.endswith(".ckpt") and not path.name.startswith("."):
+            with suppress(FileNotFoundError):  # It was removed just now.
+                if path.is_file() and zipfile.is_zipfile(path):
+                    found[path] = path.stat().st_mtime
+    try:
         if (newest := folders.latest(folder)) is not None:
-            found[newest] = (newest / MARKER).stat().st_mtime
+            found[newest] = (read(newest)[0] / MARKER).stat().st_mtime
+    except CorruptCheckpointError:
+        if not found:
+            raise
     return max(found, key=lambda path: found[path]) if found else None
 
 
@@ -157,7 +186,7 @@ class _Saves:
 
     def begin(self, barrier: GrpcBarrier, step: object) -> Commitment:
         """A save of a step, on all ranks."""
-        return Commitment(barrier, self._timeout, self._on_lost, name=f"step {step}")
+        return Commitment(barrier, self._timeout, self._on_lost, name=f"step {step}", parts=2)
 
     def make_room(self, aside: Aside) -> None:
         """On rank 0, before it is written: remove what failed saves have left.
@@ -172,8 +201,8 @@ class _Saves:
         self._unfinished = aside
         aside.prepare()
 
-    def commit(self, aside: Aside, marker: Marker) -> None:
-        """On rank 0, when all have written.
+    def commit(self, aside: Aside, marker: Marker, manifest: Manifest | None) -> None:
+        """On rank 0, when all have written, and digested it; a file has no manifest.
 
         Raises:
             OSError: it is not what was written, or could not be committed.
@@ -183,8 +212,8 @@ class _Saves:
                 f"{aside.path} is a file, which no rename can replace by a folder of shards. Move it away, "
                 "or save under another name."
             )
-        _put_on_disk(aside.unfinished)
-        aside.commit(marker)
+        _check_shards(aside.unfinished)
+        aside.commit(marker, manifest)
         self._unfinished = None
 
 
@@ -249,7 +278,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         aside = Aside(path, barrier.generation, commitment.number, alias)
         checkpoint[SAVE] = f"{barrier.run_id} {barrier.generation}-{commitment.number}"
         with told(commitment):
-            self._prepare(aside, checkpoint.get("global_step"))
+            folder = self._prepare(aside, checkpoint.get("global_step"))
             # Where it writes, rank 0 says, to all.
             super().save_checkpoint(checkpoint, aside.unfinished, storage_options)
             if self.is_global_zero and not aside.unfinished.exists():
@@ -257,14 +286,21 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                     f"{type(self.checkpoint_io).__name__} has not written {aside.unfinished} when it was to. "
                     "One that writes later cannot be committed: take another."
                 )
+        commitment.written()
+        with told(commitment):
+            if folder is not None and folder.is_dir():
+                record_share(folder, self.global_rank, self._digesting)
         decision = commitment.written()
         if self.is_global_zero:
             with told(commitment):
+                manifest = None
+                if aside.unfinished.is_dir():
+                    manifest = gather_manifest(aside.unfinished, self._digesting)
                 marker = Marker(
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
                 )
                 commitment.claim()
-                self._saves.commit(aside, marker)
+                self._saves.commit(aside, marker, manifest)
                 commitment.committed()
         commitment.confirmed()
 
@@ -274,11 +310,15 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         """Lightning's: all ranks load.
 
         Raises:
+            CorruptCheckpointError: it is damaged. All ranks raise it.
             UncommittedError: there is no committed checkpoint of this name.
             RuntimeError: it was replaced meanwhile.
+            OSError: it cannot be read.
         """
         path = Path(self.broadcast(checkpoint_path))
         found, marker = self._by_all(partial(self._find, path))
+        if marker is not None:
+            self._verify(found, marker)
         try:
             loaded: dict[str, Any] = super().load_checkpoint(found, weights_only)
         except Exception as error:
@@ -293,7 +333,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
 
         def check() -> None:
             if mine != theirs or (marker is not None and read(path)[1] != marker):
-                raise RuntimeError(f"{path} was replaced while it was loaded. Load it again, on all ranks.")
+                raise ReplacedError(path)
 
         self._by_all(check)
         return loaded
@@ -303,13 +343,23 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         if self.is_global_zero:
             remove(Path(filepath))
 
-    def _prepare(self, aside: Aside, step: int | None) -> None:
-        """Before it is written. Of ranks that a signal has interrupted, each may be at another step."""
+    @property
+    def _digesting(self) -> int:
+        """How many ranks digest what was written."""
+        return 1 if isinstance(self, DDPStrategy) else self.world_size
+
+    def _prepare(self, aside: Aside, step: int | None) -> Path | None:
+        """Before it is written. Of ranks that a signal has interrupted, each may be at another step.
+
+        Returns:
+            Where it is written; None if this rank writes nothing.
+        """
         if isinstance(self, DDPStrategy):  # Rank 0 alone writes, and no collective has to be waited for.
-            if self.is_global_zero:
-                self._saves.make_room(aside)
-            return
-        leader = self.broadcast(step)
+            if not self.is_global_zero:
+                return None
+            self._saves.make_room(aside)
+            return aside.unfinished
+        leader, where = self.broadcast((step, aside.unfinished))
 
         def prepare() -> None:
             if leader != step:
@@ -321,18 +371,39 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                 self._saves.make_room(aside)
 
         self._by_all(prepare)
+        return Path(where)
 
     def _find(self, path: Path) -> tuple[Path, Marker | None]:
         """Where a checkpoint is, and what it is; that of a file stands in it."""
         if path.is_file():
             return path, None
-        found, marker = read(path)
-        if self.is_global_zero:
+        found, marker = read_whole(path)
+        if self.is_global_zero and marker.manifest is None:
+            logger.warning("%s has no digests: it is loaded unverified", found)
             try:
                 _check_shards(found)
             except OSError as error:
                 raise UncommittedError(f"{path} is not whole any more: {error}") from error
         return found, marker
+
+    def _verify(self, path: Path, marker: Marker) -> None:
+        """See, on all ranks, that a folder is what was committed; each reads a share of it.
+
+        Raises:
+            CorruptCheckpointError: it is not. It is marked.
+            ReplacedError: another one has its name now.
+        """
+
+        def verify() -> Damage | None:
+            damage = verify_share(path, marker.manifest, self.global_rank, self.world_size)
+            if damage is not None:
+                mark_damaged(path, marker, damage)
+            return damage
+
+        damage = self._by_all(verify)
+        if not self.reduce_boolean_decision(damage is None):
+            elsewhere = Damage("a file", "another rank has found it damaged; its log says more")
+            raise corrupt(path, damage_of(path) or damage or elsewhere)
 
     def _by_all(self, step: Callable[[], T]) -> T:
         """What all ranks do, or fail at: one that goes on alone would hang in the next collective."""
@@ -373,12 +444,6 @@ def _check_io(io: object) -> None:
                 "it out of the trainer's plugins."
             )
         io = getattr(io, "checkpoint_io", None)
-
-
-def _put_on_disk(unfinished: Path) -> None:
-    """Whatever is in it, and is in it whole."""
-    sync_below(unfinished)
-    _check_shards(unfinished)
 
 
 def _check_shards(folder: Path) -> None:

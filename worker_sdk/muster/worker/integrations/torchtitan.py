@@ -5,6 +5,7 @@ Tried with torchtitan 0.3.0. Where its manager differs, the import says so.
 
 import inspect
 import logging
+from collections.abc import Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 from torchtitan.components.checkpointer import MODEL, AsyncMode, CheckpointManager
@@ -19,10 +21,11 @@ from torchtitan.tools import filesystem
 from torchtitan.tools.utils import GarbageCollection
 
 from muster.checkpoint.committed import UncommittedError
-from muster.worker.integrations.aside import read, restore, retire, sweep
+from muster.checkpoint.damage import DAMAGED
+from muster.worker.integrations.aside import all_damaged, read, restore, retire, sweep
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commitment import OnLost
-from muster.worker.integrations.folders import FolderSaves, committed, stale
+from muster.worker.integrations.folders import FolderSaves, committed, damaged, outdated, stale
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommittedCheckpointManager", "latest"]
@@ -179,20 +182,38 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 
         Raises:
             BarrierError: not all ranks have come, or one does not see it; the message names who.
+            CheckpointException: the step was named, and is damaged.
+            CorruptCheckpointError: the step was named and is known to be damaged; or all are.
             UncommittedError: the step was named, and not committed.
         """
         folder = Path(self.folder)
 
-        def find() -> Path | None:
+        passed: set[Path] = set()
+        damage: CheckpointException | None = None
+
+        def find_name(_: Set[Path]) -> Path | None:
             if not self.load_only and self.save_future is None:
                 restore(folder)
                 sweep(folder)
             if step == -1:
-                return latest(folder)
+                return _newest(folder, passed)
             return _in_its_place(folder / f"{NAMED}{step}")
 
-        self._loaded = self._saves.choose_any(self._saves.meet(*_ranks()), find)
-        return bool(super()._load(-1 if self._loaded is None else int(self._loaded.name.removeprefix(NAMED))))
+        while True:
+            # What it holds is verified by its reader, item by item.
+            self._loaded = self._saves.choose_any(self._saves.meet(*_ranks()), find_name, verify=False)
+            if self._loaded is None:
+                if damage is not None:
+                    raise damage
+                return bool(super()._load(-1))
+            try:
+                return bool(super()._load(int(self._loaded.name.removeprefix(NAMED))))
+            except CheckpointException as error:  # The same on all ranks.
+                if step != -1 or not _is_damage(error):
+                    raise
+                damage = error
+                passed.add(self._loaded)
+                logger.warning("%s is damaged: all ranks load the one before", self._loaded)
 
     def _find_load_step(self, folder: str = "") -> int:
         """torchtitan's, for each rank; asked only where rank 0 has found none for all."""
@@ -203,9 +224,11 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         if not self._should_purge():
             return
         try:
-            found = _resumable(self.folder)
+            found = _resumable(Path(self.folder))
             used = (*found[-1:], self._loaded, self._writing)
             for old in stale(found, self.keep_latest_k, {path for path in used if path is not None}):
+                self.purge_queue.put(str(retire(old)))
+            for old in outdated(Path(self.folder), NAMED, self.keep_latest_k):
                 self.purge_queue.put(str(retire(old)))
         except (OSError, UncommittedError) as error:  # Rank 0 alone must not stop for this.
             logger.warning("old checkpoints in %s are not removed: %s", self.folder, error)
@@ -240,17 +263,30 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 def latest(folder: str | Path) -> Path | None:
     """The committed checkpoint of the highest step in a folder, to go on from.
 
+    What was found damaged is passed over.
+
     Args:
         folder: of the job's checkpoints: torchtitan's dump folder, and the name of the configuration's.
+
+    Raises:
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
     """
-    found = _resumable(folder)
-    return found[-1] if found else None
+    return _newest(Path(folder))
 
 
-def _resumable(folder: str | Path) -> list[Path]:
+def _newest(folder: Path, excluded: Set[Path] = frozenset()) -> Path | None:
+    """As :func:`latest`, but for those that were found damaged just now."""
+    if found := _resumable(folder, excluded):
+        return found[-1]
+    if marked := damaged(folder, NAMED):
+        raise all_damaged(marked)
+    return None
+
+
+def _resumable(folder: Path, excluded: Set[Path] = frozenset()) -> list[Path]:
     """The committed checkpoints to go on from, in the order of their steps."""
     return [
-        one for one in committed(Path(folder), NAMED) if (one / METADATA).exists() and read(one)[0] == one
+        one for one in committed(folder, NAMED, excluded) if (one / METADATA).exists() and read(one)[0] == one
     ]
 
 
@@ -263,6 +299,11 @@ def _in_its_place(path: Path) -> Path:
     if read(path)[0] != path:
         raise UncommittedError(f"{path} is being replaced, or was when its job was killed. Name another.")
     return path
+
+
+def _is_damage(error: CheckpointException) -> bool:
+    # Torch makes an error of its own of what the reader raises for the metadata; the text has the name.
+    return any(DAMAGED in str(failure) for failure, _ in error.failures.values())
 
 
 def _ranks() -> tuple[int, int]:

@@ -4,7 +4,7 @@ Tried with transformers 5.23.0. Where its trainer differs, the import says so.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -17,7 +17,7 @@ from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.aside import restore, sweep
 from muster.worker.integrations.commitment import OnLost
-from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
+from muster.worker.integrations.folders import FolderSaves, newest, rotate
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommitCallback", "latest"]
@@ -117,18 +117,17 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
                 write()
             if state.best_model_checkpoint == str(unfinished):
                 state.best_model_checkpoint = str(path)
-
-        def finish(unfinished: Path) -> None:
-            state.save_to_json(str(unfinished / STATE))
+            if barrier.rank == 0:  # It has written the state with the other name.
+                state.save_to_json(str(unfinished / STATE))
 
         try:
-            self._saves.save(barrier, path, write_aside, finish)
+            self._saves.save(barrier, path, write_aside)
         except BaseException:
             state.best_model_checkpoint = best
             raise
         if barrier.rank == 0 and args.save_total_limit:
             kept = {path, Path(state.best_model_checkpoint or path)}
-            rotate(committed(folder, f"{NAMED}-"), args.save_total_limit, kept)
+            rotate(folder, f"{NAMED}-", args.save_total_limit, kept)
 
     def resume(self, args: TrainingArguments, asked: str | bool) -> str:
         """Where all ranks resume from.
@@ -139,23 +138,29 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
 
         Raises:
             BarrierError: not all ranks have come, or one cannot resume from it; the message names who.
+            CorruptCheckpointError: what was asked for is damaged, or all checkpoints are. All ranks raise it.
             UncommittedError: there is no committed checkpoint.
         """
 
-        def find() -> Path:
-            return newest(Path(args.output_dir), f"{NAMED}-") if asked is True else Path(str(asked))
+        def find_name(damaged: Set[Path]) -> Path:
+            return newest(Path(args.output_dir), f"{NAMED}-", damaged) if asked is True else Path(str(asked))
 
-        return str(self._saves.choose(self._meet(args), find))
+        return str(self._saves.choose(self._meet(args), find_name))
 
     def _meet(self, args: TrainingArguments) -> GrpcBarrier:
         return self._saves.meet(args.process_index, args.world_size)
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The committed checkpoint of the highest step in a folder; what is not committed is passed over.
+    """The committed checkpoint of the highest step in a folder.
+
+    What is not committed is passed over, and so is what was found damaged.
 
     Args:
         folder: the trainer's ``output_dir``.
+
+    Raises:
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
     """
     with suppress(UncommittedError):
         return newest(Path(folder), f"{NAMED}-")

@@ -119,8 +119,9 @@ class ForkCaller:
 def _on_host(request: AsyncRequest) -> AsyncRequest:
     """The same request, which a forked child sees as it is now."""
     request = request.preloaded()
-    args, kwargs = unshared((request.async_fn_args, request.async_fn_kwargs))
+    # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
     synchronize()
+    args, kwargs = unshared((request.async_fn_args, request.async_fn_kwargs))
     return request._replace(async_fn_args=args, async_fn_kwargs=kwargs)
 
 
@@ -144,16 +145,16 @@ class ForkedWrite:
         left = self._started + timeout - time.monotonic()
         if not process.wait(left) and process.reason is None:
             self.abort(_too_long(self.pid, timeout))
-            process.wait(left)
+            process.wait(0)
         self._request = None
         seconds = time.monotonic() - self._started
         if not process.ended():
-            process.reap_later(self._let_go)
+            process.reap_later(self._finish)
             return Ending(process.stuck_text(), seconds)
-        return Ending(self._let_go(), seconds)
+        return Ending(self._finish(), seconds)
 
-    def _let_go(self) -> str | None:
-        """The child has ended: say why the write failed, if it did."""
+    def _finish(self) -> str | None:
+        """Reap the child, which has ended, and say why the write failed, if it did."""
         try:
             status = self._child.process.status()
             written, said = child.read_report(self._child.report, self.pid)
@@ -284,7 +285,7 @@ class _Worker:
         self.pid = self.process.pid
         self._writer = WriterProcess(self.pid)
         # Before multiprocessing waits for its processes when this one ends, or when nobody holds it any more.
-        util.Finalize(self, _let_go, args=(self._writer,), exitpriority=0)
+        util.Finalize(self, _abandon, args=(self._writer,), exitpriority=0)
         self._reaping = threading.Lock()
         self._given_up = False
 
@@ -367,8 +368,8 @@ class _Worker:
         self.pipe.close()
 
 
-def _let_go(writer: WriterProcess) -> None:
-    """Nobody holds a worker or its writes any more. This may be the garbage collector: do not wait."""
+def _abandon(writer: WriterProcess) -> None:
+    """End a worker that nobody holds any more. The garbage collector may call this: do not wait."""
     writer.kill("nobody needs it any more")
     writer.close()
 

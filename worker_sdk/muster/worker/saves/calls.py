@@ -1,14 +1,12 @@
 """What a queue knows of each of its saves."""
 
-from collections import deque
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from threading import Thread
+from dataclasses import dataclass
+from typing import Any
 
 from muster.worker.decision import Decision
-from muster.worker.errors import MusterError, OutcomeUnknownError
 from muster.worker.saves.callers import Write
-from muster.worker.saves.failure import save_error
 from muster.worker.saves.request import AsyncRequest
 
 
@@ -37,55 +35,65 @@ class SaveTimings:
         return self.preload + self.start + self.finalize
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
-    """A save that is not finalized."""
+    """A save that is not finalized: everything about it but its state, which the ledger has.
 
+    It goes from thread to thread with the events and orders about it, and only the thread that has it changes
+    it: its caller, then the voter, then whoever finalizes it.
+    """
+
+    owner: object
+    """The queue, which must live until the save is decided and cleaned up after; None from then on."""
     request: AsyncRequest
+    """Without what is to be written, which must not be kept until the end: it may be large."""
     name: str
-    """For people."""
-    write: Write | None
-    timings: SaveTimings
+    """For people; empty until it has its number, if it has no other name."""
     on_written: Callable[[], None] | None = None
     commit: Callable[[Decision], None] | None = None
     on_decided: Callable[[], None] | None = None
-    failure: str | None = None
-    """Why it could not be begun."""
-    written: bool = False
-    """Whether every rank has written."""
-    decision: Decision | None = None
-    error: MusterError | None = None
-    """Why there is no decision."""
+    prepared: float = 0.0
+    """Seconds that the training thread has waited before the save was scheduled."""
+    ticket: weakref.ref[Any] | None = None
+    """Tells the keeper that the caller's frame is gone."""
+    idx: int = -1
+    """Its number; -1 until it is reserved."""
+    write: Write | None = None
+    seconds: float = 0.0
+    """Of the write."""
+    written: Decision | None = None
+    """The release by which every rank has written."""
+    commit_failure: str | None = None
+    """Why this rank's commit failed."""
+    voted_at: float | None = None
+    """When this rank first arrived at the barrier, on the monotonic clock."""
+    written_at: float | None = None
+    """When it heard that every rank has written."""
+    decided_at: float | None = None
 
-    @property
-    def decided(self) -> bool:
-        """Whether it is known how it ended, or that it is not."""
-        return self.decision is not None or self.error is not None
+    def number(self, idx: int) -> None:
+        """Take a number."""
+        self.idx = idx
+        self.name = self.name or f"save {idx}"
 
-    def failed(self) -> MusterError | None:
-        """Why a save that is decided must not be finalized."""
-        assert self.decided
-        if self.decision is None or self.decision.released:
-            return self.error
-        return save_error(self.name, self.request.call_idx, self.decision, written=self.written)
+    def timings(self, finalize: float) -> SaveTimings:
+        """Where its time went.
 
-
-@dataclass(slots=True)
-class State:
-    """The saves of a queue, also after an abort. The queue's lock guards it."""
-
-    calls: deque[Call] = field(default_factory=deque)
-    """Not finalized, oldest first."""
-    decide: Callable[[], None] | None = None
-    """Decides those that are not; None if there are none, so that the thread that calls it holds no queue."""
-    unknown: OutcomeUnknownError | None = None
-    """Why the oldest of them is not decided: the coordinator has been away for as long as a save may take."""
-    closing: bool = False
-    decider: Thread | None = None
-    """The thread that has claimed to decide. It gives that up when nothing is left to decide and the queue
-    closes, or at once if it stands in for a thread that could not be started."""
-
-    @property
-    def undecided(self) -> list[Call]:
-        """Oldest first."""
-        return [call for call in self.calls if not call.decided]
+        Args:
+            finalize: seconds of the finalize functions.
+        """
+        preload, start = (
+            (self.write.preload_seconds, self.write.start_seconds) if self.write is not None else (0.0, 0.0)
+        )
+        voted = self.voted_at or 0.0
+        decided = self.decided_at or voted
+        written = self.written_at or decided
+        return SaveTimings(
+            self.idx,
+            self.prepared + preload,
+            start,
+            self.seconds,
+            written - voted,
+            decided - written,
+            finalize,
+        )

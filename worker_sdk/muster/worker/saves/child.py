@@ -67,7 +67,7 @@ def _settle_down(report: int, parent: int) -> None:
     # As in any child of multiprocessing: a manager's proxy opens a connection of its own, instead of using
     # the parent's, whose number would soon be another file's.
     util._run_after_forkers()  # type: ignore[attr-defined]
-    _let_go_of_sockets(report)
+    _replace_sockets(report)
     # The parent's threads are not here: work that was shared among them would wait for ever.
     torch.set_num_threads(1)
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
@@ -79,7 +79,7 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _let_go_of_sockets(spared: int) -> None:
+def _replace_sockets(spared: int) -> None:
     """The other side of a connection must see it end with the parent, not with the child.
 
     Their numbers stay taken, by ``/dev/null``: objects of the parent may still close them here, and must not

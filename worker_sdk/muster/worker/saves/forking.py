@@ -36,13 +36,13 @@ class Child:
     """The file descriptor on which it reports."""
 
     def end(self) -> None:
-        """SIGKILL it, and let go of it."""
+        """SIGKILL it, reap it, and close what is open for it."""
         self.process.kill("it was not needed")
         self.process.status()
         self.close()
 
     def close(self) -> None:
-        """Let go of one that has ended."""
+        """Close what is open for a child that has ended."""
         self.process.close()
         os.close(self.report)
 

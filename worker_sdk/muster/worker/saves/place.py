@@ -125,7 +125,7 @@ class Place(Protocol):
 
         Raises:
             OSError: it cannot be looked for.
-            UncommittedError: it may be one of which only another version of Muster knows.
+            LaterVersionError: there is one that only another version of Muster can read.
         """
 
     def read(self, path: Path | str) -> Committed:

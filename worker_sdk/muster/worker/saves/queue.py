@@ -5,33 +5,61 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
+from typing import Any
 
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.decision import Decision, Outcome
-from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
-from muster.worker.pending import EarlyWarning
+from muster.worker.decision import Decision
+from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import drop_in
-from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller, Write
-from muster.worker.saves.calls import Call, SaveTimings, State
-from muster.worker.saves.failure import different_saves, early_hint, failure_text
+from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
+from muster.worker.saves.calls import Call, SaveTimings
+from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group, default_barrier
+from muster.worker.saves.keeper import Keeper
+from muster.worker.saves.ledger import (
+    Abandoned,
+    Abort,
+    CheckOpen,
+    Close,
+    EndWrites,
+    Event,
+    Filled,
+    Forget,
+    Look,
+    Outcome,
+    Over,
+    QueueState,
+    Reserve,
+    Take,
+    View,
+    Wait,
+)
 from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
+from muster.worker.saves.voter import Voter
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = 1200.0
 """Seconds for a write and for the others' writes; Orbax's default for an asynchronous save."""
-EARLY_WARNING = 10.0
-"""Seconds, beyond as long again as its own write took, after which a rank logs whom a queue's first save
-waits for. Ranks write for about as long as each other: who is later than that has often not begun. It is soon
-enough for the one who has just started the job, and well below the timeout."""
+
+
+class _Ticket:
+    """Belongs to the frame that begins a save. When the frame is gone, the save is abandoned, if not filled.
+
+    The caller may be interrupted between any two bytecodes, also while it handles an interrupt. But its frame
+    ends in any case, and the ticket with it. The callback of the ticket's weak reference then hands the event
+    in without a bytecode. After the save was filled the event is stale, and changes nothing. While a
+    traceback keeps the frame, the thread's next save or the end of the queue has the same effect.
+    """
+
+    __slots__ = ("__weakref__",)
 
 
 class AsyncCallsQueue:
@@ -60,6 +88,7 @@ class AsyncCallsQueue:
         ValueError: another queue that is open decides by the same group; there is no such priority; or the
             timeout is not a finite number above 0.
         MusterError: the group had a save whose outcome this rank does not know.
+        RuntimeError: no thread can be started.
     """
 
     def __init__(
@@ -77,43 +106,29 @@ class AsyncCallsQueue:
         caller: AsyncCaller | None = None,
     ) -> None:
         check_timeout(timeout)
+        self._owner = os.getpid()
         self._barrier = barrier or default_barrier()
-        self._commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")
+        commits = self._barrier.sibling(f"{self._barrier.prefix}/commit")
         self._agreement = self._barrier.sibling(f"{self._barrier.prefix}/agreement")
         priority = Priority(cpu_priority, io_priority)
         self._caller = caller or (PersistentCaller(priority) if persistent else ForkCaller())
-        self._timeout = timeout
         self._on_saved = on_saved
-        self._lock = threading.RLock()
-        """Entered by itself: an interrupt in a condition's own entry or exit, which are Python, leaves it
-        held."""
-        self._changed = threading.Condition(self._lock)
-        self._state = State()
-        self._thread: threading.Thread | None = None
-        """Decides. None before the first save, after a close or an abort, and where none could be started."""
-        self._ending = threading.RLock()
-        """Held by who ends the queue: two of them, and the slower would end what was opened again."""
-        self.next_idx = 0
-        """The number of the save that is scheduled next."""
-        self._group = Group.of(self._barrier)
-        self._owner = os.getpid()
-        self._open = False
-        self._may_go_on = False
-        """Whether it was aborted, and not closed."""
-        self._agreed = False
-        """Whether a save was released: all ranks make the same saves."""
-        self._aborted_at: int | None = None
-        """The number that came next when it was last aborted; None if it never was."""
-        self._begin()
+        voter = Voter(self._barrier, commits, timeout)
+        self._keeper = Keeper(Group.of(self._barrier), self._caller, voter)
+        # An interrupt can hide in __del__, but not in this.
+        self._keeper.watched = weakref.ref(self, self._keeper.putter(Forget()))
+        self.check_open()
         drop_in.made.add(self)
 
     def __del__(self) -> None:
         """Nobody holds it any more, and all that it scheduled is decided. Nothing here may wait."""
-        if getattr(self, "_open", False) and os.getpid() == self._owner and not sys.is_finalizing():
-            self._group.drop()
-            self._say_closing()
-            if self._state.calls:
-                logger.warning("%d saves were not finalized: their queue is gone", len(self._state.calls))
+        keeper: Keeper | None = getattr(self, "_keeper", None)
+        if keeper is None or os.getpid() != self._owner or sys.is_finalizing():
+            return
+        view = keeper.view
+        keeper.drop_group()
+        if view.state is QueueState.OPEN and view.unfinalized:
+            logger.warning("%d saves were not finalized: their queue is gone", view.unfinalized)
 
     @classmethod
     def get_instances(cls) -> list["AsyncCallsQueue"]:
@@ -154,13 +169,18 @@ class AsyncCallsQueue:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self.abort(f"the training process failed: {type(error).__name__}: {error}")
-            self._end()
-        else:
+        if error is None:
             self.close()
+        elif os.getpid() == self._owner:
+            self.abort(f"the training process failed: {type(error).__name__}: {error}")
+            self._end(self._say_closing())
 
     # ------------------------------------------------------------------ what users call
+
+    @property
+    def next_idx(self) -> int:
+        """The number of the save that is scheduled next."""
+        return self._look().next_idx
 
     def schedule_async_request(
         self,
@@ -194,28 +214,25 @@ class AsyncCallsQueue:
             Exception: what the preload function raised, or the fork, or pickling. The save counts and has
                 failed, for all ranks.
         """
-        async_request = AsyncRequest.of(async_request)
-        async_request.check()
-        self.check_open()
-        request = async_request.freeze()._replace(call_idx=self.next_idx)
-        write: Write | None = None
+        request = AsyncRequest.of(async_request)
+        request.check()
+        request = request.freeze()
+        self._check_owner()
+        kept = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
+        call = Call(self, kept, name, on_written, commit, on_decided, prepared)
+        ticket = self._ticket(call, "it was interrupted")
         try:
+            request = request._replace(call_idx=self._reserve(call))
             if request.async_fn is not None:
-                write = self._caller.start(request)
-            self._add(request, name, write, None, on_written, commit, on_decided, prepared)
+                # No signal is handled between the end of a function in Python and the next instruction.
+                call.write = self._caller.start(request)
+            self._keeper.post(Filled(call))
         except BaseException as error:
-            # The other ranks count this save, too: they must learn of it, and stay in step.
-            failure = "it was interrupted"
-            try:
-                failure = failure_text(error)
-                if write is not None:
-                    write.abort(failure)
-            finally:
-                if self.next_idx == request.call_idx:
-                    self._add(request, name, write, failure, on_written, on_decided=on_decided)
-                else:
-                    self._ensure_decider()
+            # The other ranks count this save, too: they must learn of it soon, and stay in step.
+            self._keeper.post(Abandoned(call, failure_text(error)))
             raise
+        finally:
+            del ticket
         return request.call_idx
 
     def schedule_failure(
@@ -234,10 +251,22 @@ class AsyncCallsQueue:
         Raises:
             MusterError: the queue is closed.
         """
-        self.check_open()
-        request = AsyncRequest(None, (), [], is_frozen=True, call_idx=self.next_idx)
-        self._add(request, name, None, reason, on_decided=on_decided)
-        return request.call_idx
+        self._check_owner()
+        call = Call(self, AsyncRequest(None, (), [], is_frozen=True), name, on_decided=on_decided)
+        ticket = self._ticket(call, reason)
+        try:
+            return self._reserve(call)
+        finally:
+            del ticket
+
+    def _ticket(self, call: Call, reason: str) -> _Ticket:
+        ticket = _Ticket()
+        call.ticket = weakref.ref(ticket, self._keeper.putter(Abandoned(call, reason)))
+        return ticket
+
+    def _reserve(self, call: Call) -> int:
+        number: int = self._ask(lambda asker: Reserve(call, threading.get_ident(), asker))
+        return number
 
     def check_open(self) -> None:
         """Refuse what a closed queue cannot do; one that was aborted goes on.
@@ -247,57 +276,9 @@ class AsyncCallsQueue:
                 save is not known here.
             ValueError: it was aborted, and another queue has its group meanwhile.
         """
-        if os.getpid() != self._owner:
-            raise MusterError(
-                f"this queue of saves was made by process {self._owner}, from which this one was forked. "
-                "Make another one here, of other ranks."
-            )
-        if not self._open and self._may_go_on:
-            self._begin()
-        with self._lock:
-            if self._state.closing:
-                raise MusterError("this queue of saves is closed; make another one.")
-
-    def _add(
-        self,
-        request: AsyncRequest,
-        name: str,
-        write: Write | None,
-        failure: str | None,
-        on_written: Callable[[], None] | None = None,
-        commit: Callable[[Decision], None] | None = None,
-        on_decided: Callable[[], None] | None = None,
-        prepared: float = 0.0,
-    ) -> None:
-        # What is written must not be kept until the end: it may be large.
-        request = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-        preload, start = (write.preload_seconds, write.start_seconds) if write is not None else (0.0, 0.0)
-        timings = SaveTimings(request.call_idx, prepared + preload, start)
-        name = name or f"save {request.call_idx}"
-        call = Call(request, name, write, timings, on_written, commit, on_decided, failure)
-        try:
-            with self._lock:
-                # No call between these: who interrupts comes after one, and is to find all of them or none.
-                self._state.decide = self._decide_all
-                self.next_idx = request.call_idx + 1
-                self._state.calls.append(call)
-        finally:
-            self._ensure_decider()
-
-    def _ensure_decider(self) -> None:
-        """Wake the thread that decides; start one if there is none, or decide here if that fails."""
-        with self._lock:
-            self._changed.notify_all()
-            if self._state.decider is not None:
-                return
-        serve = partial(_serve, self._lock, self._changed, self._state)
-        try:
-            thread = threading.Thread(target=serve, name="muster-saves", daemon=True)
-            thread.start()
-            self._thread = thread
-        except RuntimeError as error:
-            logger.warning("saves are decided by the training thread, which waits: %s", error)
-            serve(lasting=False)
+        self._check_owner()
+        if self._look().state is not QueueState.OPEN:
+            self._ask(CheckOpen)
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
         """Finalize the saves that every rank has written, oldest first.
@@ -319,7 +300,7 @@ class AsyncCallsQueue:
             BarrierError: without ``no_dist``, a save was committed, and another rank failed to finalize it.
             Exception: what a finalize function raised.
         """
-        if no_dist and not blocking and not self._may_be_ready():
+        if no_dist and not blocking and not self._keeper.view.ready:
             return []
         ready = self._ready(blocking, no_dist)
         # Waiting for all, a rank may have less to finalize than one that has not looked by itself before: all
@@ -342,14 +323,12 @@ class AsyncCallsQueue:
 
     def get_num_unfinalized_calls(self) -> int:
         """How many saves were scheduled and are not finalized."""
-        return len(self._state.calls)
+        return self._look().unfinalized
 
     def abort(self, reason: str) -> None:
         """End every write that is under way: its save fails, for all ranks."""
-        with self._lock:
-            for call in self._state.undecided:
-                if call.write is not None:
-                    call.write.abort(reason)
+        self._check_owner()
+        self._keeper.post(EndWrites(reason))
 
     def close(self, abort: bool = False) -> None:
         """Finalize every save that was scheduled, and let go of the writers; no child is left.
@@ -365,130 +344,115 @@ class AsyncCallsQueue:
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
             MusterError: it is called by what a save calls when it is written or decided.
         """
-        if self._state.decider is threading.current_thread():
-            raise MusterError(
-                "what a save calls cannot close its queue, which waits for that save. Close it elsewhere."
-            )
-        self._may_go_on = abort and (self._open or self._may_go_on)
-        if not self._open and not self._state.calls:
+        self._refuse_own_threads("close its queue, which waits for that save. Close it elsewhere.")
+        view = self._look()
+        if view.state is QueueState.CLOSED and not view.unfinalized:
             return
         if abort:
-            self._aborted_at = self.next_idx
-            self.abort("its queue was closed, and aborted what was under way")
-            self._end()
-            self._drop()
+            reason = "its queue was closed, and aborted what was under way"
+            self._end(self._post(lambda asker: Abort(reason, asker)))
             return
         failed: Exception | None = None
-        self._say_closing()
+        closing = self._say_closing()
         try:
-            while self._state.calls:
+            while self._look().unfinalized:
                 try:
                     self.maybe_finalize_async_calls(blocking=True, no_dist=True)
                 except Exception as error:
                     failed = failed or error
         finally:
-            self._end()
+            self._end(closing)
         if failed is not None:
             raise failed
 
-    def _drop(self) -> None:
-        """Let go of what was decided, and finalize none of it."""
-        failed: MusterError | None = None
-        # One that another thread has scheduled in the meantime is still to be decided.
-        while (call := self._take_decided()) is not None:
-            error = call.failed()
-            if error is None:
-                logger.warning("%s was committed; it is not finalized here: its queue was aborted", call.name)
-            failed = failed or error
-        if failed is not None:
-            raise failed
+    def _say_closing(self) -> SimpleQueue[Any]:
+        return self._post(lambda asker: Close(threading.get_ident(), asker))
 
-    def _begin(self) -> None:
-        self._group.take()
-        # No call from here on: an interrupt comes after one.
-        self._state.closing, self._state.unknown, self._open = False, None, True
-
-    def _end(self) -> None:
-        with self._ending:
-            self._say_closing()
-            thread = self._thread
-            if thread is not None:
-                thread.join()
-            if self._thread is thread:
-                self._thread = None
-            self._caller.close()
-            if self._open:
-                self._group.give_back()
-            self._open = False
-
-    def _say_closing(self) -> None:
-        with self._lock:
-            self._state.closing = True
-            self._changed.notify_all()
+    def _end(self, asker: SimpleQueue[Any]) -> None:
+        """Wait until the queue has ended."""
+        over: Over = asker.get()
+        if over.thread is not None:
+            over.thread.join()
+        if over.error is not None:
+            raise over.error
+        for outcome in over.dropped:
+            if outcome.error is None:
+                name = outcome.save.name
+                logger.warning("%s was committed; it is not finalized here: its queue was aborted", name)
+        for outcome in over.dropped:
+            if outcome.error is not None:
+                raise outcome.error
 
     def _get_async_caller(self) -> AsyncCaller:
         """What starts its writes: nvidia-resiliency-ext's tests look at it."""
         return self._caller
 
-    # ------------------------------------------------------------------ the training thread
+    # ------------------------------------------------------------------ what it asks the keeper
 
-    def _may_be_ready(self) -> bool:
-        """Whether the oldest save is decided.
+    def _look(self) -> View:
+        if self._keeper.settled():
+            return self._keeper.view  # Without a change of threads.
+        view: View = self._ask(Look)
+        return view
 
-        Training asks after every step, and mostly it is not: this takes no lock, and a third of the time in
-        cold caches.
-        """
-        try:
-            return self._state.calls[0].decided
-        except IndexError:
-            return False
+    def _ask(self, question: Callable[[SimpleQueue[Any]], Event]) -> Any:  # noqa: ANN401
+        """Hand in a question, and wait for the answer, which the keeper gives at once or later."""
+        answer = self._post(question).get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
-    def _take_decided(self) -> Call | None:
-        """The oldest save, if it is decided: another thread may have taken those that were counted."""
-        with self._lock:
-            calls = self._state.calls
-            return calls.popleft() if calls and calls[0].decided else None
+    def _post(self, question: Callable[[SimpleQueue[Any]], Event]) -> SimpleQueue[Any]:
+        self._check_owner()
+        asker: SimpleQueue[Any] = SimpleQueue()
+        self._keeper.post(question(asker))
+        return asker
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise MusterError(
+                f"this queue of saves was made by process {self._owner}, from which this one was forked. "
+                "Make another one here, of other ranks."
+            )
+
+    def _refuse_own_threads(self, what: str) -> None:
+        if self._keeper.runs_here():
+            raise MusterError(f"what a save calls cannot {what}")
+
+    # ------------------------------------------------------------------ finalizing
 
     def _ready(self, blocking: bool, no_dist: bool) -> int:
         """How many saves, from the oldest on, are to be finalized now."""
-        with self._lock:
-            calls = self._state.calls
-            if blocking:
-                self._changed.wait_for(lambda: all(call.decided for call in calls) or self._is_lost())
-                if not calls or calls[-1].decided:
-                    return len(calls)
-                assert self._state.unknown is not None
-                raise self._state.unknown
-            ready = next((n for n, call in enumerate(calls) if not call.decided), len(calls))
-            scheduled = len(calls)
-        if no_dist or not scheduled:
+        view = self._look()
+        if blocking and view.ready < view.unfinalized:
+            self._refuse_own_threads("wait for all saves of its queue, among which it is. Wait elsewhere.")
+            ready: int = self._ask(lambda asker: Wait(threading.get_ident(), asker))
             return ready
-        return min(int(count) for count in self._agreement.gather(str(ready).encode()))
-
-    def _is_lost(self) -> bool:
-        # A queue that closes gives up by itself, and decides its calls.
-        return self._state.unknown is not None and not self._state.closing
+        if no_dist or blocking or not view.unfinalized:
+            return view.ready
+        return min(int(count) for count in self._agreement.gather(str(view.ready).encode()))
 
     def _finalize_oldest(self, count: int) -> list[int]:
         finalized: list[int] = []
         for _ in range(count):
-            if (call := self._take_decided()) is None:
-                break
+            outcome: Outcome | None = self._ask(Take)
+            if outcome is None:
+                break  # Another thread has taken those that were counted.
             try:
-                self._finalize(call)
+                self._finalize(outcome)
             except AsyncSaveError as error:
                 error.finalized = tuple(finalized)
                 raise
-            finalized.append(call.request.call_idx)
+            finalized.append(outcome.save.idx)
         return finalized
 
-    def _finalize(self, call: Call) -> None:
-        error = call.failed()
-        if error is not None:
-            raise error
+    def _finalize(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            raise outcome.error
+        call: Call = outcome.save
         began = time.monotonic()
         call.request.execute_finalize_fns()
-        timings = replace(call.timings, finalize=time.monotonic() - began)
+        timings = call.timings(time.monotonic() - began)
         logger.info(
             "%s is finalized: preload %.3f s, start %.3f s, write %.3f s, vote %.3f s, commit %.3f s, "
             "finalize %.3f s",
@@ -502,159 +466,3 @@ class AsyncCallsQueue:
         )
         if self._on_saved is not None:
             self._on_saved(timings)
-
-    # ------------------------------------------------------------------ the deciding thread
-
-    def _decide_all(self) -> None:
-        """Wait for each write's end, arrive at the save's barrier, and keep the decision; in order."""
-        while True:
-            with self._lock:
-                call = next(iter(self._state.undecided), None)
-                if call is None:
-                    self._state.decide = None
-                    return
-            self._decide(call)
-            with self._lock:
-                self._changed.notify_all()
-            if call.on_decided is not None:
-                try:
-                    call.on_decided()
-                except BaseException:  # As torch's errors of a checkpoint are; later saves need this thread.
-                    logger.exception("%s is over; cleaning up failed", call.name)
-            del call  # Its finalize functions may hold a state, and the next save may be far.
-
-    def _decide(self, call: Call) -> None:
-        try:
-            failure, seconds = self._written(call)
-            began = time.monotonic()
-            decision = self._vote(
-                self._barrier, failure, self._since_abort(call), self._early_warning(call, seconds)
-            )
-            voted = time.monotonic()
-            call.written = decision.released
-            different = different_saves(decision.payloads)
-            self._agreed = self._agreed or (decision.released and different is None)
-            if decision.released and call.commit is not None:
-                decision = self._vote(self._commits, different or _failure_of(call.commit, decision))
-            elif decision.released and different is not None:
-                decision = replace(decision, outcome=Outcome.ABORTED, message=different)
-            call.timings = replace(
-                call.timings, write=seconds, vote=voted - began, commit=time.monotonic() - voted
-            )
-            call.decision = decision
-            logger.info("%s is decided: %s", call.name, decision.message)
-        except OutcomeUnknownError as error:
-            self._group.doubt(call.name)
-            call.error = error
-        except MusterError as error:
-            call.error = error
-        except BaseException as error:  # Whatever it is, the saves that follow need this thread.
-            logger.exception("%s cannot be decided", call.name)
-            call.error = MusterError(f"{call.name} cannot be decided: {error!r}")
-
-    def _written(self, call: Call) -> tuple[str | None, float]:
-        """Wait for the end of a call's write: why it failed, and how long it took."""
-        failure, seconds = call.failure, 0.0
-        try:
-            if call.write is not None:
-                ending = call.write.wait(self._timeout)
-                failure, seconds = failure or ending.failure, ending.seconds
-                how = "failed" if failure is not None else "is done; the other ranks' are waited for"
-                logger.info("%s: this rank's write, %.3f s, %s", call.name, seconds, how)
-        except BaseException as error:
-            # Not knowing how it ended is a failure too; not to vote would have the others wait for us.
-            logger.exception("%s: its write cannot be judged", call.name)
-            failure = failure_text(error)
-        try:
-            if call.on_written is not None:
-                call.on_written()
-        except BaseException as error:
-            logger.exception("%s: what follows its write failed", call.name)
-            failure = failure or failure_text(error)
-        return failure, seconds
-
-    def _early_warning(self, call: Call, seconds: float) -> EarlyWarning | None:
-        """Of a save that perhaps only some ranks make; this rank's write took so many seconds."""
-        if self._agreed:
-            return None
-        return EarlyWarning(EARLY_WARNING + seconds, early_hint(call.name, self._barrier.rank))
-
-    def _since_abort(self, call: Call) -> bytes:
-        """How many saves came before it since the last abort, for ranks that aborted at different points.
-
-        Before any abort there is nothing to say, and nothing that each rank must be sent of every other. Nor
-        does one that says nothing differ: its program may have had no cause to abort, or be an older one.
-        """
-        if self._aborted_at is None or call.request.call_idx < self._aborted_at:
-            return b""
-        return str(call.request.call_idx - self._aborted_at).encode()
-
-    def _vote(
-        self,
-        barrier: GrpcBarrier,
-        failure: str | None,
-        payload: bytes = b"",
-        early: EarlyWarning | None = None,
-    ) -> Decision:
-        while True:
-            unknown = self._state.unknown
-            if unknown is not None and self._state.closing:
-                # Nor can a later save be decided: its barrier is the group's next one.
-                raise unknown
-            try:
-                decision = barrier.vote(failure, self._timeout, payload, early)
-            except OutcomeUnknownError as error:
-                # The write has ended and its outcome is decided, or will be: ask until someone knows.
-                logger.warning("%s", error)
-                self._set_unknown(error)
-            else:
-                self._set_unknown(None)
-                return decision
-
-    def _set_unknown(self, error: OutcomeUnknownError | None) -> None:
-        with self._lock:
-            self._state.unknown = error
-            self._changed.notify_all()
-
-
-def _serve(
-    lock: threading.RLock, changed: threading.Condition, state: State, *, lasting: bool = True
-) -> None:
-    """Decide what comes, unless somebody does; between saves this holds nothing of the queue.
-
-    It is one thread for all saves: a fork beside one that begins or ends may leave its child a lock of the
-    loader that nobody gives back.
-
-    Args:
-        lock: guards the state.
-        changed: is notified of its changes.
-        state: of the queue.
-        lasting: until the queue is closed or gone; else only what there is.
-    """
-    claimant = threading.current_thread()
-    try:
-        with lock:
-            if state.decider is not None:
-                return
-            state.decider = claimant
-        while True:
-            with lock:
-                changed.wait_for(lambda: state.decide is not None or state.closing or not lasting)
-                decide = state.decide
-                if decide is None:
-                    state.decider = None
-                    return
-            decide()
-            del decide
-    except BaseException:
-        if state.decider is claimant:
-            state.decider = None
-        raise
-
-
-def _failure_of(commit: Callable[[Decision], None], decision: Decision) -> str | None:
-    try:
-        commit(decision)
-    except BaseException as error:
-        return failure_text(error)
-    return None

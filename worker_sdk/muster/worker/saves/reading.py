@@ -9,7 +9,6 @@ from concurrent.futures import Future as WorkFuture
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
@@ -69,24 +68,33 @@ def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: boo
     return Opened(made, source, metadata, manifest)
 
 
-class VerifyingReader(FileSystemReader):
+class ItemReader(FileSystemReader):
     """Reads a checkpoint by torch's own way, from items that were verified.
 
     A thread reads and verifies the next items while torch loads the current one.
 
     Args:
-        opened: the checkpoint.
+        path: the checkpoint.
+        **options: those of torch's ``FileSystemReader``.
+
+    Attributes:
+        opened: the checkpoint, when it can be loaded.
     """
 
-    def __init__(self, opened: Opened) -> None:
-        super().__init__(Path(opened.source.place))
-        self._opened = opened
+    def __init__(self, path: str | os.PathLike[str], **options: object) -> None:
+        super().__init__(path, **options)  # type: ignore[arg-type]
+        self.opened: Opened | None = None
         self._ahead: _Ahead | None = None
         self.fs = _Nothing()
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+    @property
+    def _of(self) -> Opened:
+        assert self.opened is not None
+        return self.opened
+
+    def read_metadata(self, *args: object, **options: object) -> Metadata:
         """Torch's; the metadata was read and verified before."""
-        metadata = self._opened.metadata
+        metadata = self._of.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -121,11 +129,18 @@ class VerifyingReader(FileSystemReader):
         return cast(IO[bytes], _View(self._ahead.take(item)))
 
     def _read(self, item: "_Item", buffer: memoryview) -> None:
-        segments = self._segments(item)
+        source = self._of.source
+        try:
+            segments = self._segments(item)
+        except ValueError:  # It was not written item by item, as in formats other than torch's own.
+            assert self._of.manifest is not None
+            whole = memoryview(read_file(source, self._of.manifest, item.file))
+            buffer[:] = whole[item.offset : item.offset + item.length]
+            return
 
         def read() -> None:
             try:
-                with self._opened.source.open(item.file) as file:
+                with source.open(item.file) as file:
                     if segments is not None:
                         read_item(file, item.file, item.offset, segments, buffer)
                     elif file.read_into(item.offset, buffer) < item.length:
@@ -134,20 +149,31 @@ class VerifyingReader(FileSystemReader):
                 raise DamageError(Damage.found(item.file, "it is missing")) from error
 
         try:
-            retrying(f"{self._opened.source.place}/{item.file}", read)
+            retrying(f"{source.place}/{item.file}", read)
         except DamageError:
             # A first read may have failed on its way.
-            retrying(f"{self._opened.source.place}/{item.file}", read)
+            retrying(f"{source.place}/{item.file}", read)
 
     def _segments(self, item: "_Item") -> tuple[Segment, ...] | None:
-        manifest = self._opened.manifest
+        manifest = self._of.manifest
         if manifest is None:
             return None
-        try:
-            return manifest.files[item.file].between(item.offset, item.length)
-        except (KeyError, ValueError) as error:
-            why = f"it does not say what {item.file} holds at offset {item.offset}: {error}"
-            raise DamageError(Damage.found(MANIFEST, why)) from error
+        entry = manifest.files.get(item.file)
+        if entry is None:
+            raise DamageError(Damage.found(MANIFEST, f"it does not name {item.file}"))
+        return entry.between(item.offset, item.length)
+
+
+class VerifyingReader(ItemReader):
+    """Reads a checkpoint that was opened.
+
+    Args:
+        opened: the checkpoint.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened.source.place)
+        self.opened = opened
 
 
 @dataclass(frozen=True, slots=True)

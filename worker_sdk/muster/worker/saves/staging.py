@@ -66,8 +66,10 @@ class HostBuffers:
         Raises:
             MemoryError: there is not enough free memory for buffers.
         """
-        storages = storages_of(tensors_of(state))
-        size = sum(aligned(storage.nbytes()) for storage in storages)
+        tensors = tensors_of(state)
+        if any(tensor.device.type == "cpu" and tensor.is_pinned() for tensor in tensors):
+            synchronize()  # Copies to it may be under way: a preload function's, or an optimizer's.
+        size = sum(aligned(storage.nbytes()) for storage in storages_of(tensors))
         with self._lock:
             memory = self._free.pop() if self._free else HostMemory(shared=self._shared, pinned=_uses_gpu())
         try:

@@ -117,7 +117,7 @@ class WriterProcess:
         threading.Thread(target=wait, name=f"muster-reap-{self.pid}", daemon=True).start()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close what this process has open for it."""
         with self._closing:
             if self._handle is not None:
                 os.close(self._handle)

@@ -11,6 +11,8 @@ The tests fail on code that is wrong. This was tried with one rank:
 - The entries of the draft are not synced before: step 2 is resumed, and step 3 was saved.
 - The marker is not synced: "no whole checkpoint can be loaded: committed.json: Unterminated string".
 - The parents of the job's folder are not synced: nothing is left, and step 3 was saved.
+- Rank 0 alone syncs what all ranks of a folder adapter have written: "random_states_1.pkl: it has 0 bytes,
+  and 14561 were written", in all checkpoints.
 """
 
 import itertools
@@ -18,14 +20,18 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
+from muster.worker.integrations.aside import restore
+from muster.worker.integrations.checkpoint import CommittedReader, latest
+from muster.worker.integrations.folders import FolderSaves, committed, newest
 from muster.worker.saves import Checkpointer
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.judge import FakeBarrier
@@ -33,7 +39,7 @@ from tests.support.lives import TRANSFORMERS
 from tests.support.nursery import TORCH, popen
 from tests.support.patience import PATIENCE
 from tests.support.power_loss import History, Image
-from tests.support.power_loss_job import RUN
+from tests.support.power_loss_job import LAST, RUN, STEPS
 from tests.support.save_history import weight_at
 from tests.support.syscalls import Recording
 
@@ -174,3 +180,86 @@ def test_checkpointer_resumes_after_any_loss_of_power(
 
     history = recorded(coordinator, tmp_path, "checkpointer", ranks)
     check(history, resume, tmp_path / "left", thorough=thorough)
+
+
+@pytest.mark.timeout(900)
+def test_committed_writer_resumes_after_any_loss_of_power(
+    coordinator: Coordinator, tmp_path: Path, thorough: bool
+):
+    def resume(folder: Path) -> int:
+        if not (folder / RUN).exists() or latest(folder / RUN) is None:
+            return 0
+        into = state(2)
+        dcp.load(into, storage_reader=CommittedReader(folder / RUN / LAST))
+        check_state(into, into["step"])
+        return int(into["step"])
+
+    history = recorded(coordinator, tmp_path, "writer", 2)
+    check(history, resume, tmp_path / "left", thorough=thorough)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """How a framework's checkpoints are named."""
+
+    saver: str
+    named: str
+    folder: str
+    first: int
+    """The number of the first."""
+
+
+ADAPTERS = [
+    Adapter("accelerate", "checkpoint_", f"{RUN}/checkpoints", 0),
+    pytest.param(Adapter("transformers", "checkpoint-", RUN, 1), marks=pytest.mark.thorough_only),
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.saver)
+def test_folder_adapter_resumes_after_any_loss_of_power(
+    coordinator: Coordinator, tmp_path: Path, adapter: Adapter, thorough: bool
+):
+    """What is chosen is byte for byte what all ranks had saved, or were about to."""
+    history = recorded(coordinator, tmp_path, adapter.saver, 2)
+    saved = {
+        step: content(history, f"{adapter.folder}/{adapter.named}{step - 1 + adapter.first}")
+        for step in range(1, STEPS + 1)
+    }
+
+    def resume(folder: Path) -> int:
+        place = folder / adapter.folder
+        if not place.exists():
+            return 0
+        restore(place)
+        saves = FolderSaves("checkpoint", "one", FakeBarrier(), 60, "raise")  # type: ignore[arg-type]
+
+        def find(damaged: Set[Path]) -> Path | None:
+            return newest(place, adapter.named, damaged) if committed(place, adapter.named, damaged) else None
+
+        path = saves.choose_any(saves.meet(0, 1), find)
+        if path is None:
+            return 0
+        step = int(path.name.removeprefix(adapter.named)) + 1 - adapter.first
+        there = {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+        assert there == saved[step]
+        return step
+
+    check(history, resume, tmp_path / "left", thorough=thorough)
+
+
+def content(history: History, checkpoint: str) -> dict[str, bytes]:
+    """What a checkpoint held when a rank was first told that it was saved."""
+    for point in history.points():
+        image = history.image(point)
+        if (
+            history.said(point)[-1:]
+            and history.said(point)[-1].startswith("saved")
+            and checkpoint in image.content
+        ):
+            return {
+                path.removeprefix(f"{checkpoint}/"): data
+                for path, data in image.content.items()
+                if data is not None and path.startswith(f"{checkpoint}/")
+            }
+    raise AssertionError(f"{checkpoint} was never saved")

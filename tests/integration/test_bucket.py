@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker import Checkpointer
@@ -13,7 +14,7 @@ from tests.support.chaos import Plan, run
 from tests.support.coordinator import Coordinator
 from tests.support.judge import FakeBarrier
 from tests.support.patience import until
-from tests.support.save_history import whole_checkpoint
+from tests.support.save_history import weight_at, whole_checkpoint
 from tests.support.savers import Failed, all_of, savers
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -195,3 +196,39 @@ def test_a_checkpoint_of_another_version_is_an_error_of_all(server: BucketServer
         made.load({"step": 0})
     assert made.load({"step": 0}, f"{job}/{names(server, job)[0]}").step == 1
     made.close()
+
+
+def test_damaged_object_lets_a_job_resume_from_the_step_before(
+    coordinator: Coordinator, server: BucketServer, job: str, tmp_path: Path, thorough: bool
+):
+    """A real store refuses a range behind the end of an object that has become shorter."""
+    options = server.options()
+    with savers(coordinator.endpoint, 2, tmp_path / "none", place=job, options=options) as world:
+        all_of(world, "begin")
+        for step in (1, 2):
+            all_of(world, "save", step=step)
+        assert all_of(world, "finalize") == [[1, 2], [1, 2]]
+
+    def resumed() -> int:
+        made = Checkpointer(job, barrier=FakeBarrier(), storage_options=options)  # type: ignore[arg-type]
+        weight = torch.zeros_like(weight_at(0))
+        into = {"weight": weight, "step": -1}
+        found = made.resume(into)
+        made.close()
+        assert found is not None
+        assert torch.equal(weight, weight_at(found.step))
+        assert into["step"] == found.step
+        return found.step
+
+    store, below = server.filesystem(), job.removeprefix("s3://")
+    whole: dict[str, bytes] = store.cat(store.find(below))
+    newest = [(name, data) for name, data in whole.items() if "step-0000000002" in name and data]
+    for number, (name, data) in enumerate(newest):
+        kinds = (bytes([data[0] ^ 1]) + data[1:], data[: len(data) // 2], data + b"x")
+        for damaged in kinds if thorough else [kinds[number % len(kinds)]]:
+            store.pipe_file(name, damaged)
+            assert resumed() == 1, name
+            for mark in set(store.find(below)) - whole.keys():
+                store.rm_file(mark)
+            store.pipe_file(name, data)
+    assert resumed() == 2

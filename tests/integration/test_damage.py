@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from muster.checkpoint import retry
 from muster.checkpoint.damage import DAMAGED
 from muster.worker.saves import Checkpointer
-from tests.support.bucket_server import BUCKET as BUCKET_NAME
-from tests.support.bucket_server import BucketServer
 from tests.support.coordinator import Coordinator
 from tests.support.damaged_job import KINDS, TARGETS, Injection, Job, Resumed
 from tests.support.faults import BUCKET, ERRORS, FOLDER, Fault, failing, short, wrong
-from tests.support.judge import FakeBarrier
-from tests.support.save_history import weight_at
 from tests.support.savers import Failed, all_of, savers
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -208,39 +203,3 @@ def test_damage_of_one_ranks_shard_lets_another_world_resume_from_the_step_befor
             all_of(world, "save", step=2)
             assert all_of(world, "finalize") == [[2]] * 3
             assert all_of(world, "resume") == [(2, True)] * 3
-
-
-def test_damage_of_objects_in_s3_lets_a_job_resume_from_the_step_before(tmp_path: Path, thorough: bool):
-    """What a real store answers where an object is shorter than it was: it refuses the range."""
-    place = f"s3://{BUCKET_NAME}/job"
-    with Coordinator(tmp_path) as coordinator, BucketServer(tmp_path) as server:
-        options = server.options()
-        with savers(coordinator.endpoint, 2, tmp_path / "none", place=place, options=options) as world:
-            all_of(world, "begin")
-            for step in (OLDER, NEWEST):
-                all_of(world, "save", step=step)
-            assert all_of(world, "finalize") == [[OLDER, NEWEST]] * 2
-
-        def resumed() -> int:
-            made = Checkpointer(place, barrier=FakeBarrier(), storage_options=options)  # type: ignore[arg-type]
-            into = {"weight": torch.zeros_like(weight_at(0)), "step": -1}
-            found = made.resume(into)
-            made.close()
-            assert found is not None
-            assert torch.equal(into["weight"], weight_at(found.step))  # type: ignore[arg-type]
-            return found.step
-
-        store = server.filesystem()
-        whole = store.cat(store.find(f"{BUCKET_NAME}/job"))
-        assert resumed() == NEWEST
-        newest = [(name, data) for name, data in whole.items() if f"step-{NEWEST:010}" in name and data]
-        for number, (name, data) in enumerate(newest):
-            kinds = (bytes([data[0] ^ 1]) + data[1:], data[: len(data) // 2], data + b"x")
-            for damaged in kinds if thorough else [kinds[number % len(kinds)]]:
-                store.pipe_file(name, damaged)
-                assert resumed() == OLDER, name
-                for mark in store.find(f"{BUCKET_NAME}/job"):
-                    if mark not in whole:
-                        store.rm_file(mark)
-                store.pipe_file(name, data)
-        assert resumed() == NEWEST

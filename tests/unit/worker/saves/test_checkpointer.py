@@ -457,6 +457,23 @@ def test_every_file_is_synced_at_its_final_size_before_the_commit(
     assert last == [str(draft), str(folder)], "its entries, then its name"
 
 
+def test_votes_report_step_bytes_and_seconds(made: Checkpointer, barrier: FakeBarrier):
+    save_steps(made, 7)
+    with pytest.raises(ValueError, match="committed already"):
+        made.save(7, state(7))
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    (written, failed), (committed,) = barrier.reports, barrier.siblings["save/commit"].reports
+    for report in (written, committed):
+        assert report is not None
+        assert (report.step, report.bytes) == (7, 4 * 1003)
+        assert report.seconds is not None
+        assert report.seconds > 0
+    assert [report and report.commits for report in (written, committed)] == [False, True]
+    assert failed is not None
+    assert (failed.step, failed.bytes) == (7, None)
+
+
 def test_metadata_names_the_checkpoint_and_not_the_draft(made: Checkpointer, tmp_path: Path):
     save_steps(made, 1)
     metadata = dcp.FileSystemReader(tmp_path / "step-0000000001").read_metadata()

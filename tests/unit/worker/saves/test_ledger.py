@@ -88,6 +88,8 @@ class World:
     """What the voter does."""
     has_group: bool = False
     in_doubt: bool = False
+    unknown: bool = False
+    """Whether nobody could say how the last vote ended."""
     aborted_at: int | None = None
     asked: set[int] = field(default_factory=set)
     answers: dict[int, Any] = field(default_factory=dict)
@@ -125,6 +127,7 @@ class World:
                         self.writers[effect.save] = effect.reason
                 case Doubt():
                     assert self.ledger.state is not QueueState.OPEN
+                    assert self.unknown, "a save is given up only if the coordinator is away"
                     self.in_doubt = True
                     effect.save.decided += 1
                 case Shut():
@@ -150,6 +153,7 @@ class World:
         """A caller gets its answer."""
         assert asker in self.asked
         assert asker not in self.answers, "a question has one answer"
+        assert value is not GONE or self.unknown
         self.answers[asker] = value
 
     def shut(self, effect: Shut) -> None:
@@ -238,7 +242,8 @@ class World:
     def vote(self, order: Vote, verdict: MusterError | None) -> None:
         """The ranks decide, or nobody knows."""
         save: ModelSave = order.save
-        if verdict is GONE:
+        self.unknown = verdict is GONE
+        if self.unknown:
             self.apply(OutcomeUnknown(save, GONE))
             return
         if order.failure is not None:

@@ -8,6 +8,10 @@ from typing import Any
 from muster.worker.decision import Decision
 from muster.worker.saves.callers import Write
 from muster.worker.saves.request import AsyncRequest
+from muster.worker.write_report import WriteReport
+
+EMPTY_REPORT = WriteReport()
+"""Of a save of which neither step nor size is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Call:
     on_decided: Callable[[], None] | None = None
     prepared: float = 0.0
     """Seconds that the training thread has waited before the save was scheduled."""
+    report: WriteReport = EMPTY_REPORT
+    """The step and the bytes of this rank's part, for people."""
     ticket: weakref.ref[Any] | None = None
     """Tells the keeper that the caller's frame is gone."""
     idx: int = -1

@@ -8,6 +8,7 @@ commits.
 import operator
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -38,6 +39,7 @@ from muster.worker.saves.reading import VerifyingReader
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
 from muster.worker.saves.written import check_whole
+from muster.worker.write_report import WriteReport
 
 Verify: TypeAlias = Literal["load", "off"]
 
@@ -146,6 +148,7 @@ class Checkpointer:
         planner = planner or DefaultSavePlanner()
         _check_planner(planner)
         name = f"step {step}"
+        report = WriteReport(step=step)
         held: Held | None = None
         shared = self._huge_pages.saving([])
 
@@ -187,6 +190,7 @@ class Checkpointer:
                 on_decided=clean,
                 name=name,
                 prepared=time.monotonic() - began,
+                report=replace(report, bytes=_planned_bytes(final)),
             )
         except BaseException as error:
             elsewhere = isinstance(error, BarrierError | SweptError)
@@ -199,7 +203,7 @@ class Checkpointer:
                 if self._queue.next_idx == number:
                     if held is not None:
                         held.release()
-                    self._queue.schedule_failure(why, name=name, on_decided=clean)
+                    self._queue.schedule_failure(why, name=name, on_decided=clean, report=report)
             if not elsewhere:
                 raise
 
@@ -387,6 +391,12 @@ def _check_planner(planner: SavePlanner) -> None:
             "the planner has enable_plan_caching=True, whose plans torch keeps for its own collectives. "
             "Leave it out: a plan that has not changed is not made again here."
         )
+
+
+def _planned_bytes(plan: SavePlan) -> int:
+    """Return the bytes of the tensors that a plan writes."""
+    chunks = [item.tensor_data for item in plan.items if item.tensor_data is not None]
+    return sum(data.chunk.sizes.numel() * data.properties.dtype.itemsize for data in chunks)
 
 
 def _written(rank: int) -> str:

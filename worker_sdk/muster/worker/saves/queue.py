@@ -17,7 +17,7 @@ from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import drop_in
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
-from muster.worker.saves.calls import Call, SaveTimings
+from muster.worker.saves.calls import EMPTY_REPORT, Call, SaveTimings
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.groups import Group, default_barrier
 from muster.worker.saves.keeper import Keeper
@@ -43,6 +43,7 @@ from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.priority import Priority
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.voter import Voter
+from muster.worker.write_report import WriteReport
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +192,7 @@ class AsyncCallsQueue:
         on_decided: Callable[[], None] | None = None,
         name: str = "",
         prepared: float = 0.0,
+        report: WriteReport = EMPTY_REPORT,
     ) -> int:
         """Start a save; the training thread waits for the copy to the host and the fork only.
 
@@ -204,6 +206,7 @@ class AsyncCallsQueue:
                 which nobody should wait for.
             name: for errors and the log; default: ``save`` and its number.
             prepared: seconds that the training thread has waited for this save already: for a plan, a copy.
+            report: step and bytes of this rank's part, for people; its seconds are measured here.
 
         Returns:
             The save's number.
@@ -219,7 +222,7 @@ class AsyncCallsQueue:
         request = request.freeze()
         self._check_owner()
         kept = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-        call = Call(self, kept, name, on_written, commit, on_decided, prepared)
+        call = Call(self, kept, name, on_written, commit, on_decided, prepared, report)
         ticket = self._ticket(call, "it was interrupted")
         try:
             request = request._replace(call_idx=self._reserve(call))
@@ -236,7 +239,11 @@ class AsyncCallsQueue:
         return request.call_idx
 
     def schedule_failure(
-        self, reason: str, name: str = "", on_decided: Callable[[], None] | None = None
+        self,
+        reason: str,
+        name: str = "",
+        on_decided: Callable[[], None] | None = None,
+        report: WriteReport = EMPTY_REPORT,
     ) -> int:
         """Take the place of a save that this rank cannot even begin: it fails, for all ranks.
 
@@ -244,6 +251,7 @@ class AsyncCallsQueue:
             reason: why; every rank reads it.
             name: as :meth:`schedule_async_request`.
             on_decided: as :meth:`schedule_async_request`.
+            report: as :meth:`schedule_async_request`.
 
         Returns:
             The save's number.
@@ -252,7 +260,9 @@ class AsyncCallsQueue:
             MusterError: the queue is closed.
         """
         self._check_owner()
-        call = Call(self, AsyncRequest(None, (), [], is_frozen=True), name, on_decided=on_decided)
+        call = Call(
+            self, AsyncRequest(None, (), [], is_frozen=True), name, on_decided=on_decided, report=report
+        )
         ticket = self._ticket(call, reason)
         try:
             return self._reserve(call)

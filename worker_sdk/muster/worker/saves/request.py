@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.saves.failure import failure_text, save_error
+from muster.worker.write_report import WriteReport
 
 PREFIX = "save"
 """The group of barriers at which saves are decided, unless another is named."""
@@ -104,7 +105,7 @@ class AsyncRequest(NamedTuple):
             self.preloaded().write()
         except Exception as error:
             failure = failure_text(error)
-        decision = barrier.vote(failure)
+        decision = barrier.vote(failure, report=WriteReport(commits=True))
         if not decision.released:
             raise save_error(f"save {self.call_idx}", self.call_idx, decision)
         self.execute_finalize_fns()

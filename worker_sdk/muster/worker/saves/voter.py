@@ -125,7 +125,9 @@ class Voter:
         if call.written is None:
             # The only place where a rank votes on its write; call.seconds says how long that took.
             payload = b"" if order.since_abort is None else str(order.since_abort).encode()
-            decision = self._barrier.vote(order.failure, self._timeout, payload, self._early_warning(call))
+            report = replace(call.report, seconds=call.seconds, commits=call.commit is None)
+            early = self._early_warning(call)
+            decision = self._barrier.vote(order.failure, self._timeout, payload, early, report)
             if not decision.released:
                 return decision
             call.written, call.written_at = decision, time.monotonic()
@@ -138,7 +140,8 @@ class Voter:
                     else replace(decision, outcome=Outcome.ABORTED, message=different)
                 )
             call.commit_failure = different or _failure_of(call.commit, decision)
-        return self._commits.vote(call.commit_failure, self._timeout)
+        report = replace(call.report, seconds=call.seconds, commits=True)
+        return self._commits.vote(call.commit_failure, self._timeout, report=report)
 
     def _early_warning(self, call: Call) -> EarlyWarning | None:
         """Of a save that perhaps only some ranks make."""

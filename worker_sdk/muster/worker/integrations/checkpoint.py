@@ -24,9 +24,8 @@ from torch.futures import Future
 
 from muster.checkpoint.committed import Committed
 from muster.checkpoint.damage import DamageError
-from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import FolderSource
-from muster.checkpoint.verification import check_sizes
+from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.integrations.aside import (
@@ -358,7 +357,7 @@ class CommittedReader(ItemReader):
         if manifest is None:
             logger.warning("%s has no digests: it is loaded unverified", self.path)
         else:
-            self._verified(lambda: check_sizes(manifest, retrying(source.place, source.sizes)))
+            self._verified(lambda: check_present(source, manifest))
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

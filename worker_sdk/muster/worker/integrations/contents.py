@@ -21,7 +21,7 @@ from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
 from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import FolderSource
-from muster.checkpoint.verification import check_sizes, read_item, read_manifest
+from muster.checkpoint.verification import check_present, read_item, read_manifest
 
 NOTES = ".ranks"
 """In a save that is not committed: what ranks tell rank 0."""
@@ -208,7 +208,7 @@ def verify_share(
         if manifest is None:
             return None
         if rank == 0:
-            check_sizes(manifest, retrying(str(folder), source.sizes))
+            check_present(source, manifest)
         segments = {
             Piece(name, offset, segment.length): segment
             for name, entry in sorted(manifest.files.items())

@@ -741,7 +741,7 @@ def test_cleaning_up_that_ends_with_any_error_ends_no_thread(queue: AsyncCallsQu
 def test_what_a_save_calls_may_use_its_queue_but_not_wait_for_it(
     queue: AsyncCallsQueue, barrier: FakeBarrier, where: str
 ):
-    """It runs on the thread that decides, except for finalize functions, and that would wait for itself."""
+    """It runs on the voter's thread, except for finalize functions, and that thread would wait for itself."""
 
     def call_back(*_: Any) -> None:
         if queue.next_idx == 1:
@@ -815,7 +815,7 @@ def test_second_of_two_aborts_leaves_what_was_opened_again_alone(barrier: FakeBa
 def test_a_forked_process_may_not_use_its_parents_queue(
     queue: AsyncCallsQueue, monkeypatch: pytest.MonkeyPatch
 ):
-    """The thread that decides is not there."""
+    """The queue's threads do not run there."""
     monkeypatch.setattr(os, "getpid", lambda: queue._owner + 1)
     with pytest.raises(MusterError, match=f"made by process {queue._owner}, from which this one was forked"):
         queue.schedule_async_request(AsyncRequest(nothing, (), []))

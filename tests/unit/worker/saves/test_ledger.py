@@ -261,6 +261,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world = World()
         self.steps = 0
         """A queue that has closed does little, so it does not close at once."""
+        self.closed = False
 
     @property
     def preparing(self) -> list[ModelSave]:
@@ -346,7 +347,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(thread=st.sampled_from(THREADS))
     def close(self, thread: int) -> None:
         self.world.close(thread)
-        assert self.world.ledger.state in (QueueState.CLOSING, QueueState.CLOSED)
+        self.closed = True
 
     @rule()
     def abort(self) -> None:
@@ -369,6 +370,11 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def count_steps(self) -> None:
         self.steps += 1
+
+    @invariant()
+    def closed_queue_never_opens_again(self) -> None:
+        state = self.world.ledger.state
+        assert not self.closed or state in (QueueState.CLOSING, QueueState.CLOSED)
 
     @invariant()
     def group_is_held_while_the_queue_votes(self) -> None:

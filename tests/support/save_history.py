@@ -188,9 +188,15 @@ def whole_checkpoint(
         world_size: of the ranks that have saved extras, too, and nothing else; default: none has.
     """
     from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
+
+    try:
+        from torch.distributed.checkpoint.fsspec_filesystem import (  # type: ignore[import-not-found]
+            FsspecReader,
+        )
+    except ImportError:  # torch before 2.15
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     weight = torch.zeros(ROWS, 4)
     extras = {key: value for rank in range(world_size) for key, value in extras_at(step, rank).items()}

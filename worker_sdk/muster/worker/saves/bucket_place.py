@@ -3,12 +3,17 @@
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as FsspecFileSystem
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+if TYPE_CHECKING or find_spec("torch.distributed.checkpoint.fsspec_filesystem") is None:
+    from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as FsspecFileSystem
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+else:  # torch 2.15 and newer
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
+    from torch.distributed.checkpoint.fsspec_filesystem import _FileSystem as FsspecFileSystem
 
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, DamagedError

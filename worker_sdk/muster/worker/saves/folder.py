@@ -37,9 +37,9 @@ class FolderPlace:
     def __init__(self, folder: Path) -> None:
         self._directory = CheckpointDirectory(folder)
 
-    def take_over(self, keep_last: int | None) -> None:
-        """Remove what earlier lives of the job have left."""
-        self._directory.sweep(keep_last)
+    def take_over(self) -> None:
+        """Remove what earlier lives of the job have left, and did not commit."""
+        self._directory.sweep(None)
 
     def draft(self, step: int, life: Life) -> "FolderDraft":
         """Return a save."""
@@ -89,9 +89,15 @@ class FolderPlace:
         """Record durably that a checkpoint is damaged."""
         self._directory.mark_damaged(Path(made.path), damage)
 
-    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+    def sweep(
+        self,
+        keep_last: int | None,
+        decided: Life,
+        used: Collection[Path | str],
+        excluded: Collection[str] = (),
+    ) -> None:
         """Remove what failed saves have left, and all but the checkpoints committed last."""
-        self._directory.sweep(keep_last, decided, used)
+        self._directory.sweep(keep_last, decided, used, excluded)
 
 
 def _adapters(path: Path) -> Committed | None:

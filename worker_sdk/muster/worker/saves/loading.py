@@ -76,8 +76,8 @@ class AgreedLoad:
         self._place = place
         self._timeout = timeout
         self._verify = verify
-        self._excluded: set[str] = set()
-        """On rank 0: damaged checkpoints that could not be marked."""
+        self.excluded: frozenset[str] = frozenset()
+        """On rank 0: damaged checkpoints that could not be marked. Retention must not count them."""
         self._filled = False
         """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
@@ -148,7 +148,7 @@ class AgreedLoad:
     # ------------------------------------------------------------------ what rank 0 chooses
 
     def _look(self) -> Chosen:
-        look = self._place.look(self._excluded)
+        look = self._place.look(self.excluded)
         for damaged in look.damaged:
             logger.warning("passed over as damaged: %s", damaged)
         return Chosen(look.newest, look.damaged)
@@ -263,7 +263,7 @@ class AgreedLoad:
             try:
                 self._place.mark_damaged(made, found[0])
             except OSError as error:
-                self._excluded.add(str(made.path))
+                self.excluded |= {str(made.path)}
                 logger.warning("%s cannot be marked as damaged: %s", made.path, error)
         return found[0]
 

@@ -71,7 +71,9 @@ class FolderPlace:
                 f"{path} is in a bucket, and this Checkpointer's checkpoints are in "
                 f"{self._directory.folder}. Load it by a Checkpointer of that bucket."
             )
+        # A link may be moved during the load: its new target is not to be read, nor marked as damaged.
         path = Path(path)
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
         if (path / DAMAGED).exists():
             raise DamageError(Damage.decode((path / DAMAGED).read_bytes()))
         try:

@@ -186,7 +186,7 @@ class _BucketPlace:
 
     def left_over(self) -> list[str]:
         """What should not be there after a sweep, by all that the protocol knows."""
-        BucketPlace(self.name, self.options, "a last job").take_over(None)
+        BucketPlace(self.name, self.options, "a last job").take_over()
         there = self._server.filesystem().find(f"{BUCKET}/job")
         attempts = {Path(name).name.removesuffix(".json") for name in there if name.endswith(".json")}
         left = [name for name in there if name.split("/")[2].removesuffix(".json") not in attempts]

@@ -2,10 +2,12 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 DAMAGED = ".damaged.json"
 """The file in a checkpoint that says that it is damaged. A checkpoint with it is never resumed from."""
+MAX_TEXT = 2_000
+"""Characters of a text in a mark that are taken in, at most: ranks tell each other of it at a barrier."""
 KEPT = ".kept"
 """The file in a checkpoint that an operator wants to be kept, whatever retention says."""
 
@@ -44,7 +46,9 @@ class Damage:
             known = {one.name for one in fields(cls)}
             read = cls(**{key: value for key, value in said.items() if key in known})
             read._check_types()
-            return read
+            return replace(
+                read, file=read.file[:MAX_TEXT], reason=read.reason[:MAX_TEXT], host=read.host[:MAX_TEXT]
+            )
         except (ValueError, TypeError, AttributeError, RecursionError):
             return cls(DAMAGED, "the checkpoint is marked as damaged; the mark itself cannot be read")
 

@@ -193,7 +193,11 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ removal
 
     def sweep(
-        self, keep_last: int | None, decided: Life | None = None, used: Collection[Path | str] = ()
+        self,
+        keep_last: int | None,
+        decided: Life | None = None,
+        used: Collection[Path | str] = (),
+        excluded: Collection[str] = (),
     ) -> None:
         """Remove what failed saves have left, and all but the checkpoints committed last.
 
@@ -204,6 +208,7 @@ class CheckpointDirectory:
             decided: the last save that is decided. What is later, by its name, is still being written: other
                 ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
             used: checkpoints that are being loaded, and stay.
+            excluded: paths of damaged checkpoints that could not be marked, and do not count.
         """
         for name in retrying(str(self.folder), lambda: names_in(self.folder)):
             left = self.folder / name
@@ -214,11 +219,12 @@ class CheckpointDirectory:
         if keep_last is None:
             return
         loading = {Path(path).resolve() for path in used}
+        unmarked = {Path(path).resolve() for path in excluded}
         newer = 0
         for entry in reversed(self.entries()):
             if newer >= keep_last and not entry.kept and entry.path.resolve() not in loading:
                 self._remove(entry.path)
-            newer += entry.whole
+            newer += entry.whole and entry.path.resolve() not in unmarked
 
     def _remove(self, path: Path) -> None:
         # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.

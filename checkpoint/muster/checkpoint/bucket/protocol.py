@@ -120,8 +120,6 @@ class CheckpointBucket:
         self._run = f"{crc32(run_id.encode()):08x}"
         self._known: dict[Attempt, Verdict] = {}
         """Committed, as this process has seen: a verdict does not change."""
-        self._whole: set[Attempt] = set()
-        """Of which it has also seen all objects."""
         self._damaged: set[Attempt] = set()
         """Marked as damaged, or found to be, as this process has seen."""
 
@@ -167,7 +165,6 @@ class CheckpointBucket:
             self._objects.remove([attempt.verdict])
             raise
         self._known[attempt] = Verdict(made, files)
-        self._whole.add(attempt)
         return made
 
     def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
@@ -311,7 +308,6 @@ class CheckpointBucket:
         logger.error("%s is damaged and will not be resumed from: %s", self.path(attempt), damage)
         self.mark(attempt, DAMAGED, damage.encode())
         self._damaged.add(attempt)
-        self._whole.discard(attempt)
 
     def mark(self, attempt: Attempt, name: str, data: bytes = b"") -> None:
         """Put a mark into a checkpoint."""
@@ -382,7 +378,11 @@ class CheckpointBucket:
             )
 
     def sweep(
-        self, keep_last: int | None, decided: Life | None = None, used: Collection[Path | str] = ()
+        self,
+        keep_last: int | None,
+        decided: Life | None = None,
+        used: Collection[Path | str] = (),
+        excluded: Collection[str] = (),
     ) -> None:
         """Remove what failed saves have left, and all but the checkpoints committed last.
 
@@ -391,6 +391,7 @@ class CheckpointBucket:
             decided: the last save of this job that is decided: what is later is still being written. None:
                 nothing is being written, by any job.
             used: checkpoints that are being loaded, and stay.
+            excluded: paths of damaged checkpoints that could not be marked, and do not count.
 
         Raises:
             OSError: the store does not answer. The next sweep goes on.
@@ -404,7 +405,7 @@ class CheckpointBucket:
                 self._abandon(attempt)
         self._look_at(judged - self._known.keys(), begun)
         if keep_last is not None:
-            self._retain(keep_last, used)
+            self._retain(keep_last, used, excluded)
         self._objects.remove(name for name in sorted(names) if decided is not None and name.startswith(PROBE))
 
     def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
@@ -428,7 +429,7 @@ class CheckpointBucket:
                 # Who was removing it was killed; or its verdict came when it had been removed.
                 self._clear(attempt)
 
-    def _retain(self, keep_last: int, used: Collection[Path | str]) -> None:
+    def _retain(self, keep_last: int, used: Collection[Path | str], excluded: Collection[str]) -> None:
         """Keep the last that are whole. What is not can still be mended, and is left if it is not older."""
         newer = 0
         for attempt in self._by_commit(self._known, newest_first=True):
@@ -436,10 +437,11 @@ class CheckpointBucket:
                 if self.path(attempt) not in used and KEPT not in self._objects.sizes(attempt.name):
                     self._retire(attempt)
                 continue
+            if self.path(attempt) in excluded:
+                continue
             try:
-                if attempt not in self._whole:
-                    self._check_whole(attempt, self._known[attempt].files)
-                    self._whole.add(attempt)
+                # Somebody may have marked it since it was seen whole.
+                self._check_whole(attempt, self._known[attempt].files)
                 newer += 1
             except UncommittedError as error:
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
@@ -453,7 +455,6 @@ class CheckpointBucket:
         """A checkpoint: first it is none any more."""
         self._objects.remove([attempt.verdict])
         del self._known[attempt]
-        self._whole.discard(attempt)
         self._clear(attempt)
 
     def _clear(self, attempt: Attempt) -> None:

@@ -11,6 +11,7 @@ import pytest
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import LOOKS, Attempt, CheckpointBucket
 from muster.checkpoint.committed import Committed, Life, UncommittedError
+from muster.checkpoint.damage import DAMAGED
 from muster.checkpoint.version import LaterVersionError
 
 FIRST = Life(0, 0)
@@ -223,3 +224,21 @@ def test_what_two_have_swept_is_not_committed_between_the_two(
     assert bucket.latest() is None
     bucket.sweep(None)
     assert objects.names() == set()
+
+
+def test_damage_that_cannot_be_marked_does_not_count(objects: FsspecObjects, bucket: CheckpointBucket):
+    first = commit(objects, bucket, 1, Life(0, 0))
+    second = commit(objects, bucket, 2, Life(0, 1))
+    bucket.sweep(1, Life(0, 1), (), [str(second.path)])
+    assert bucket.latest([str(second.path)]) == first
+
+
+def test_mark_of_another_process_does_not_count(objects: FsspecObjects, bucket: CheckpointBucket):
+    """Somebody has marked what this process itself committed, and saw whole."""
+    first = commit(objects, bucket, 1, Life(0, 0))
+    second = commit(objects, bucket, 2, Life(0, 1))
+    attempt = Attempt.named(str(second.path).rpartition("/")[2])
+    assert attempt is not None
+    CheckpointBucket(objects, objects.url, "").mark(attempt, DAMAGED, b"{}")
+    bucket.sweep(1, Life(0, 1))
+    assert bucket.latest() == first

@@ -844,3 +844,14 @@ def test_ranks_that_torch_does_not_know_of_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="init_process_group"):
         made.save(1, state(1))
     made.close()
+
+
+def test_nothing_committed_is_removed_before_it_is_known_to_be_whole(tmp_path: Path, barrier: FakeBarrier):
+    """The process was killed between a commit and what it was to remove then; the newest is damaged now."""
+    made = Checkpointer(tmp_path, keep_last=2, barrier=barrier)  # type: ignore[arg-type]
+    save_steps(made, 1, 2)
+    made.close()
+    hurt(tmp_path / "step-0000000002" / "__0_0.distcp", "flipped")
+    again = Checkpointer(tmp_path, keep_last=1, barrier=barrier)  # type: ignore[arg-type]
+    assert again.load(state(0)).step == 1
+    again.close()

@@ -11,12 +11,15 @@ import torch
 
 from muster.checkpoint.committed import Life
 from muster.checkpoint.damage import Damage, DamageError
+from muster.worker.decision import Decision
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError
 from muster.worker.saves import Checkpointer, Committed, CorruptCheckpointError
+from muster.worker.saves.folder import FolderPlace
+from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.reading import VerifyingReader
 from tests.support.judge import no_child_left
 from tests.support.meeting import in_thread
-from tests.support.round_table import RoundTable
+from tests.support.round_table import RoundTable, Seat
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -230,3 +233,65 @@ def test_load_keeps_its_checkpoint_from_retention(job: Job):
 
     assert job.all(load) == [1] * RANKS
     assert seen == [True]
+
+
+def test_rank_0_alone_cannot_say_that_there_is_none(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The share is not mounted on its host: the folder is there, and empty."""
+    monkeypatch.setattr(job.ranks[0]._load, "_place", FolderPlace(tmp_path / "local disk"))
+    heard = job.all(lambda one, _: one.resume(state(-1)))
+    assert all(isinstance(one, OSError | BarrierAbortedError) for one in heard)
+    assert "rank 0 finds no checkpoint, and rank" in str(heard[0])
+    monkeypatch.undo()
+    assert job.all(resumed) == [(3, 3)] * RANKS
+
+
+def test_all_ranks_begin_from_scratch_where_there_is_none(job: Job, tmp_path: Path):
+    for one in job.ranks:
+        one._load._place = FolderPlace(tmp_path / "another")
+    assert job.all(lambda one, _: one.resume(state(-1))) == [None] * RANKS
+
+
+def test_damage_that_cannot_be_marked_does_not_count_for_retention(job: Job, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(122, "Disk quota exceeded")
+
+    job.hurt(3)
+    monkeypatch.setattr(job.ranks[0]._place, "mark_damaged", refuse)
+    assert job.all(resumed) == [(2, 2)] * RANKS
+    rank_0 = job.ranks[0]
+    rank_0._place.sweep(1, Life(0, 9), rank_0._load.used, rank_0._load.excluded)
+    assert job.all(resumed) == [(2, 2)] * RANKS
+
+
+def test_link_that_is_moved_during_a_load_has_no_effect(job: Job, monkeypatch: pytest.MonkeyPatch):
+    link = job.folder / "best"
+    link.symlink_to("step-0000000001")
+    load = AgreedLoad._load
+
+    def move_and_load(self: AgreedLoad, *args: Any) -> Damage | None:
+        if self is job.ranks[0]._load:
+            link.unlink()
+            link.symlink_to("step-0000000002")
+        return load(self, *args)
+
+    monkeypatch.setattr(AgreedLoad, "_load", move_and_load)
+    assert job.all(lambda one, _: one.load(state(-1), link).step) == [1] * RANKS
+    assert not list(job.folder.glob("*/.damaged.json"))
+
+
+def test_mark_of_any_size_keeps_nobody_from_resuming(job: Job, monkeypatch: pytest.MonkeyPatch):
+    """The coordinator refuses a payload above 1 MiB."""
+    mark = Damage("a", "b" * 2**21).encode()
+    (job.folder / "step-0000000003" / ".damaged.json").write_bytes(mark)
+    sizes = []
+    arrive = job.table.arrive
+
+    def watch(seat: Seat, sequence: int, failure: str | None, payload: bytes) -> Decision:
+        sizes.append(len(payload))
+        return arrive(seat, sequence, failure, payload)
+
+    monkeypatch.setattr(job.table, "arrive", watch)
+    assert job.all(resumed) == [(2, 2)] * RANKS
+    assert max(sizes) < 2**16

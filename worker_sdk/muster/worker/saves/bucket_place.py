@@ -55,8 +55,8 @@ class BucketPlace:
         self._run_id = run_id
         self._bucket = CheckpointBucket(self._objects, self._objects.url, run_id)
 
-    def take_over(self, keep_last: int | None) -> None:
-        """Remove what earlier lives of the job, and other jobs, have left."""
+    def take_over(self) -> None:
+        """Remove what earlier lives of the job, and other jobs, have left, and did not commit."""
         self._bucket.check_kind()
         if not self._objects.check_exclusive():
             logger.warning(
@@ -64,7 +64,7 @@ class BucketPlace:
                 "the same time",
                 self._objects.url,
             )
-        self._bucket.sweep(keep_last)
+        self._bucket.sweep(None)
 
     def draft(self, step: int, life: Life) -> "BucketDraft":
         """Return a save."""
@@ -116,9 +116,15 @@ class BucketPlace:
         assert attempt is not None
         bucket.mark_damaged(attempt, damage)
 
-    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+    def sweep(
+        self,
+        keep_last: int | None,
+        decided: Life,
+        used: Collection[Path | str],
+        excluded: Collection[str] = (),
+    ) -> None:
         """Remove what failed saves have left, and all but the checkpoints committed last."""
-        self._bucket.sweep(keep_last, decided, used)
+        self._bucket.sweep(keep_last, decided, used, excluded)
 
 
 class DigestingObjects(Digesting, FsspecFileSystem):

@@ -99,7 +99,7 @@ class Checkpointer:
             )
         self._place = place_at(folder, storage_options, self._barrier.run_id)
         if self._leads:
-            self._place.take_over(keep_last)
+            self._place.take_over()
         self._load = AgreedLoad(self._barrier, self._place, timeout, verify=verify == "load")
         self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
@@ -154,7 +154,7 @@ class Checkpointer:
 
         def clean() -> None:
             if self._leads:
-                self._place.sweep(self._keep_last, life, self._load.used)
+                self._place.sweep(self._keep_last, life, self._load.used, self._load.excluded)
             self._huge_pages.renew(shared)
 
         try:

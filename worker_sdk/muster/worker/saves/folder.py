@@ -37,9 +37,9 @@ class FolderPlace:
     def __init__(self, folder: Path) -> None:
         self._directory = CheckpointDirectory(folder)
 
-    def take_over(self, keep_last: int | None) -> None:
-        """Remove what earlier lives of the job have left."""
-        self._directory.sweep(keep_last)
+    def take_over(self) -> None:
+        """Remove what earlier lives of the job have left, and did not commit."""
+        self._directory.sweep(None)
 
     def draft(self, step: int, life: Life) -> "FolderDraft":
         """Return a save."""
@@ -71,7 +71,9 @@ class FolderPlace:
                 f"{path} is in a bucket, and this Checkpointer's checkpoints are in "
                 f"{self._directory.folder}. Load it by a Checkpointer of that bucket."
             )
+        # A link may be moved during the load: its new target is not to be read, nor marked as damaged.
         path = Path(path)
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
         if (path / DAMAGED).exists():
             raise DamageError(Damage.decode((path / DAMAGED).read_bytes()))
         try:
@@ -89,9 +91,15 @@ class FolderPlace:
         """Record durably that a checkpoint is damaged."""
         self._directory.mark_damaged(Path(made.path), damage)
 
-    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+    def sweep(
+        self,
+        keep_last: int | None,
+        decided: Life,
+        used: Collection[Path | str],
+        excluded: Collection[str] = (),
+    ) -> None:
         """Remove what failed saves have left, and all but the checkpoints committed last."""
-        self._directory.sweep(keep_last, decided, used)
+        self._directory.sweep(keep_last, decided, used, excluded)
 
 
 def _adapters(path: Path) -> Committed | None:

@@ -76,8 +76,8 @@ class AgreedLoad:
         self._place = place
         self._timeout = timeout
         self._verify = verify
-        self._excluded: set[str] = set()
-        """On rank 0: damaged checkpoints that could not be marked."""
+        self.excluded: frozenset[str] = frozenset()
+        """On rank 0: damaged checkpoints that could not be marked. Retention must not count them."""
         self._filled = False
         """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
@@ -105,6 +105,7 @@ class AgreedLoad:
             chosen = self._choose(self._look)
             if chosen.made is None:
                 if not chosen.damaged and not found:
+                    self._check_none()
                     return None
                 raise self._corrupt(chosen.damaged, found)
             damage = self._attempt(chosen.made, load)
@@ -148,7 +149,7 @@ class AgreedLoad:
     # ------------------------------------------------------------------ what rank 0 chooses
 
     def _look(self) -> Chosen:
-        look = self._place.look(self._excluded)
+        look = self._place.look(self.excluded)
         for damaged in look.damaged:
             logger.warning("passed over as damaged: %s", damaged)
         return Chosen(look.newest, look.damaged)
@@ -170,6 +171,27 @@ class AgreedLoad:
                     f"{word or 'the newest checkpoint'}. Load the same checkpoint on all ranks."
                 )
         return Chosen.decode(chosen)
+
+    def _check_none(self) -> None:
+        """See that no rank finds a checkpoint. Where a share is not mounted, its folder is there, and empty.
+
+        Raises:
+            OSError: this rank finds one.
+            BarrierError: another rank does, or cannot look.
+        """
+        error: BaseException | None = None
+        try:
+            # Rank 0 has looked.
+            look = self._place.look(()) if self._barrier.rank else None
+            if look is not None and (look.newest is not None or look.damaged):
+                there = look.damaged[0] if look.newest is None else look.newest.path
+                error = OSError(
+                    f"rank 0 finds no checkpoint, and rank {self._barrier.rank} finds {there}: they do not "
+                    "see the same place. Mount it on rank 0's host, and start the job again."
+                )
+        except BaseException as failed:
+            error = failed
+        self._meet(error, b"")
 
     # ------------------------------------------------------------------ one attempt
 
@@ -263,7 +285,7 @@ class AgreedLoad:
             try:
                 self._place.mark_damaged(made, found[0])
             except OSError as error:
-                self._excluded.add(str(made.path))
+                self.excluded |= {str(made.path)}
                 logger.warning("%s cannot be marked as damaged: %s", made.path, error)
         return found[0]
 

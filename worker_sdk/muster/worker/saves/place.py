@@ -100,11 +100,10 @@ class Look:
 class Place(Protocol):
     """The checkpoints of one job."""
 
-    def take_over(self, keep_last: int | None) -> None:
-        """On rank 0, before the first save: remove what earlier lives have left.
+    def take_over(self) -> None:
+        """On rank 0, before the first save: remove what earlier lives have left, and did not commit.
 
-        Args:
-            keep_last: how many checkpoints to keep; None keeps all.
+        Checkpoints stay: the newest may be damaged, which nobody knows before it is loaded.
 
         Raises:
             OSError: they cannot be looked at.
@@ -147,13 +146,20 @@ class Place(Protocol):
             OSError: it cannot be recorded.
         """
 
-    def sweep(self, keep_last: int | None, decided: Life, used: Collection[Path | str]) -> None:
+    def sweep(
+        self,
+        keep_last: int | None,
+        decided: Life,
+        used: Collection[Path | str],
+        excluded: Collection[str] = (),
+    ) -> None:
         """Remove what failed saves have left, and all but the checkpoints committed last.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
             decided: the last save that is decided: what is later may still be written by other ranks.
             used: checkpoints that are being loaded, and stay.
+            excluded: paths of damaged checkpoints that could not be marked, and do not count.
 
         Raises:
             OSError: the place cannot be looked at. The next sweep goes on.

@@ -1,4 +1,4 @@
-"""``muster checkpoint``: what is committed in a folder or a bucket, without torch or a coordinator."""
+"""``muster checkpoint``: lists, verifies and marks stored checkpoints, without torch or a coordinator."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -222,8 +222,8 @@ def verification(
     Args:
         one: the checkpoint.
         threads: how many files to read at the same time.
-        begin: hears how many bytes are to be read.
-        on_read: hears of each piece that was read, with its bytes.
+        begin: called with the number of bytes to read.
+        on_read: called with the bytes of each piece that was read.
     """
     marks = [Finding(one.damage)] if one.damage is not None and one.marked_damaged else []
     findings: list[Finding] = []
@@ -251,7 +251,7 @@ def verification(
 
 
 def _is_still_there(inventory: Inventory, place: str, one: StoredCheckpoint) -> bool:
-    """Whether a checkpoint is the same as before: a job that runs may have removed or replaced it."""
+    """Return whether a checkpoint is unchanged: a running job may have removed or replaced it."""
     with _reading(place):
         try:
             return any((now.name, now.made) == (one.name, one.made) for now in inventory.checkpoints())
@@ -265,7 +265,7 @@ def remark(place: str, found: Verification) -> str:
     if found.state is State.UNVERIFIED:
         return (
             f"{views.title(one)} is unverified: it has no digests, like every checkpoint of Muster 0.1.0, "
-            "so nobody can tell whether it is damaged"
+            "so damage cannot be found"
         )
     if found.state is not State.DAMAGED or one.step is None:
         return ""
@@ -326,7 +326,7 @@ def _opened(place: str) -> Inventory:
 
 
 def _manifest(one: StoredCheckpoint) -> tuple[Manifest | None, Damage | None]:
-    """Return what a checkpoint consists of, or why that is not known.
+    """Return a checkpoint's manifest, or the damage that makes it unreadable.
 
     Raises:
         OSError: it cannot be read.

@@ -34,7 +34,7 @@ TORCH = {
 }
 """The last release of each minor version; PyPI's wheels are builds for CUDA, of several GB."""
 PYTHON = {"python-3.12": None, "python-3.13": "trixie", "python-3.14": "forky"}
-"""Where a version of Python is not installed, the release of Debian that has it; none has ever had 3.12."""
+"""For each version of Python, the release of Debian that has it, for machines without it. None has 3.12."""
 MIRROR = "http://deb.debian.org/debian"
 ROOM = 12_000_000_000
 """Bytes that a version of torch may need on the disk, while it is installed."""
@@ -47,7 +47,7 @@ OPTIONS = (
     *("-q", "-n", "2", "-p", "no:cacheprovider"),
     # No time limits: other work runs on this machine meanwhile.
     "--hypothesis-profile=ci",
-    # Versions of torch warn of what they do themselves: 2.9 of its writer of files, 2.11 of its loads.
+    # Some versions of torch warn of their own code: 2.9 of its file writer, 2.11 of its loads.
     "-W=ignore:TypedStorage is deprecated:UserWarning",
     "-W=ignore:Sparse invariant checks are implicitly disabled:UserWarning",
 )
@@ -86,7 +86,7 @@ SERVICE_TESTS = (
         )
     ),
 )
-"""The service, the relay, the client and what of the SDK needs no torch."""
+"""The service, the relay, the client and the torch-free SDK."""
 
 
 class NotRunError(Exception):
@@ -187,7 +187,7 @@ def _torch(name: str, version: str) -> str:
         shutil.rmtree(home, ignore_errors=True)
         _call([sys.executable, "-m", "venv", str(home)])
         _install([python], f"torch=={version}", *TEST_PACKAGES, *TORCH_PACKAGES)
-        # It names torch 2.10 as its oldest; what Muster offers it is to work with 2.9, too.
+        # It names torch 2.10 as its oldest; Muster's support of it is to work with 2.9, too.
         _install([python], "--no-deps", "torch_checkpointing")
         (home / ".set-up").write_text(_stamp(version))
     return python

@@ -33,7 +33,7 @@ from tests.support.coordinator import Coordinator
 
 GIB = 2**30
 TENSOR_BYTES = 16 * 2**20
-"""Of each tensor of the state."""
+"""Bytes of each tensor of the state."""
 STEP = 1
 SPAWN = mp.get_context("spawn")
 GIVE_UP = 600.0
@@ -49,7 +49,7 @@ class Cell:
     system: str
     gib: int
     saved_by: int
-    """The world size that saved; one rank loads."""
+    """The number of ranks that saved; one rank loads."""
     cached: list[float] = field(default_factory=list)
     """Seconds of each load from the page cache."""
     cold: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Cell:
     failure: str = ""
 
 
-# ---------------------------------------------------------------------- what is loaded
+# ---------------------------------------------------------------------- states and loads
 
 
 def _empty(gib: int) -> State:
@@ -126,9 +126,9 @@ SYSTEMS: dict[str, tuple[str, Callable[[Path], Callable[[State], object]]]] = {
     "torch-checkpointing": ("torch_checkpointing", _peer),
     "plain": ("torch.load, as of nvidia-resiliency-ext's TorchAsyncCheckpoint", _plain),
 }
-"""By name: the title, and what makes a function that fills a state."""
+"""By name: the title, and a function that makes a function that fills a state."""
 RESHARDING = ("muster", "muster-off", "dcp")
-"""Those that load what another number of ranks has saved."""
+"""The systems that also load what another number of ranks has saved."""
 
 
 # ---------------------------------------------------------------------- measuring

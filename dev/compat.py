@@ -34,7 +34,7 @@ TORCH = {
 }
 """The last release of each minor version; PyPI's wheels are builds for CUDA, of several GB."""
 PYTHON = {"python-3.12": None, "python-3.13": "trixie", "python-3.14": "forky"}
-"""Where a version of Python is not installed, the release of Debian that has it; none has ever had 3.12."""
+"""For each version of Python, the release of Debian that has it, for machines without it. None has 3.12."""
 MIRROR = "http://deb.debian.org/debian"
 ROOM = 12_000_000_000
 """Bytes that a version of torch may need on the disk, while it is installed."""
@@ -45,13 +45,13 @@ TEST_PACKAGES = (
 TORCH_PACKAGES = ("fsspec", "safetensors")
 OPTIONS = (
     *("-q", "-n", "2", "-p", "no:cacheprovider"),
-    # Without limits on time: whoever runs this goes on working meanwhile.
+    # No time limits: other work runs on this machine meanwhile.
     "--hypothesis-profile=ci",
-    # Versions of torch warn of what they do themselves: 2.9 of its writer of files, 2.11 of its loads.
+    # Some versions of torch warn of their own code: 2.9 of its file writer, 2.11 of its loads.
     "-W=ignore:TypedStorage is deprecated:UserWarning",
     "-W=ignore:Sparse invariant checks are implicitly disabled:UserWarning",
 )
-"""Of pytest."""
+"""Options of pytest."""
 
 SDK_TESTS = (
     *("tests/unit/checkpoint", "tests/unit/worker"),
@@ -86,7 +86,7 @@ SERVICE_TESTS = (
         )
     ),
 )
-"""The service, the relay, the client and what of the SDK needs no torch."""
+"""The service, the relay, the client and the torch-free SDK."""
 
 
 class NotRunError(Exception):
@@ -95,7 +95,7 @@ class NotRunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one version's tests."""
+    """The result of one version's tests."""
 
     name: str
     version: str
@@ -187,7 +187,7 @@ def _torch(name: str, version: str) -> str:
         shutil.rmtree(home, ignore_errors=True)
         _call([sys.executable, "-m", "venv", str(home)])
         _install([python], f"torch=={version}", *TEST_PACKAGES, *TORCH_PACKAGES)
-        # It names torch 2.10 as its oldest; what Muster offers it is to work with 2.9, too.
+        # It names torch 2.10 as its oldest; Muster's support of it is to work with 2.9, too.
         _install([python], "--no-deps", "torch_checkpointing")
         (home / ".set-up").write_text(_stamp(version))
     return python
@@ -230,7 +230,7 @@ def _python(name: str, release: str | None) -> list[str]:
 
 
 def _interpreters(version: str) -> Iterator[str]:
-    """Those of this machine, on the path or below pyenv's folder, that run."""
+    """Yield the interpreters of this machine that run: on the path, or below pyenv's folder."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     on_path = shutil.which(f"python{version}")
     for found in ([on_path] if on_path else []) + sorted(
@@ -253,7 +253,7 @@ exec chroot "$root" env -C "$folder" "$@"
 
 
 def _debian(release: str) -> list[str]:
-    """What to put before a command that is to run in a release of Debian, which is fetched if need be."""
+    """Return the prefix of a command that runs in a release of Debian, which is fetched if need be."""
     if os.geteuid() != 0:
         raise NotRunError(f"it is not installed, and only root can use that of Debian {release}")
     root = HOME / f"debian-{release}"
@@ -287,7 +287,7 @@ def _is_set_up(home: Path, version: str) -> bool:
 
 
 def _environ() -> dict[str, str]:
-    """That of the commands: no settings of ours for Python, and our pins in place of a machine's."""
+    """Return the commands' environment: without our settings for Python, and with our pins of packages."""
     HOME.mkdir(parents=True, exist_ok=True)
     constraints = HOME / "constraints.txt"
     pins = [line for line in PINS.read_text().splitlines() if not line.startswith("torch==")]

@@ -1,4 +1,4 @@
-"""What a committed checkpoint is, wherever it is: its marker."""
+"""The marker of a committed checkpoint, in a folder or a bucket."""
 
 import json
 import math
@@ -17,11 +17,11 @@ WIDTH = 10
 MARKER = "committed.json"
 """The file that says that a folder is a committed checkpoint."""
 SEAL = "digest"
-"""The marker's key for the digest of all its other content."""
+"""The marker's key for the digest of all its other fields."""
 
 
 class UncommittedError(ValueError):
-    """What should be a checkpoint was not committed."""
+    """The named path is not a committed checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,21 @@ class Committed:
     sequence: int
     """The number of that barrier in its group."""
     path: Path | str
-    """A string if it is in object storage: with its scheme."""
+    """A folder, or in object storage the address with its scheme, as a string."""
     order: int = 0
-    """Counts the commits in its place. The last one has the highest; those of 0.1.0 have 0."""
+    """Counts the commits in its place, from 1. Checkpoints of 0.1.0 have 0."""
     committed_at: float = 0.0
-    """When, in seconds of Unix time by rank 0's clock; for people only. 0 if it is not known."""
+    """When it was committed, in seconds of Unix time by rank 0's clock, for people; 0 if it is not known."""
     manifest: ManifestReference | None = None
     """None if its content cannot be verified: 0.1.0 wrote no digests."""
 
     @property
     def age_order(self) -> tuple[int, int]:
-        """What to sort checkpoints by, oldest commit first."""
+        """The key that sorts checkpoints by their commits, oldest first."""
         return self.order, self.step
 
     def fields(self) -> dict[str, Any]:
-        """Return what the marker says."""
+        """Return the fields of its marker."""
         said = asdict(self)
         del said["path"]
         return said
@@ -72,21 +72,24 @@ class Life(NamedTuple):
 
 
 def seal(fields: Mapping[str, Any]) -> bytes:
-    """Encode a marker with a digest of its own content, so that a flipped bit does not go unnoticed."""
+    """Encode a marker with a digest of its own fields, so that a flipped bit is noticed."""
     fields = {"format": FORMAT, **fields}
     return json.dumps({**fields, SEAL: _digest(fields)}, sort_keys=True).encode()
 
 
 def unseal(data: bytes, what: str = MARKER) -> dict[str, Any]:
-    """Read a marker.
+    """Read a marker. A marker of 0.1.0 has no digest, and names no manifest.
 
     Args:
         data: its content.
         what: where it is, for people.
 
+    Returns:
+        Its fields, without digest and format.
+
     Raises:
-        ValueError: it is not what was written. A marker of 0.1.0 has no digest, and names no manifest.
-        LaterVersionError: it is what was written, and this version does not know how to read it.
+        ValueError: it is not what was written.
+        LaterVersionError: it is intact, but of a format that this version cannot read.
     """
     try:
         said = json.loads(data)
@@ -120,7 +123,7 @@ _TYPES = {
 
 
 def committed_from(said: Mapping[str, Any], path: Path | str) -> Committed:
-    """Build a checkpoint from what its marker says.
+    """Build a checkpoint from the fields of its marker.
 
     Raises:
         ValueError: a field is missing or of another type.
@@ -143,13 +146,13 @@ def committed_from(said: Mapping[str, Any], path: Path | str) -> Committed:
     return made
 
 
-# ---------------------------------------------------------------------- of a framework's adapter
+# ---------------------------------------------------------------------- adapters of frameworks
 
 NO_STEP = -1
-"""The step of a checkpoint whose marker and name do not say it."""
+"""The step of a checkpoint whose marker and name have none."""
 _NUMBER = re.compile(r"(\d+)(?:\.[a-z]+)?$")
 _SHARED = ("world_size", "run_id", "prefix", "sequence", "order", "committed_at", "manifest")
-"""What the marker of an adapter says as that of a ``Checkpointer`` does."""
+"""The fields that an adapter's marker shares with a ``Checkpointer``'s."""
 
 
 def step_in(name: str) -> int:
@@ -159,7 +162,7 @@ def step_in(name: str) -> int:
 
 
 def committed_by_adapter(said: Mapping[str, Any], path: Path) -> Committed:
-    """Build a checkpoint from the marker of a framework's adapter, which names no step: its name does.
+    """Build a checkpoint from the marker of a framework's adapter. The step is in the checkpoint's name.
 
     Raises:
         ValueError: a field is missing or of another type.

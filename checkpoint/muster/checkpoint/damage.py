@@ -1,15 +1,15 @@
-"""Damage that a checkpoint took after its commit: what was found, and how it is recorded."""
+"""Damage to a checkpoint after its commit: what was found, and the mark that records it."""
 
 import json
 import time
 from dataclasses import asdict, dataclass, fields, replace
 
 DAMAGED = ".damaged.json"
-"""The file in a checkpoint that says that it is damaged. A checkpoint with it is never resumed from."""
+"""The file that marks a checkpoint as damaged. No job resumes from a checkpoint that has it."""
 MAX_TEXT = 2_000
 """Characters of a text in a mark that are taken in, at most: ranks tell each other of it at a barrier."""
 KEPT = ".kept"
-"""The file in a checkpoint that an operator wants to be kept, whatever retention says."""
+"""The file that marks a checkpoint as kept: retention does not remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Damage:
     host: str = ""
     """The host that found it."""
     found_at: float = 0.0
-    """When, in seconds of Unix time; for people only."""
+    """When it was found, in seconds of Unix time, for people."""
 
     def __str__(self) -> str:
         where = self.file if self.offset is None else f"{self.file} at offset {self.offset}"
@@ -40,7 +40,7 @@ class Damage:
 
     @classmethod
     def decode(cls, data: bytes) -> "Damage":
-        """Read the content of :data:`DAMAGED`. Content that cannot be read marks damage nevertheless."""
+        """Read the content of :data:`DAMAGED`. A mark that cannot be read still marks damage."""
         try:
             said = json.loads(data)
             known = {one.name for one in fields(cls)}
@@ -60,11 +60,11 @@ class Damage:
             and all(number is None or type(number) is int for number in numbers)
             and type(self.found_at) in (float, int)
         ):
-            raise TypeError(f"no damage is {self!r}")
+            raise TypeError(f"{self!r} has a field of a wrong type")
 
     @classmethod
     def found(cls, file: str, reason: str, offset: int | None = None) -> "Damage":
-        """Return damage found just now by this process."""
+        """Return damage that this process has just found."""
         return cls(file, reason, offset, found_at=time.time())
 
 
@@ -84,11 +84,11 @@ class DamageError(Exception):
 
 
 class CorruptCheckpointError(RuntimeError):
-    """A checkpoint is damaged, and there is no other one to load. All ranks raise it alike.
+    """A checkpoint is damaged, and there is no other one to load. All ranks raise this.
 
     Args:
         message: which checkpoints are damaged, how, and what to do next.
-        damages: what was found, of each checkpoint that was tried.
+        damages: the damage of each checkpoint that was tried.
     """
 
     def __init__(self, message: str, damages: tuple[Damage, ...] = ()) -> None:

@@ -1,7 +1,7 @@
-"""A folder of checkpoints. Whatever has a checkpoint's name was committed.
+"""A folder of checkpoints. Every folder in it with a checkpoint's name was committed.
 
 A save is written under a name that begins with a dot. When every rank has written and everything is on the
-disk, one rename gives it its name. A marker inside records what it is.
+disk, one rename gives it the checkpoint's name. A marker inside describes it.
 """
 
 import errno
@@ -93,7 +93,7 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ commit
 
     def commit(self, unfinished: Path, made: Committed) -> Committed:
-        """Make a written save a checkpoint, on the disk and for good. It replaces a damaged one of its step.
+        """Make a written save a checkpoint, durably. It replaces a damaged one of its step.
 
         Returns:
             The checkpoint, with its place in the order of commits.
@@ -146,7 +146,7 @@ class CheckpointDirectory:
             found, vanished = self._look()
             if not vanished:
                 return found
-            # Retention removes a checkpoint when there is a newer one, which this look may have missed.
+            # Retention removes a checkpoint if there is a newer one, which this look may have missed.
 
     def _look(self) -> tuple[list[Entry], bool]:
         """Return the checkpoints, oldest commit first, and whether one vanished during the look."""
@@ -164,7 +164,7 @@ class CheckpointDirectory:
         return by_commit(found), vanished
 
     def entry(self, path: Path) -> Entry | None:
-        """Return what is known of a folder with a checkpoint's name; None if it is none.
+        """Return what is known of a folder with a checkpoint's name; None if it is not a checkpoint.
 
         Raises:
             OSError: it cannot be read.
@@ -258,7 +258,7 @@ def _name(step: int) -> str:
 
 
 def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
-    """Return what is known of a folder; None if it is no checkpoint.
+    """Return what is known of a folder; None if it is not a checkpoint.
 
     Args:
         path: the folder.
@@ -278,7 +278,7 @@ def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
         try:
             names = names_in(path)
         except (FileNotFoundError, NotADirectoryError):
-            return None  # Retention has just removed it, or it is a file of somebody else.
+            return None  # Retention has just removed it, or it is a file of another program.
         if MANIFEST not in names:
             return None
         return Entry(path, None, Damage(MARKER, "it is missing"), KEPT in names)
@@ -288,7 +288,7 @@ def _read_marker(path: Path, marked: Callable[[Path], Committed]) -> Committed:
     try:
         return marked(path)
     except ValueError:
-        return marked(path)  # A first read may have failed on its way.
+        return marked(path)  # The first read may have been at fault.
 
 
 def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
@@ -296,10 +296,10 @@ def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
 
     Args:
         path: the folder.
-        said: what its marker says.
+        said: the fields of its marker.
 
     Raises:
-        ValueError: the marker does not say what a checkpoint is, or is one of another folder.
+        ValueError: the marker's fields are wrong, or it belongs to another folder.
     """
     if path.name.startswith(LEFT):
         raise ValueError("it was not committed, or is being removed")
@@ -310,7 +310,7 @@ def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
 
 
 def by_commit(entries: list[Entry]) -> list[Entry]:
-    """Sort entries, oldest commit first. One whose marker cannot be read comes after those of lower steps."""
+    """Sort entries, oldest commit first. An entry without a readable marker comes after all lower steps."""
     orders = {entry.path: entry.made.order for entry in entries if entry.made is not None}
 
     def key(entry: Entry) -> tuple[int, int]:
@@ -324,7 +324,7 @@ def by_commit(entries: list[Entry]) -> list[Entry]:
 
 
 def _life(unfinished: Path) -> Life:
-    """Return the life in a name; a name that is not ours is of a life that is over."""
+    """Return the attempt in a name. An unknown name sorts before every attempt."""
     try:
         generation, number = unfinished.name.rpartition(".")[2].split("-")
         return Life(int(generation), int(number))
@@ -354,7 +354,7 @@ def unmark(folder: Path, name: str) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and put it on the disk. Its folder's entry is the caller's to sync."""
+    """Write a file and sync it to the disk. The caller must sync the folder."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -377,7 +377,7 @@ def sync(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and put their entries on the disk, whoever has made them just now."""
+    """Make a folder and its parents, and sync their entries, also if another process has just made them."""
     folder.mkdir(parents=True, exist_ok=True)
     device = folder.stat().st_dev
     for parent in folder.resolve().parents:
@@ -386,6 +386,6 @@ def make_folder(folder: Path) -> None:
         try:
             sync(parent)
         except OSError as error:
-            # One may make a folder where one may not read the parent; then its owner answers for it.
+            # A user may make folders in a parent that it may not read. Then the parent's owner must sync it.
             if error.errno not in (errno.EACCES, errno.EINVAL):
                 raise

@@ -1,7 +1,7 @@
 """The checkpoints that are stored in a place, for people: committed, damaged and kept ones.
 
-A place is a folder or an address with a scheme: that of a job's checkpoints, those of a framework's adapter
-among them, or that of one checkpoint. Looking changes nothing there.
+A place is a folder or an address with a scheme. It holds the checkpoints of a job, also those of a
+framework's adapter, or is one checkpoint itself. Looking changes nothing there.
 """
 
 import logging
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 MARKS = (DAMAGED, KEPT)
 _FOLDERS = ("file", "local")
-"""Schemes of what is a folder."""
+"""Schemes of addresses that are folders."""
 _REPLACED = re.compile(r"\.(.+)\.replaced")
-"""The name of an adapter's checkpoint while another one takes its place."""
+"""The name of an adapter's old checkpoint while a new one replaces it."""
 _CONTENT = {MARKER, DAMAGED, ".metadata"}
-"""Files by which a folder is known as one checkpoint, committed or not."""
+"""A folder with one of these files is one checkpoint, committed or not."""
 _NAMES = (*LEFT, STEP)
-"""Beginnings of names by which it is."""
+"""So is a folder whose name begins with one of these."""
 
 
 class NotCommittedError(ValueError):
-    """A place is one checkpoint by its name or content, and was not committed."""
+    """A place is one checkpoint, by its name or content, that was not committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class StoredCheckpoint:
     name: str
     """The last part of its path."""
     step: int | None
-    """None if neither its marker nor its name says it."""
+    """None if neither its marker nor its name has one."""
     made: Committed | None
     """None if its marker cannot be read."""
     committed_at: float
@@ -61,7 +61,7 @@ class StoredCheckpoint:
     damage: Damage | None
     """Why it is not resumed from; None if nothing is known against it."""
     marks: frozenset[str]
-    """Those of :data:`MARKS` that it has."""
+    """The :data:`MARKS` that it has."""
     source: Source
 
     @property
@@ -128,7 +128,7 @@ def inventory_of(place: str) -> Inventory:
         return FolderInventory(Path(place))
     if scheme in _FOLDERS:
         return FolderInventory(Path(name))
-    # What opens buckets is loaded only for them.
+    # The command need not load fsspec for a folder.
     from muster.checkpoint.bucket.inventory import BucketInventory
 
     return BucketInventory(place)
@@ -138,7 +138,7 @@ class FolderInventory:
     """The checkpoints in a folder, or one that is a folder.
 
     Args:
-        folder: it, or the one that they are in.
+        folder: the checkpoint, or the folder that holds them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -178,7 +178,7 @@ class FolderInventory:
         if name.startswith(STEP):
             return retrying(str(path), lambda: read_entry(path, _marked))
         try:
-            # Whatever else there is may be anything, and has a marker if it is a checkpoint.
+            # Another name may be anything. It is a checkpoint if it has a marker.
             if MARKER not in names_in(path):
                 return None
         except (FileNotFoundError, NotADirectoryError):
@@ -226,7 +226,7 @@ def _marked(path: Path) -> Committed:
 
 
 def _changed_at(path: Path) -> float:
-    """Return when a file was last changed: 0.1.0 did not write into its markers when it committed."""
+    """Return when a file was last changed. Markers of 0.1.0 do not say when they were committed."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

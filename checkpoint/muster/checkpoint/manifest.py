@@ -8,8 +8,8 @@ It is a JSON object, in the file ``manifest.json`` beside torch's ``.metadata``:
      "ranks": [{"rank": 0, "host": "node-0", "bytes": 4096, "seconds": 0.5}]}
 
 ``lengths`` and ``digests`` (32 hexadecimal digits each, joined) describe the segments of a file, in order.
-They cover the file from its first byte to its last. A file's ``digest`` is that of its segments' digests,
-joined.
+They cover the file from its first byte to its last. A file's ``digest`` is the digest of its segments'
+digests, joined.
 """
 
 import json
@@ -61,7 +61,7 @@ class FileEntry:
             length: of the item, in bytes.
 
         Raises:
-            ValueError: no segment begins or ends there, so that the item cannot be verified by itself.
+            ValueError: no segment begins or ends there, so the item cannot be verified by itself.
         """
         if length == 0:
             return ()
@@ -76,7 +76,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankEntry:
-    """What one rank wrote."""
+    """The part of a checkpoint that one rank wrote."""
 
     rank: int
     host: str
@@ -88,7 +88,7 @@ class RankEntry:
 
 @dataclass(frozen=True, slots=True)
 class ManifestReference:
-    """What a marker says of its manifest."""
+    """The size and digest of a manifest, as the marker names them."""
 
     size: int
     """Bytes."""
@@ -101,13 +101,13 @@ class ManifestReference:
         return cls(len(data), digest_of(data).hex())
 
     def matches(self, data: bytes) -> bool:
-        """Whether these bytes are the manifest."""
+        """Return whether these bytes are the manifest."""
         return self == self.of(data)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint consists of."""
+    """The files of a checkpoint, and the part of each rank."""
 
     files: Mapping[str, FileEntry]
     """By their path in the checkpoint."""
@@ -143,7 +143,7 @@ class Manifest:
 
         Raises:
             ManifestError: it is damaged.
-            LaterVersionError: it is of another version of Muster.
+            LaterVersionError: another version of Muster wrote it.
         """
         try:
             said = json.loads(bytes(data))
@@ -163,13 +163,13 @@ class Manifest:
 
 def _count(value: object) -> int:
     if not (type(value) is int and 0 <= value < 2**63):
-        raise ValueError(f"{value!r} is no number of bytes, and no rank")
+        raise ValueError(f"{value!r} is neither a number of bytes nor a rank")
     return value
 
 
 def _seconds(value: object) -> float:
     if not (isinstance(value, int | float) and 0 <= value < float("inf")):
-        raise ValueError(f"{value!r} is no duration")
+        raise ValueError(f"{value!r} is not a duration in seconds")
     return float(value)
 
 

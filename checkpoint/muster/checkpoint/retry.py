@@ -16,13 +16,12 @@ DELAYS = (0.1, 1.0, 5.0)
 def retrying(what: str, read: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
     """Call a function that reads; call it again if it fails with an I/O error.
 
-    ``FileNotFoundError`` and ``NotADirectoryError`` mean that something is certainly absent. They are
-    raised at once.
+    ``FileNotFoundError`` and ``NotADirectoryError`` are proof of absence. They are raised immediately.
 
     Args:
-        what: what it reads, for the log.
-        read: reads.
-        sleep: waits for some seconds.
+        what: the name of what is read, for the log.
+        read: the function that reads.
+        sleep: waits for a number of seconds.
 
     Raises:
         OSError: what the last attempt raised.

@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import Protocol
 
 PIECE = 2**20
-"""Bytes of a small file that are read at once."""
+"""Bytes of a small file that one call reads."""
 
 
 class OpenFile(Protocol):
     """A file that is open for reading."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return up to so many bytes from an offset on; fewer only at the file's end.
+        """Return up to ``length`` bytes from an offset on; fewer only at the file's end.
 
         Raises:
             OSError: they cannot be read.
         """
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer from an offset on. Returns how many bytes it got; fewer only at the file's end.
+        """Fill a buffer from an offset on.
+
+        Returns:
+            How many bytes it got: fewer than its length only at the file's end.
 
         Raises:
             OSError: they cannot be read.
@@ -76,7 +79,7 @@ class FolderSource:
         for folder, _, names in os.walk(self._path, onerror=fail):
             for name in names:
                 path = Path(folder, name)
-                with suppress(FileNotFoundError):  # It was just removed, or is a link to what is not there.
+                with suppress(FileNotFoundError):  # It was just removed, or is a broken link.
                     found[str(path.relative_to(self._path))] = path.stat().st_size
         return found
 

@@ -1,6 +1,6 @@
 """Verifies that a checkpoint is byte for byte what was committed.
 
-A mismatch counts as damage only if a second read, of a file opened anew, finds it again.
+A mismatch counts as damage only if a second read, of a file opened again, finds it too.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -21,7 +21,7 @@ from muster.checkpoint.source import OpenFile, Source, read_whole
 T = TypeVar("T")
 
 PIECE = 8 * 2**20
-"""Bytes that are read at once where nobody needs the whole segment in memory."""
+"""Bytes that one call reads where the whole segment need not be in memory."""
 
 
 def read_manifest(source: Source, reference: ManifestReference | None) -> Manifest | None:
@@ -29,10 +29,10 @@ def read_manifest(source: Source, reference: ManifestReference | None) -> Manife
 
     Args:
         source: the checkpoint.
-        reference: what the marker says of it; None if it names none.
+        reference: the marker's reference to it; None if the marker has none.
 
     Returns:
-        None if the checkpoint has none: 0.1.0 wrote no digests.
+        The manifest; None if the checkpoint has none: 0.1.0 wrote no digests.
 
     Raises:
         DamageError: the manifest is not the one that was committed.
@@ -86,8 +86,8 @@ def read_item(
         file: the file.
         name: its path in the checkpoint.
         offset: where the item begins, in bytes.
-        segments: those of the item.
-        buffer: takes the item; it has its length.
+        segments: the item's.
+        buffer: receives the item; it has the item's length.
 
     Raises:
         DamageError: it is not what was committed.
@@ -101,7 +101,7 @@ def read_item(
 
 
 def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) -> None:
-    """See that these bytes are a segment.
+    """Check that these bytes are a segment.
 
     Raises:
         DamageError: they are not.
@@ -153,7 +153,7 @@ def _sizes(there: int, written: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A piece of work that a verification has done."""
+    """The result of verifying one file."""
 
     file: str
     size: int
@@ -164,16 +164,16 @@ class Verified:
 def verify(
     source: Source, manifest: Manifest, threads: int, on_read: Callable[[int], None] = lambda _: None
 ) -> Generator[Verified, None, None]:
-    """Verify every byte of a checkpoint. Closing the iterator ends the reading.
+    """Verify every byte of a checkpoint. To stop, close the iterator.
 
     Args:
         source: the checkpoint.
         manifest: its manifest, verified.
         threads: how many files to read at the same time.
-        on_read: hears of each piece that was read, with its bytes. It is called by several threads.
+        on_read: called with the number of bytes of each piece that was read, by several threads.
 
     Yields:
-        For each file what was found, as soon as it is known.
+        The result for each file, as soon as it is known.
 
     Raises:
         OSError: a file cannot be read.
@@ -247,7 +247,7 @@ def _present(name: str, read: Callable[[], T]) -> T:
 
 
 def _twice(read: Callable[[], T]) -> T:
-    """Call a function again if it found damage: a first read may have failed on its way."""
+    """Call a function again if it found damage: the first read may have been at fault."""
     try:
         return retrying("a checkpoint", read)
     except DamageError:

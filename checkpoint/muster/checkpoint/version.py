@@ -1,9 +1,8 @@
 """The version of the format of checkpoints."""
 
 FORMAT = 1
-"""Written into markers, manifests and verdicts. A reader ignores fields that it does not know; what it must
-not
-ignore gets another number."""
+"""Written into markers, manifests and verdicts. A reader ignores fields that it does not know. A change that
+it must not ignore gets another number."""
 
 
 class LaterVersionError(RuntimeError):

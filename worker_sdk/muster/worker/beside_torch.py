@@ -43,7 +43,7 @@ class _RegistersLater(MetaPathFinder):
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            with suppress(ImportError):  # Who uses the SDK hears of it there, and torch goes on.
+            with suppress(ImportError):  # A program that uses the SDK gets the error there. Torch goes on.
                 import_module(OURS)
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]

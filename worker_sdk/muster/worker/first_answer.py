@@ -7,22 +7,22 @@ from threading import Event, Timer
 import grpc
 
 FIRST_ANSWER_TIMEOUT = 30.0
-"""Seconds that a peer that accepted a stream has to send its first message."""
+"""Seconds that a peer has to send its first message after it accepted a stream."""
 
 
 class NoFirstAnswerError(grpc.RpcError):
-    """How a stream ends whose peer sent nothing in time."""
+    """A stream's peer sent nothing in time."""
 
     def code(self) -> grpc.StatusCode:
-        """The status that gRPC gives a call whose own time is over."""
+        """Return the status of a call that has run out of time."""
         return grpc.StatusCode.DEADLINE_EXCEEDED
 
     def details(self) -> str:
-        """What happened, for people."""
+        """Return what happened, for people."""
         return f"it accepted the stream and sent nothing for {FIRST_ANSWER_TIMEOUT:g} s"
 
     def trailing_metadata(self) -> tuple[()]:
-        """The peer sent none."""
+        """Return nothing: the peer sent no metadata."""
         return ()
 
 
@@ -34,7 +34,7 @@ def first_answer_expected(call: grpc.Call) -> Iterator[Callable[[], None]]:
         call: the stream.
 
     Yields:
-        What to call when the first message has come.
+        A function to call when the first message has come.
 
     Raises:
         NoFirstAnswerError: the stream was cancelled for that reason.

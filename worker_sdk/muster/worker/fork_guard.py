@@ -27,7 +27,7 @@ GRPCS_THREADS = (
 HANDLERS = "GRPC_ENABLE_FORK_SUPPORT"
 """The variable by which gRPC's own fork handlers are on or off, from the moment that it is imported."""
 PATIENCE = 1.0
-"""Seconds that a fork waits for what was told to end, and then for gRPC's threads; a few ms are usual."""
+"""Seconds that a fork waits for threads that were told to end, and then for gRPC's; a few ms are usual."""
 LOOK_INTERVAL = 0.001
 
 _claims: list["Claim"] = []
@@ -102,12 +102,12 @@ def start_thread(what: str, name: str, target: Callable[..., None], *arguments: 
 
 
 def await_before_fork(thread: threading.Thread) -> None:
-    """Let the next fork wait, for up to ``PATIENCE`` from now, until a thread has ended that was told to.
+    """Make the next fork wait until a thread that was told to end has ended, up to ``PATIENCE`` from now.
 
     It takes no lock, so that a finalizer may call it.
 
     Args:
-        thread: what :func:`start_thread` has started.
+        thread: a thread that :func:`start_thread` has started.
     """
     _ending.append((thread, time.monotonic() + PATIENCE))
 
@@ -162,7 +162,7 @@ def collect() -> None:
 
 
 def _settle() -> None:
-    """Before a fork: let end what was told to; when nothing is claimed any more, let gRPC end."""
+    """Wait before a fork for threads that were told to end; then for gRPC, if nothing claims it any more."""
     global _last, _in_vain
     while _ending:
         thread, until = _ending.pop()

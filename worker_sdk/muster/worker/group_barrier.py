@@ -124,7 +124,7 @@ class GroupBarrier:
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The ranks that it covers, in ascending order; empty if it covers all."""
+        """The ranks of this barrier, in ascending order; empty if all ranks of the job take part."""
         return self._shape.participants
 
     @property

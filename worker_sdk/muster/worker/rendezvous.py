@@ -250,19 +250,19 @@ class MusterRendezvousHandler(RendezvousHandler):
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
-"""Those that were not shut down."""
+"""The handlers that were not shut down."""
 
 
 def _drop_unreachable() -> None:
-    """Before a fork: end the handlers that only a reference cycle keeps, or the child could not have its own.
+    """Before a fork, end handlers that only a reference cycle keeps. Else the child could have none.
 
-    An agent alone has handlers, so no fork of a training process waits for the collection.
+    Only an agent has handlers, so no fork of a training process waits for the collection.
     """
     if _handlers:
         gc.collect()
 
 
-# Registered after the hook of fork_guard, and so run before it, which then waits for what these held.
+# Registered after fork_guard's hook, and so called before it. That hook waits for what the handlers held.
 os.register_at_fork(before=_drop_unreachable)
 
 

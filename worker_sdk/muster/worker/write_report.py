@@ -41,11 +41,11 @@ class WriteReport:
             ("bytes", self.bytes, MAX_BYTES),
             ("seconds", self.seconds, MAX_SECONDS),
         ):
-            if value is not None and not 0 <= value <= most:  # Nor is NaN.
+            if value is not None and not 0 <= value <= most:  # NaN fails this, too.
                 raise ValueError(f"{name} = {value!r}: it must be from 0 to {most}, or None.")
 
     def message(self) -> pb.WriteReport:
-        """The report on the wire."""
+        """Return the report as a message."""
         return pb.WriteReport(
             step=self.step,
             bytes=self.bytes,

@@ -120,7 +120,7 @@ class FsspecObjects:
         return self._ask(f"give {name}", lambda: bytes(self._fs.cat_file(self._path(name))))
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Return up to so many bytes of an object from an offset on; fewer only at its end."""
+        """Return up to ``length`` bytes of an object from an offset on; fewer only at its end."""
         path = self._path(name)
 
         def get() -> bytes:

@@ -7,7 +7,7 @@ from muster.checkpoint.inventory import MARKS, NotCommittedError, StoredCheckpoi
 
 
 class BucketInventory:
-    """The checkpoints below an address, or one whose address it is.
+    """The checkpoints below an address, or the one at that address.
 
     Args:
         url: the address, with a scheme.
@@ -23,7 +23,7 @@ class BucketInventory:
         self._url = url
         self._only = Attempt.named(name)
         self._objects = FsspecObjects(url if self._only is None else above, {})
-        # The run's id only names new attempts. A reader makes none, and sees those of all runs.
+        # The run id only names new attempts. This reader makes none, and sees the attempts of all runs.
         self._bucket = CheckpointBucket(self._objects, self._objects.url, "")
 
     def checkpoints(self) -> list[StoredCheckpoint]:

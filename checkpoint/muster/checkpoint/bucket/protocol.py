@@ -86,7 +86,7 @@ class Entry:
     made: Committed | None
     """None if its verdict cannot be read."""
     files: Mapping[str, int]
-    """Of the checkpoint: its objects, and how many bytes each has."""
+    """The objects of the checkpoint, and the bytes of each."""
     damage: Damage | None = None
     """Why it is not resumed from; None if nothing is known against it."""
     kept: bool = False
@@ -242,10 +242,10 @@ class CheckpointBucket:
         return None, vanished
 
     def _read_all(self, judged: Set[Attempt]) -> tuple[bool, dict[Attempt, str]]:
-        """Learn the verdicts that this process does not know yet.
+        """Read the verdicts that this process does not know yet.
 
         Returns:
-            Whether one has vanished; and those that cannot be read, with the reason.
+            Whether a verdict has vanished; and the attempts whose verdict cannot be read, with the reason.
 
         Raises:
             LaterVersionError: one is of a later version of Muster.
@@ -270,13 +270,13 @@ class CheckpointBucket:
         try:
             return _understood(data, attempt, self.path(attempt))
         except UncommittedError:
-            # A first read may have failed on its way.
+            # The first read may have been at fault.
             return _understood(self._found(attempt) or data, attempt, self.path(attempt))
 
     def entries(self) -> list[Entry]:
         """Return all committed attempts, damaged ones as well, oldest commit first.
 
-        Those whose verdict cannot be read come before all others.
+        Attempts whose verdict cannot be read come before all others.
 
         Raises:
             LaterVersionError: there is one of a later version of Muster.

@@ -1,4 +1,4 @@
-"""``muster checkpoint``: what is committed in a folder or a bucket, without torch or a coordinator."""
+"""``muster checkpoint``: lists, verifies and marks stored checkpoints, without torch or a coordinator."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ Keep = Annotated[
 ]
 Clear = Annotated[
     int | None,
-    typer.Option(min=0, metavar="STEP", help="Take the marks of this step back.", show_default=False),
+    typer.Option(min=0, metavar="STEP", help="Remove the marks of this step.", show_default=False),
 ]
 
 app = typer.Typer(
@@ -69,7 +69,7 @@ app = typer.Typer(
 def list_checkpoints(place: Place, output: options.Format = Output.TABLE) -> None:
     """List the committed checkpoints, newest commit first.
 
-    A job resumes from the first one whose state is COMMITTED. The files are not read: see verify.
+    A Checkpointer resumes from the first one whose state is COMMITTED. This reads no files: see verify.
     """
     with _reading(place):
         stored = _opened(place).checkpoints()
@@ -87,9 +87,9 @@ def list_checkpoints(place: Place, output: options.Format = Output.TABLE) -> Non
 
 @app.command()
 def describe(place: Place, step: Step = None, output: options.Format = Output.TABLE) -> None:
-    """Show all there is to know of a checkpoint: by default, of the newest one.
+    """Show everything about a checkpoint, by default the newest one.
 
-    With -o wide, each of its files as well.
+    With -o wide, also each of its files.
     """
     with _reading(place):
         chosen = _chosen(_opened(place), place, step)[0]
@@ -109,9 +109,9 @@ def describe(place: Place, step: Step = None, output: options.Format = Output.TA
 def verify(
     place: Place, step: Step = None, threads: Threads = DEFAULT_THREADS, output: options.Format = Output.TABLE
 ) -> None:
-    """Read every byte of the committed checkpoints, newest first, and compare with what was written.
+    """Read every byte of the committed checkpoints, newest first, and compare it with the digests.
 
-    Exit code 6 if one is damaged. Nothing is changed: see mark.
+    Exit code 6 if one is damaged. This changes nothing: see mark.
     """
     with _reading(place):
         inventory = _opened(place)
@@ -151,11 +151,11 @@ def mark(
     keep: Keep = None,
     clear: Clear = None,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why it is corrupt, for those who see it.", show_default=False)
+        str, typer.Option(metavar="TEXT", help="Why it is corrupt, for people.", show_default=False)
     ] = "",
     output: options.Format = Output.TABLE,
 ) -> None:
-    """Mark a checkpoint, durably: as damaged, or to be kept. Give one of --corrupt, --keep and --clear."""
+    """Mark a checkpoint durably, as damaged or kept. Give one of --corrupt, --keep and --clear."""
     steps = [step for step in (corrupt, keep, clear) if step is not None]
     if len(steps) != 1:
         fail("give exactly one of --corrupt, --keep and --clear", Exit.USAGE)
@@ -222,8 +222,8 @@ def verification(
     Args:
         one: the checkpoint.
         threads: how many files to read at the same time.
-        begin: hears how many bytes are to be read.
-        on_read: hears of each piece that was read, with its bytes.
+        begin: called with the number of bytes to read.
+        on_read: called with the bytes of each piece that was read.
     """
     marks = [Finding(one.damage)] if one.damage is not None and one.marked_damaged else []
     findings: list[Finding] = []
@@ -251,7 +251,7 @@ def verification(
 
 
 def _is_still_there(inventory: Inventory, place: str, one: StoredCheckpoint) -> bool:
-    """Whether a checkpoint is the same as before: a job that runs may have removed or replaced it."""
+    """Return whether a checkpoint is unchanged: a running job may have removed or replaced it."""
     with _reading(place):
         try:
             return any((now.name, now.made) == (one.name, one.made) for now in inventory.checkpoints())
@@ -265,7 +265,7 @@ def remark(place: str, found: Verification) -> str:
     if found.state is State.UNVERIFIED:
         return (
             f"{views.title(one)} is unverified: it has no digests, like every checkpoint of Muster 0.1.0, "
-            "so nobody can tell whether it is damaged"
+            "so damage cannot be found"
         )
     if found.state is not State.DAMAGED or one.step is None:
         return ""
@@ -326,7 +326,7 @@ def _opened(place: str) -> Inventory:
 
 
 def _manifest(one: StoredCheckpoint) -> tuple[Manifest | None, Damage | None]:
-    """Return what a checkpoint consists of, or why that is not known.
+    """Return a checkpoint's manifest, or the damage that makes it unreadable.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""How checkpoints in a folder or a bucket are shown: tables, texts and JSON."""
+"""Tables, texts and JSON of the checkpoints in a folder or a bucket."""
 
 import enum
 import sys
@@ -17,23 +17,23 @@ from muster.service.cli.table import Column, Table, counted, fields, indented
 
 
 class State(enum.StrEnum):
-    """How a checkpoint stands."""
+    """The state of a checkpoint."""
 
     COMMITTED = "COMMITTED"
-    """Nothing is known against it. Its bytes were not looked at."""
+    """No damage is known. Its bytes were not read."""
     VERIFIED = "VERIFIED"
     """Every byte is what was written."""
     UNVERIFIED = "UNVERIFIED"
     """It has no digests."""
     UNREADABLE = "UNREADABLE"
-    """An I/O error kept it from being verified."""
+    """An I/O error occurred while it was verified."""
     DAMAGED = "DAMAGED"
-    """It is not what was committed, or somebody has marked it as damaged."""
+    """It is not what was committed, or it is marked as damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage, and who wrote what is damaged."""
+    """Damage, and the rank that wrote the damaged file."""
 
     damage: Damage
     writer: RankEntry | None = None
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a verification of a checkpoint has found."""
+    """The result of verifying a checkpoint."""
 
     checkpoint: StoredCheckpoint
     state: State
@@ -61,7 +61,7 @@ class Verification:
 
 
 def writer_of(manifest: Manifest, file: str) -> RankEntry | None:
-    """Return the rank that wrote a file; None if the manifest does not say it."""
+    """Return the rank that wrote a file; None if the manifest does not name it."""
     entry = manifest.files.get(file)
     if entry is None or entry.rank is None:
         return None
@@ -73,7 +73,7 @@ def writer_of(manifest: Manifest, file: str) -> RankEntry | None:
 
 
 def title(one: StoredCheckpoint) -> str:
-    """How a checkpoint is called in a sentence: ``step 100``, or its name."""
+    """Return the name of a checkpoint in a sentence: ``step 100``, or its folder's name."""
     return one.name if one.step is None else f"step {one.step}"
 
 
@@ -95,7 +95,7 @@ def _committed_at(one: StoredCheckpoint) -> str:
 
 
 def _time(seconds: float) -> str:
-    """A time in UTC; empty if it is not known."""
+    """Format a time in UTC; return an empty string if it is not known."""
     try:
         known = datetime.fromtimestamp(seconds, UTC) if seconds else None
     except (ValueError, OverflowError, OSError):
@@ -141,7 +141,7 @@ CHECKPOINTS: list[Column[StoredCheckpoint]] = [
 
 
 def verification_columns(*, full: bool) -> list[Column[Verification]]:
-    """What a table shows of a verification: everything that was found, or the first of it."""
+    """Return the columns of a table of verifications, with all findings of a checkpoint or the first one."""
     most = sys.maxsize if full else 1
     return [
         Column(title="STEP", cell=lambda found: _step(found.checkpoint)),
@@ -175,12 +175,12 @@ FILES: list[Column[tuple[str, FileEntry]]] = [
 def checkpoint_text(
     one: StoredCheckpoint, manifest: Manifest | None, damage: Damage | None, *, wide: bool, color: bool
 ) -> str:
-    """A checkpoint for people.
+    """Describe a checkpoint for people.
 
     Args:
         one: the checkpoint.
-        manifest: what it consists of; None if that cannot be read, or it has none.
-        damage: what is known against it.
+        manifest: its manifest; None if it cannot be read, or the checkpoint has none.
+        damage: its damage; None if none is known.
         wide: whether to show its files.
         color: whether states get their colours.
     """
@@ -224,7 +224,7 @@ def _digests(one: StoredCheckpoint, manifest: Manifest | None) -> str:
 
 
 def as_json(one: StoredCheckpoint) -> dict[str, Any]:
-    """A checkpoint for programs."""
+    """Return a checkpoint as JSON."""
     made = one.made
     return {
         "step": one.step,
@@ -247,7 +247,7 @@ def as_json(one: StoredCheckpoint) -> dict[str, Any]:
 
 
 def damage_json(finding: Finding) -> dict[str, Any]:
-    """What is wrong with a checkpoint, for programs."""
+    """Return damage as JSON."""
     damage, writer = finding.damage, finding.writer
     return {
         "file": damage.file or None,
@@ -262,7 +262,7 @@ def damage_json(finding: Finding) -> dict[str, Any]:
 
 
 def manifest_json(manifest: Manifest) -> dict[str, Any]:
-    """What a checkpoint consists of, for programs."""
+    """Return a manifest as JSON."""
     return {
         "algorithm": ALGORITHM,
         "files": [
@@ -283,7 +283,7 @@ def manifest_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def verification_json(found: Verification) -> dict[str, Any]:
-    """What a verification has found, for programs."""
+    """Return the result of a verification as JSON."""
     return {
         "step": found.checkpoint.step,
         "name": found.checkpoint.name,
@@ -298,5 +298,5 @@ def verification_json(found: Verification) -> dict[str, Any]:
 
 
 def steps_text(stored: Sequence[StoredCheckpoint]) -> str:
-    """The steps that there are, for a sentence."""
+    """List the steps of checkpoints, for a sentence."""
     return ", ".join(sorted({_step(one) for one in stored}, key=lambda step: (len(step), step)))

@@ -409,7 +409,7 @@ def test_a_file_of_the_framework_that_has_a_name_of_ours_is_not_lost(
         (unfinished / MANIFEST).write_text("theirs")
 
     monkeypatch.setattr(job, "write", write)
-    assert "is of the framework, and Muster has a file of this name" in str(job.save(1)[0])
+    assert "and Muster needs that name for its own" in str(job.save(1)[0])
     assert not (job.folder / "step-1").exists()
 
 

@@ -507,7 +507,7 @@ def test_planners_of_the_caller_are_used(made: Checkpointer):
 def test_barrier_of_some_ranks_is_refused(tmp_path: Path):
     barrier = FakeBarrier(world_size=2)
     barrier.participants = (0,)
-    with pytest.raises(ValueError, match=r"of ranks \[0\] alone"):
+    with pytest.raises(ValueError, match=r"has only ranks \[0\]"):
         Checkpointer(tmp_path, barrier=barrier)  # type: ignore[arg-type]
 
 

@@ -107,9 +107,9 @@ def commit_together(
 
 
 def latest(project_dir: str | Path) -> Path | None:
-    """What ``load_state()`` loads where names are automatic.
+    """Return the checkpoint that ``load_state()`` loads where names are automatic.
 
-    What is not committed is passed over, and so is what was found damaged.
+    It passes over uncommitted and damaged checkpoints.
 
     Args:
         project_dir: the accelerator's.
@@ -186,7 +186,7 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
 
         Raises:
             BarrierError: not all ranks have come, or one cannot load it; the message names who.
-            CorruptCheckpointError: what was named is damaged, or all checkpoints are. All ranks raise it.
+            CorruptCheckpointError: the named checkpoint is damaged, or all are. All ranks raise it.
             UncommittedError: there is no committed checkpoint, or none of this name.
             ValueError: no folder was named, and naming is not automatic.
         """
@@ -221,7 +221,7 @@ def _checkpoints(project_dir: str | Path) -> Path:
 
 
 def _is_damaged(path: Path) -> bool:
-    """Whether a checkpoint was found damaged: the next one of its number takes its place."""
+    """Return whether a checkpoint was found damaged. Then the next one of its number replaces it."""
     found = find(path)
     return found is not None and found.damage is not None
 

@@ -24,13 +24,13 @@ REPLACED = ".replaced"
 REMOVED = ".removed-"
 """How the name begins of what is being removed."""
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""What is raised for a marker that is certainly not there. Any other error does not tell."""
+"""Errors that prove that a marker is absent. No other error does."""
 RESERVED = "lost+found"
-"""A folder that a file system makes, and nobody may look into."""
+"""A folder that a file system makes, and that users may not read."""
 
 
 class ReplacedError(RuntimeError):
-    """A checkpoint is not the one any more that this rank began to load.
+    """Another checkpoint has the name of the one that this rank began to load.
 
     Args:
         path: its name.
@@ -109,8 +109,8 @@ class Aside:
         :func:`read` finds it. A checkpoint that is a file has no marker and no manifest.
 
         Args:
-            marker: what it is.
-            manifest: what it consists of.
+            marker: describes it.
+            manifest: its files and digests.
 
         Raises:
             OSError: it could not be done, or another life of the job has removed what was written.
@@ -196,7 +196,7 @@ def read(path: Path) -> tuple[Path, Marker]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What stands under a checkpoint's name."""
+    """The checkpoint that has a name."""
 
     path: Path
     """Where it is: as :func:`read` returns it."""
@@ -242,9 +242,9 @@ def read_whole(path: Path) -> tuple[Path, Marker]:
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The checkpoint in a folder that was committed last.
+    """Return the checkpoint in a folder that was committed last.
 
-    What is not committed is passed over, and so is what was found damaged.
+    It passes over uncommitted and damaged checkpoints.
 
     Args:
         folder: where checkpoints have their names.
@@ -257,11 +257,11 @@ def latest(folder: str | Path) -> Path | None:
 
 
 def newest(folder: Path, excluded: Set[Path]) -> Path | None:
-    """As :func:`latest`, but for what was found damaged just now.
+    """Return what :func:`latest` does, without checkpoints that were just found damaged.
 
     Args:
         folder: where checkpoints have their names.
-        excluded: where those are.
+        excluded: the paths of these.
     """
     found: dict[Path, float] = {}
     damaged: list[Found] = []
@@ -282,7 +282,7 @@ def newest(folder: Path, excluded: Set[Path]) -> Path | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What there is in a folder; nothing if the folder itself is certainly not there.
+    """Return the paths in a folder; none if the folder itself is certainly absent.
 
     Raises:
         OSError: it cannot be listed.
@@ -299,7 +299,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def damage_of(path: Path) -> Damage | None:
-    """Why a checkpoint is not resumed from: what was found when it was loaded.
+    """Return the damage of a checkpoint, as an earlier load or a person recorded it.
 
     Args:
         path: where it is, as :func:`read` returns it.
@@ -322,7 +322,7 @@ def mark_damaged(path: Path, marker: Marker, damage: Damage) -> None:
     Args:
         path: where it is.
         marker: of what was found damaged.
-        damage: what is wrong. If another rank has found something first, that stays.
+        damage: the damage. If another rank has recorded some first, that stays.
 
     Raises:
         ReplacedError: another checkpoint has the name now. It is not marked.
@@ -350,7 +350,7 @@ def mark_damaged(path: Path, marker: Marker, damage: Damage) -> None:
 
 
 def corrupt(path: Path, damage: Damage) -> CorruptCheckpointError:
-    """The error of all ranks for a checkpoint that is damaged."""
+    """Return the error that all ranks raise for a damaged checkpoint."""
     return CorruptCheckpointError(
         f"{path} is damaged: {damage}. What was loaded of it must not be trained on: build the state again. "
         f"Load another checkpoint, or restore its files and remove the mark, {DAMAGED}.",
@@ -359,7 +359,7 @@ def corrupt(path: Path, damage: Damage) -> CorruptCheckpointError:
 
 
 def all_damaged(found: Iterable[Found]) -> CorruptCheckpointError:
-    """The error where there are checkpoints, and each is damaged."""
+    """Return the error for a folder in which all checkpoints are damaged."""
     damages = {one.path: one.damage for one in found if one.damage is not None}
     said = "; ".join(f"{path}: {damage}" for path, damage in damages.items())
     return CorruptCheckpointError(
@@ -436,7 +436,7 @@ def _marker(path: Path) -> Marker:
 
 
 def _marker_in(folder: int) -> Marker | None:
-    """That of an open folder."""
+    """Return the marker in an open folder; None if it has none."""
     try:
         handle = os.open(MARKER, os.O_RDONLY, dir_fd=folder)
         with os.fdopen(handle, "rb") as file:
@@ -446,7 +446,7 @@ def _marker_in(folder: int) -> Marker | None:
 
 
 def _decoded(data: bytes, path: Path) -> Marker:
-    """Read a marker, whichever writer of Muster's it is of."""
+    """Read a marker, of an adapter or of a ``Checkpointer``."""
     said = unseal(data)
     if "step" in said:  # A Checkpointer's.
         made = committed_from(said, path)
@@ -456,7 +456,7 @@ def _decoded(data: bytes, path: Path) -> Marker:
 
 
 def _has_manifest(path: Path) -> bool:
-    """Whether this was committed, though its marker is lost; a program may call something else so."""
+    """Return whether a folder has a manifest of Muster's: then it was committed, even without a marker."""
     try:
         return bool(Manifest.decode(retrying(str(path), (path / MANIFEST).read_bytes)))
     except (*ABSENT, ManifestError):

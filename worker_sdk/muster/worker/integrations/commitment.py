@@ -84,7 +84,7 @@ class Commitment:
         pace: seconds until the first word of a rank that is not done.
         name: the save's, the same on all ranks, in the order in which they are made, as ``step-9`` comes
             before ``step-10``.
-        parts: of the work of a rank. No rank begins the next part before all have done this one.
+        parts: the number of parts of a rank's work. No rank begins a part before all have done the last one.
 
     Attributes:
         rank: this one's.
@@ -133,7 +133,7 @@ class Commitment:
         """Why this rank has failed at what it was to do."""
         self._given_up = False
         self._decisions: list[Decision] = []
-        """Of each part that all have done it; of the last one here, perhaps that they have not."""
+        """For each part, the decision that all ranks have done it; the last may say that they have not."""
         self._confirmation: Decision | None = None
         """That rank 0 has committed it, or that it has not."""
         self._error: MusterError | None = None
@@ -216,7 +216,7 @@ class Commitment:
 
     @property
     def _failing(self) -> Decision | None:
-        """By which a part of the save has failed, for all."""
+        """The decision by which a part of the save has failed on all ranks; None if none has."""
         last = self._decisions[-1] if self._decisions else None
         return None if last is None or last.outcome is Outcome.RELEASED else last
 
@@ -405,15 +405,15 @@ class Commitment:
         return not word.startswith(BEGINS + AGAIN) and _order(word) < _order(self._word)
 
     def _until_done(self, part: int) -> Decision:
-        """Until all have done so many parts."""
+        """Wait until all ranks have done a number of parts."""
         return self._until_all(lambda: self._done >= part)
 
     def _until_all(self, done: Callable[[], bool], *, commits: bool = False) -> Decision:
-        """Go from barrier to barrier until all are done at one, or one fails.
+        """Go from barrier to barrier until all ranks are done at one, or one fails.
 
         Args:
             done: returns whether this rank is done.
-            commits: the save is a checkpoint once all ranks are done.
+            commits: whether the save is a checkpoint once all ranks are done.
         """
         longest = min(LONGEST_PACE, self._timeout / 3)
         pace = min(self._pace, longest)

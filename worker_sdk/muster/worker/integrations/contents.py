@@ -1,7 +1,7 @@
-"""The content of a framework's checkpoint: digested when all ranks have written, verified before a load.
+"""Digests a framework's checkpoint when all ranks have written it, and verifies it before a load.
 
-The framework's bytes cannot be digested on their way. So each rank reads a share of what was written. The
-files are cut into segments, and each rank takes about as many bytes as the others.
+A framework writes its bytes itself, so they cannot be digested on their way. Each rank reads a share of the
+written files instead. The files are cut into segments, and all shares have about as many bytes.
 """
 
 import os
@@ -24,7 +24,7 @@ from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present, read_item, read_manifest
 
 NOTES = ".ranks"
-"""In a save that is not committed: what ranks tell rank 0."""
+"""The folder, in an uncommitted save, with the notes that the ranks leave for rank 0."""
 SEGMENT = 16 * 2**20
 """Bytes of a segment; the last one of a file is shorter."""
 THREADS = 4
@@ -34,7 +34,7 @@ OURS = {MARKER, MANIFEST, DAMAGED}
 
 
 class Piece(NamedTuple):
-    """A segment of a file, by where it is."""
+    """The location of a segment."""
 
     file: str
     """Its path in the checkpoint."""
@@ -46,17 +46,17 @@ class Piece(NamedTuple):
 
 
 def record_share(folder: Path, rank: int, world_size: int) -> None:
-    """When all ranks have written: put this rank's share on the disk, digest it, and leave a note for rank 0.
+    """Sync and digest this rank's share, and leave a note for rank 0, when all ranks have written.
 
     Args:
-        folder: what all have written.
-        rank: this one's.
-        world_size: how many ranks do so.
+        folder: the folder that all ranks have written.
+        rank: this rank.
+        world_size: the number of ranks that do so.
 
     Raises:
-        OSError: it cannot be read, or not be put on the disk.
+        OSError: the share cannot be read or synced.
     """
-    # An NFS client may remember that the folder, which another rank has made, is not there: mkdir asks anew.
+    # An NFS client may have cached that the folder, made by another rank, is missing: mkdir asks again.
     (folder / NOTES).mkdir(parents=True, exist_ok=True)
     _sync_share(folder, world_size)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-digest") as pool:
@@ -66,14 +66,14 @@ def record_share(folder: Path, rank: int, world_size: int) -> None:
 
 
 def gather_manifest(folder: Path, world_size: int) -> Manifest:
-    """On rank 0, when all have left their notes: return the manifest, and remove the notes.
+    """Return the manifest, made of the notes of all ranks, and remove the notes. Only rank 0 calls this.
 
     Args:
-        folder: what all have written.
-        world_size: how many ranks have left a note.
+        folder: the folder that all ranks have written.
+        world_size: the number of ranks that have left a note.
 
     Raises:
-        FileExistsError: the framework has written a file of a name that Muster needs.
+        FileExistsError: the framework has written a file with a name that Muster needs.
         FileNotFoundError: nothing was written.
         OSError: a note is not there, or a file cannot be read.
     """
@@ -86,17 +86,19 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         raise FileNotFoundError(f"the ranks have written nothing into {folder}.")
     for name in sizes:
         if name in OURS:
-            raise FileExistsError(f"{folder / name} is of the framework, and Muster has a file of this name.")
+            raise FileExistsError(
+                f"the framework wrote {folder / name}, and Muster needs that name for its own."
+            )
         files[name] = []
     for piece in _pieces(sizes):
-        # A rank may have seen an outdated size of what another one wrote. Then nobody has read this piece.
+        # A rank may have seen an outdated size of a file that another rank wrote. Then no rank has read this.
         digest = digests.get(piece) or _digest(folder, piece)
         files[piece.file].append(Segment(piece.length, digest))
     return Manifest({name: FileEntry(tuple(segments)) for name, segments in files.items()})
 
 
 def leave_note(folder: Path, rank: int, note: bytes) -> None:
-    """Tell rank 0 something, and put the entries of the folder on the disk that this rank has made."""
+    """Leave a note for rank 0, and sync the entries that this rank has made in the folder."""
     notes = folder / NOTES
     notes.mkdir(exist_ok=True)
     (notes / str(rank)).write_bytes(note)
@@ -104,7 +106,7 @@ def leave_note(folder: Path, rank: int, note: bytes) -> None:
 
 
 def take_notes(folder: Path, ranks: Iterable[int]) -> list[bytes]:
-    """Return what each rank has left, in this order, and remove it.
+    """Return the notes of ranks, in this order, and remove them.
 
     Raises:
         FileNotFoundError: a rank has left nothing here.
@@ -116,17 +118,17 @@ def take_notes(folder: Path, ranks: Iterable[int]) -> list[bytes]:
             taken.append((notes / str(rank)).read_bytes())
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"what rank {rank} says of its part is not in {notes}: the ranks do not share the folder, or "
-                "another job has removed it."
+                f"the note of rank {rank} is not in {notes}: the ranks do not share the folder, or another "
+                "job has removed it. Give each job a folder that all its ranks share."
             ) from error
     shutil.rmtree(notes)
     return taken
 
 
 def _sync_share(folder: Path, world_size: int) -> None:
-    """Put what was written on this host on the disk: its ranks do so together.
+    """Sync the files and folders that this host has written: each of its ranks syncs a part.
 
-    The kernel of a host has in its memory what any process there wrote. So any of them can sync it.
+    A host's kernel caches what any of its processes wrote, so any of them can sync it.
     """
     paths = [
         folder,
@@ -141,7 +143,7 @@ def _sync_share(folder: Path, world_size: int) -> None:
 
 
 def _local_rank(world_size: int) -> tuple[int, int]:
-    """This rank's number among those of this host, and how many these are; (0, 1) if that is not known."""
+    """Return this rank's local rank and the number of ranks on this host; (0, 1) if they are not known."""
     try:
         rank, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -150,7 +152,7 @@ def _local_rank(world_size: int) -> tuple[int, int]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The files of a checkpoint that a framework wrote."""
+    """Return the files that a framework wrote, and their sizes."""
     there = FolderSource(folder).sizes()
     return {name: size for name, size in sorted(there.items()) if not name.startswith(f"{NOTES}/")}
 
@@ -170,7 +172,7 @@ def _digest(folder: Path, piece: Piece) -> bytes:
 
 
 def _share(pieces: Iterator[Piece], rank: int, world_size: int) -> list[Piece]:
-    """Of all pieces those of one rank: a stretch of the bytes, as long as that of any other."""
+    """Return the pieces of one rank: a stretch of about the same number of bytes as any other rank's."""
     every = list(pieces)
     total = sum(piece.length for piece in every)
     mine = []
@@ -188,16 +190,16 @@ def _share(pieces: Iterator[Piece], rank: int, world_size: int) -> list[Piece]:
 def verify_share(
     folder: Path, reference: ManifestReference | None, rank: int, world_size: int
 ) -> Damage | None:
-    """Before all ranks load a checkpoint: see that this rank's share of it is what was committed.
+    """Verify this rank's share of a checkpoint, before all ranks load it.
 
     Args:
         folder: the checkpoint.
-        reference: what its marker says of its manifest; None if it names none, and cannot be verified.
-        rank: this one's.
-        world_size: how many ranks do so.
+        reference: the marker's reference to its manifest; None if it has none, and cannot be verified.
+        rank: this rank.
+        world_size: the number of ranks that do so.
 
     Returns:
-        What is wrong; None if nothing is.
+        The damage; None if there is none.
 
     Raises:
         OSError: it cannot be read.
@@ -243,5 +245,5 @@ def _verify(source: FolderSource, piece: Piece, segment: Segment) -> None:
     try:
         retrying(f"{source.place}/{piece.file}", read)
     except DamageError:
-        # A first read may have failed on its way.
+        # The first read may have been at fault.
         retrying(f"{source.place}/{piece.file}", read)

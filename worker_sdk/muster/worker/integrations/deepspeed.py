@@ -274,7 +274,7 @@ class _Saves:
     def load_checkpoint(
         self, load_dir: str | os.PathLike[str], tag: object = None, *arguments: object, **options: object
     ) -> Loaded:
-        """DeepSpeed's: all ranks load, what each has verified a share of.
+        """Load as DeepSpeed does, on all ranks, after each has verified a share.
 
         Raises:
             CorruptCheckpointError: the tag that was named is damaged, or all are. All ranks raise it.
@@ -307,10 +307,10 @@ class _Saves:
         return loaded
 
     def _examine(self, path: Path, marker: Marker) -> Damage | None:
-        """See, on all ranks, that a checkpoint is what was committed.
+        """Verify a checkpoint on all ranks.
 
         Returns:
-            What a rank has found damaged. Then it is marked.
+            The damage that a rank found, if any. Then the checkpoint is marked.
 
         Raises:
             RuntimeError: a rank could not read it, or it was replaced meanwhile.
@@ -513,12 +513,12 @@ def _check_names(save_dir: object, tag: str) -> None:
 
 
 def _choose(folder: Path, tag: object, damaged: Mapping[Path, Damage]) -> _Choice:
-    """On rank 0: which tag is loaded.
+    """Choose on rank 0 which tag is loaded.
 
     Args:
-        folder: of the checkpoints.
-        tag: what the script names; None: what ``latest`` names, or what was committed last.
-        damaged: what was found damaged just now.
+        folder: the folder of the checkpoints.
+        tag: the tag that the script names; None: the one that ``latest`` names, or that was committed last.
+        damaged: the checkpoints that were just found damaged.
     """
     try:
         if tag is not None:

@@ -50,12 +50,12 @@ ANOTHERS = b"."
 NONE = b"/"
 """What rank 0 says that has found none; the root of all folders is none either."""
 CORRUPT = b"/\0"
-"""How rank 0's word begins if what is to be loaded is damaged, and why; no path has this in it."""
+"""Begins rank 0's word if the checkpoint is damaged; the reason follows. No path has this in it."""
 SEPARATOR = b"\0"
-"""Between a marker and what is wrong with the checkpoint."""
+"""Separates a marker from the damage of its checkpoint."""
 
 Find: TypeAlias = Callable[[Set[Path]], Path | None]
-"""Finds a checkpoint's name. It is given those that were found damaged just now."""
+"""Finds a checkpoint's name, given the checkpoints that were just found damaged."""
 
 
 class FolderSaves:
@@ -150,15 +150,15 @@ class FolderSaves:
         commitment.confirmed()
 
     def choose(self, barrier: GrpcBarrier, find: Find, *, verify: bool = True) -> Path:
-        """The checkpoint that all ranks load: rank 0 finds it, and all see that it is what was committed.
+        """Return the checkpoint that all ranks load: rank 0 finds it, and all ranks verify it.
 
         Each rank verifies a share of its files. If one finds damage, the checkpoint is marked, and rank 0
-        finds another. If it finds the same one, that is an error of all.
+        finds another. If it finds the same one again, all ranks raise.
 
         Args:
             barrier: of the ranks.
             find: finds its name.
-            verify: whether its files are verified here; else they are where they are read.
+            verify: whether to verify its files here. If not, their reader must verify them.
 
         Raises:
             BarrierError: not all ranks have come, or one cannot load it; the message names who.
@@ -190,10 +190,10 @@ class FolderSaves:
             damaged[path] = damage
 
     def _examine(self, barrier: GrpcBarrier, path: Path, *, verify: bool) -> Damage | None:
-        """See, on all ranks, that a checkpoint is the same to all, and what was committed.
+        """Check that all ranks find the same checkpoint, and verify it.
 
         Returns:
-            What a rank has found damaged. Then it is marked.
+            The damage that a rank found, if any. Then the checkpoint is marked.
         """
         # Who goes on alone would hang in the next collective.
         words = self._by_all(barrier, partial(_seen, barrier, path, verify=verify))
@@ -248,7 +248,7 @@ def _anothers() -> bytes:
 
 
 def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
-    """What rank 0 says of the checkpoint that it has found.
+    """Return rank 0's word about the checkpoint that it has found.
 
     Raises:
         UncommittedError: it was not committed.
@@ -270,7 +270,7 @@ def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
 
 
 def _seen(barrier: GrpcBarrier, path: Path, *, verify: bool) -> bytes:
-    """What a rank says of a checkpoint that it is to load.
+    """Return a rank's word about a checkpoint that it will load.
 
     Raises:
         ReplacedError: another one has its name now.
@@ -288,16 +288,16 @@ def _seen(barrier: GrpcBarrier, path: Path, *, verify: bool) -> bytes:
     return repr(marker).encode() + SEPARATOR + json.dumps(asdict(damage)).encode()
 
 
-# ---------------------------------------------------------------------- checkpoints of numbers
+# ---------------------------------------------------------------------- numbered checkpoints
 
 
 def committed(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> list[Path]:
-    """The committed checkpoints, in the order of their numbers, without those that were found damaged.
+    """Return the committed checkpoints in the order of their numbers, without damaged ones.
 
     Args:
         folder: where checkpoints have their names.
         named: how these begin; a number follows.
-        excluded: those that were found damaged just now.
+        excluded: checkpoints that were just found damaged.
 
     Raises:
         OSError: they cannot be read.
@@ -307,13 +307,13 @@ def committed(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> li
 
 
 def damaged(folder: Path, named: str) -> list[Found]:
-    """The committed checkpoints that were found damaged; the arguments are those of :func:`committed`."""
+    """Return the damaged checkpoints. The arguments are those of :func:`committed`."""
     looks = (find(path) for path in _numbered(folder, named))
     return [found for found in looks if found is not None and found.damage is not None]
 
 
 def rotate(folder: Path, named: str, limit: int, kept: Set[Path]) -> None:
-    """Remove what is :func:`stale`; the first arguments are those of :func:`committed`."""
+    """Remove stale checkpoints and outdated damaged ones; the first arguments are as of :func:`committed`."""
     for old in stale(committed(folder, named), limit, kept):
         remove(old)
     for old in outdated(folder, named, limit):
@@ -324,7 +324,7 @@ def stale(checkpoints: list[Path], limit: int, kept: Set[Path] = frozenset()) ->
     """The oldest, by when they were committed: their numbers may be of a run that was rolled back.
 
     Args:
-        checkpoints: those that are committed and whole.
+        checkpoints: the checkpoints that are committed and whole.
         limit: how many are to be left.
         kept: those that stay in any case.
     """
@@ -333,7 +333,7 @@ def stale(checkpoints: list[Path], limit: int, kept: Set[Path] = frozenset()) ->
 
 
 def outdated(folder: Path, named: str, limit: int) -> list[Path]:
-    """The damaged checkpoints after which so many whole ones were committed: nobody needs their rests."""
+    """Return the damaged checkpoints after which ``limit`` whole ones were committed: nobody needs them."""
     whole = [_committed_at(path) for path in committed(folder, named)]
     return [
         one.path
@@ -343,7 +343,7 @@ def outdated(folder: Path, named: str, limit: int) -> list[Path]:
 
 
 def _committed_at(path: Path) -> float:
-    """When a checkpoint was committed, in seconds; the marker of a damaged one may be lost."""
+    """Return when a checkpoint was committed, in Unix time. A damaged one may have lost its marker."""
     try:
         return (path / MARKER).stat().st_mtime
     except FileNotFoundError:
@@ -351,7 +351,7 @@ def _committed_at(path: Path) -> float:
 
 
 def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
-    """The whole checkpoint of the highest number; the arguments are those of :func:`committed`.
+    """Return the whole checkpoint of the highest number. The arguments are those of :func:`committed`.
 
     Raises:
         CorruptCheckpointError: there are checkpoints, and all are damaged.

@@ -131,7 +131,7 @@ def committed(
 def latest(folder: str | Path) -> Path | None:
     """The checkpoint in a folder that was committed last.
 
-    What is not committed or not whole is passed over, and so is what was found damaged.
+    It passes over checkpoints that are uncommitted, not whole, or damaged.
 
     Args:
         folder: where checkpoints have their names, such as ``ModelCheckpoint``'s ``dirpath``.
@@ -202,7 +202,7 @@ class _Saves:
         aside.prepare()
 
     def commit(self, aside: Aside, marker: Marker, manifest: Manifest | None) -> None:
-        """On rank 0, when all have written, and digested it; a file has no manifest.
+        """Commit a save on rank 0, when all ranks have written and digested it. A file has no manifest.
 
         Raises:
             OSError: it is not what was written, or could not be committed.
@@ -345,7 +345,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
 
     @property
     def _digesting(self) -> int:
-        """How many ranks digest what was written."""
+        """Number of ranks that digest what was written."""
         return 1 if isinstance(self, DDPStrategy) else self.world_size
 
     def _prepare(self, aside: Aside, step: int | None) -> Path | None:
@@ -387,7 +387,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         return found, marker
 
     def _verify(self, path: Path, marker: Marker) -> None:
-        """See, on all ranks, that a folder is what was committed; each reads a share of it.
+        """Verify a folder on all ranks; each reads a share of it.
 
         Raises:
             CorruptCheckpointError: it is not. It is marked.

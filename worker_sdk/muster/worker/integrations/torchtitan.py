@@ -200,7 +200,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
             return _in_its_place(folder / f"{NAMED}{step}")
 
         while True:
-            # What it holds is verified by its reader, item by item.
+            # The reader verifies its content, item by item.
             self._loaded = self._saves.choose_any(self._saves.meet(*_ranks()), find_name, verify=False)
             if self._loaded is None:
                 if damage is not None:
@@ -263,7 +263,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 def latest(folder: str | Path) -> Path | None:
     """The committed checkpoint of the highest step in a folder, to go on from.
 
-    What was found damaged is passed over.
+    It passes over damaged checkpoints.
 
     Args:
         folder: of the job's checkpoints: torchtitan's dump folder, and the name of the configuration's.

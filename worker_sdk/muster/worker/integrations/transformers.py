@@ -154,7 +154,7 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
 def latest(folder: str | Path) -> Path | None:
     """The committed checkpoint of the highest step in a folder.
 
-    What is not committed is passed over, and so is what was found damaged.
+    It passes over uncommitted and damaged checkpoints.
 
     Args:
         folder: the trainer's ``output_dir``.

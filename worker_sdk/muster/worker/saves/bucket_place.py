@@ -128,13 +128,13 @@ class BucketPlace:
 
 
 class DigestingObjects(Digesting, FsspecFileSystem):
-    """Objects in a store that fsspec reaches; the store itself keeps what it has taken."""
+    """Objects in a store that fsspec reaches. The store itself makes them durable, so nothing is synced."""
 
     sync = False
 
 
 class ObjectWriter(FsspecWriter):
-    """Torch's writer of a draft. It copies nothing ahead, for which torch would ask for a stream of the GPU.
+    """Torch's writer of a draft. It copies nothing ahead: for that torch would use a stream of the GPU.
 
     Args:
         url: where it writes.

@@ -89,8 +89,8 @@ class AsyncCaller(Protocol):
 class ForkCaller:
     """A child for each write. It sees the memory as it was at the fork, for the price of a page table.
 
-    What is in shared memory is copied first, for a fork does not shield it: tensors and arrays of numpy's in
-    the arguments, and in mappings, lists and tuples there.
+    A fork does not shield shared memory. So tensors and NumPy arrays there are copied first: those in the
+    arguments, and in mappings, lists and tuples in these.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class ForkCaller:
 
 
 def _on_host(request: AsyncRequest) -> AsyncRequest:
-    """The same request, which a forked child sees as it is now."""
+    """Return the same request with a state that a forked child sees as it is now."""
     request = request.preloaded()
     # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
     synchronize()
@@ -217,7 +217,7 @@ class PersistentCaller:
         return self._worker
 
     def _on_host(self, request: AsyncRequest) -> tuple[Held, Location]:
-        """The request's tensors in shared memory, and where the request is there."""
+        """Copy the request to shared memory. Return that memory, and where the request is in it."""
         request = request.preloaded()
         arguments = dict(enumerate(request.async_fn_args)) | request.async_fn_kwargs
         # A manager's proxy stands for what the manager holds, and goes as it is: its copy would be that.
@@ -314,7 +314,7 @@ class _Worker:
         return not self._writer.ended()
 
     def answer(self, number: int, timeout: float, too_long: str) -> str | None:
-        """Wait for its answer to a request: why that failed, if it did.
+        """Wait for its answer to a request. Return why the request failed; None if it did not.
 
         Args:
             number: the request's.
@@ -338,7 +338,7 @@ class _Worker:
             return self._ending()
 
     def _ending(self) -> str:
-        """Wait for its end, and say how it was."""
+        """Wait for its end, and return how it ended."""
         if not self._writer.wait(ENDING_TIMEOUT):
             self.kill("it had closed its pipe, and did not end")
             self._writer.wait(0)
@@ -353,7 +353,7 @@ class _Worker:
             return self.process.exitcode
 
     def _give_up(self) -> None:
-        """Nobody is to wait for it, nor multiprocessing when this process ends."""
+        """Wait for it no longer, neither here nor in multiprocessing when this process ends."""
         with self._reaping:
             if not self._given_up:
                 self._given_up = True

@@ -11,7 +11,7 @@ from muster.worker.saves.request import AsyncRequest
 from muster.worker.write_report import WriteReport
 
 EMPTY_REPORT = WriteReport()
-"""Of a save of which neither step nor size is known."""
+"""The report of a save without a known step and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Call:
     """A save that is not finalized: everything about it but its state, which the ledger has.
 
     It goes from thread to thread with the events and orders about it, and only the thread that has it changes
-    it: its caller, then the voter, then whoever finalizes it.
+    it: its caller, then the voter, then the thread that finalizes it.
     """
 
     owner: object
     """The queue, which must live until the save is decided and cleaned up after; None from then on."""
     request: AsyncRequest
-    """Without what is to be written, which must not be kept until the end: it may be large."""
+    """The request without the state to write, which may be large and must not be kept until the end."""
     name: str
     """For people; empty until it has its number, if it has no other name."""
     on_written: Callable[[], None] | None = None
@@ -66,9 +66,9 @@ class Call:
     """Its number; -1 until it is reserved."""
     write: Write | None = None
     seconds: float = 0.0
-    """Of the write."""
+    """How long the write took."""
     written: Decision | None = None
-    """The release by which every rank has written."""
+    """The release that says that every rank has written."""
     commit_failure: str | None = None
     """Why this rank's commit failed."""
     voted_at: float | None = None
@@ -83,7 +83,7 @@ class Call:
         self.name = self.name or f"save {idx}"
 
     def timings(self, finalize: float) -> SaveTimings:
-        """Where its time went.
+        """Return where its time went.
 
         Args:
             finalize: seconds of the finalize functions.

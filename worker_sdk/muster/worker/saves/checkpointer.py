@@ -57,8 +57,8 @@ class Checkpointer:
         barrier: decides the saves; default: one of group ``save``, taken from the environment.
         timeout: seconds for one save.
         on_saved: called with the timings of each save that was committed.
-        verify: ``"load"``: verify every byte that is loaded by the digests that were made when it was
-            written; ``"off"``: do not.
+        verify: ``"load"``: verify every byte that is loaded against the digest from when it was written;
+            ``"off"``: do not.
         storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
             ``{"profile": "training"}``; default: what that finds by itself.
 
@@ -66,7 +66,7 @@ class Checkpointer:
         ConnectError: the coordinator could not be reached.
         RefusedError: it refused this process.
         OSError: the folder or bucket is not there, or cannot be written.
-        ValueError: the address is none, or an argument has no such value; or the barrier is not of all ranks.
+        ValueError: the address or an argument is not valid, or the barrier does not have all ranks.
         ImportError: a package for its scheme is not installed.
         UncommittedError: the bucket holds checkpoints that were committed in a folder.
     """
@@ -94,8 +94,8 @@ class Checkpointer:
         self._barrier = barrier or default_barrier()
         if self._barrier.participants:
             raise ValueError(
-                f"the barrier is of ranks {list(self._barrier.participants)} alone, and a checkpoint is of "
-                "all ranks of torch's process group. Give a barrier without participants."
+                f"the barrier has only ranks {list(self._barrier.participants)}, and all ranks of torch's "
+                "process group write a checkpoint. Give a barrier without participants."
             )
         self._place = place_at(folder, storage_options, self._barrier.run_id)
         if self._leads:
@@ -125,7 +125,7 @@ class Checkpointer:
         Args:
             step: the step's number, from 0.
             state_dict: what :func:`torch.distributed.checkpoint.save` takes, ``Stateful`` objects among it.
-            planner: as there; default: torch's.
+            planner: as for that function; default: torch's.
 
         Raises:
             TypeError: the step is not a whole number.
@@ -308,13 +308,13 @@ class Checkpointer:
     def resume(self, state_dict: dict[str, Any], *, planner: LoadPlanner | None = None) -> Committed | None:
         """Load the newest whole checkpoint into a state, if there is one; all ranks must call it.
 
-        Every rank verifies what it loads. If one finds damage, all ranks load the checkpoint before instead,
-        and the damaged one is marked, so that no later life of the job resumes from it.
+        Every rank verifies what it loads. If one finds damage, all ranks load the checkpoint before it, and
+        the damaged one is marked, so that no later life of the job resumes from it.
 
         Args:
             state_dict: what :func:`torch.distributed.checkpoint.load` takes; it is filled in place, resharded
                 if the world size has changed.
-            planner: as there; ``DefaultLoadPlanner(allow_partial_load=True)`` loads what there is.
+            planner: as for that function. ``DefaultLoadPlanner(allow_partial_load=True)`` skips missing keys.
 
         Returns:
             The checkpoint, the same on all ranks; None if there is none yet.
@@ -326,7 +326,7 @@ class Checkpointer:
             BarrierError: another rank failed to load, was lost or did not come; the message names it.
             OSError: it cannot be looked for, or read.
         """
-        # Another planner need not load each time what it loaded before.
+        # Another planner need not overwrite all that it loaded before.
         overwrites = planner is None or (
             type(planner) is DefaultLoadPlanner and not planner.allow_partial_load
         )
@@ -389,7 +389,7 @@ def _check_planner(planner: SavePlanner) -> None:
     if getattr(planner, "_enable_plan_caching", False):
         raise ValueError(
             "the planner has enable_plan_caching=True, whose plans torch keeps for its own collectives. "
-            "Leave it out: a plan that has not changed is not made again here."
+            "Leave it out: an unchanged plan is reused here in any case."
         )
 
 

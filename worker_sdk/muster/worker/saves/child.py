@@ -74,16 +74,16 @@ def _settle_down(report: int, parent: int) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore what is sent to a rank's process group for the rank to stop."""
+    """Ignore the signals that stop a rank's process group."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _replace_sockets(spared: int) -> None:
-    """The other side of a connection must see it end with the parent, not with the child.
+    """Replace the parent's sockets by ``/dev/null``, so that connections end with the parent, not the child.
 
-    Their numbers stay taken, by ``/dev/null``: objects of the parent may still close them here, and must not
-    hit a file that was opened since.
+    Their numbers stay taken: objects of the parent may still close them here, and must not close a file that
+    was opened since.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for entry in list(Path("/proc/self/fd").iterdir()):
@@ -105,14 +105,14 @@ def read_sign(report: int) -> int | None:
 
 
 def read_report(report: int, pid: int) -> tuple[bool, str]:
-    """What a child has reported that has ended.
+    """Read what a child that has ended has reported.
 
     Args:
-        report: the file descriptor on which it did.
+        report: the file descriptor on which it reported.
         pid: its process id.
 
     Returns:
-        Whether it has written, and why not.
+        Whether it has written; and if not, why.
     """
     # A process that it has left behind may hold the pipe's other end: do not wait for that to be closed.
     os.set_blocking(report, False)
@@ -156,7 +156,7 @@ def readable(handles: Iterable[int], timeout: float | None) -> set[int]:
         timeout: seconds; None waits for ever.
 
     Returns:
-        Those that can be read.
+        The descriptors that can be read.
     """
     poll = select.poll()
     for handle in handles:

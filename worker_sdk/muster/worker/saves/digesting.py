@@ -1,7 +1,7 @@
-"""Torch's file systems for writing checkpoints: what they write is digested on the way, and synced.
+"""Torch's file systems for writing checkpoints, which digest and sync what they write.
 
-Torch's writer asks a stream for its position where an item begins and where it ends. There a segment of the
-file ends, so that the item can be verified by itself. No byte is read again.
+Torch's writer asks a stream for its position where an item begins and where it ends. A segment of the file
+ends there, so the item can be verified by itself. No byte is read again.
 """
 
 import os
@@ -21,7 +21,7 @@ class DigestingStream:
 
     Args:
         raw: where the bytes go.
-        sync: put the file on the disk when the stream is closed. The stream below stays open.
+        sync: whether to sync the file when this stream is closed. The raw stream stays open.
     """
 
     def __init__(self, raw: IOBase, *, sync: bool) -> None:
@@ -38,16 +38,16 @@ class DigestingStream:
         return view.nbytes
 
     def tell(self) -> int:
-        """Return the position. Here a segment ends."""
+        """Return the position, and end a segment here."""
         self._digester.cut()
         return self._digester.size
 
     def flush(self) -> None:
-        """Hand what is buffered to the system."""
+        """Flush Python's buffer to the operating system."""
         self._raw.flush()
 
     def fileno(self) -> int:
-        """Return the file's descriptor, when all that was written can be synced by it."""
+        """Flush, and return the file's descriptor, by which all that was written can be synced."""
         self._raw.flush()
         return int(self._raw.fileno())
 
@@ -72,7 +72,7 @@ class Digesting(FileSystemBase):
     """
 
     sync: ClassVar[bool]
-    """Whether what is written has to be synced by this process."""
+    """Whether this process must sync what it writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Digesting(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file; torch's."""
+        """Open a file, as torch does, and digest what is written to it."""
         stream = None
         with super().create_stream(path, mode) as raw:  # type: ignore[safe-super]
             if mode != "wb":
@@ -89,11 +89,11 @@ class Digesting(FileSystemBase):
             stream = DigestingStream(raw, sync=self.sync)
             yield stream
             stream.close()
-        # Only now an object store has it.
+        # An object store has the object only now.
         self.written[PurePath(path).name] = stream.segments()
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file; torch's."""
+        """Rename a file, as torch does, and its digests."""
         super().rename(path, new_path)  # type: ignore[safe-super]
         if (segments := self.written.pop(PurePath(path).name, None)) is not None:
             self.written[PurePath(new_path).name] = segments

@@ -103,9 +103,9 @@ class FolderPlace:
 
 
 def _adapters(path: Path) -> Committed | None:
-    """Return a checkpoint that a ``CommittedWriter`` made; None if it is none.
+    """Return a checkpoint that a ``CommittedWriter`` made; None if the path is not one.
 
-    Its marker names no step: the number at the end of its name is taken for that.
+    Its marker names no step, so the number at the end of its name counts as the step.
     """
     try:
         said = unseal((path / MARKER).read_bytes())
@@ -125,7 +125,7 @@ def _adapters(path: Path) -> Committed | None:
 
 
 class StepWriter(FileSystemWriter):
-    """Torch's writer of a draft. The checkpoint says where it will be, and not where it was written.
+    """Torch's writer of a draft. Torch's metadata names the later checkpoint, not the draft.
 
     It copies nothing ahead, for which torch would ask for a stream of the GPU. It syncs each file when it
     closes it, at its final size. Torch itself syncs the metadata before it is flushed.
@@ -187,7 +187,7 @@ class FolderDraft:
         path = self._unfinished / NOTES / note
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        sync(self._unfinished)  # The writer has synced what is in the files, and not their names.
+        sync(self._unfinished)  # The writer has synced the files' content, but not their names.
 
     def take(self, notes: Sequence[str]) -> list[bytes]:
         """Return what other ranks have left."""

@@ -36,13 +36,13 @@ class Child:
     """The file descriptor on which it reports."""
 
     def end(self) -> None:
-        """SIGKILL it, reap it, and close what is open for it."""
+        """Kill it, reap it, and close its descriptors."""
         self.process.kill("it was not needed")
         self.process.status()
         self.close()
 
     def close(self) -> None:
-        """Close what is open for a child that has ended."""
+        """Close the descriptors of a child that has ended."""
         self.process.close()
         os.close(self.report)
 
@@ -113,9 +113,11 @@ def _begin(write: Callable[[], None]) -> Child:
 
 
 def _born(report: int) -> int:
-    """The process id of a fork that was interrupted before it was known which it is.
+    """Return the process id of a child whose fork was interrupted before it returned the id.
 
-    0 if there is none, or it does not say; then it ends by itself, at the latest with this process.
+    Returns:
+        0 if there is no child, or it does not report its id. Then it ends by itself, at the latest with this
+        process.
     """
     return (child.wait_readable(report, SIGN_TIMEOUTS[0]) and child.read_sign(report)) or 0
 

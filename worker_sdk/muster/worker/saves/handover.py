@@ -1,7 +1,7 @@
-"""Hands a request to a worker process through shared memory, by a message too short to block anyone.
+"""Hands a request to a worker process through shared memory, by a message too short to block the sender.
 
-A pipe takes some 200 KiB and then blocks whoever writes to it, until the worker reads, which it does between
-writes. So the request lies in the memory of its tensors, and the pipe carries where. The memory's file
+A pipe takes some 200 KiB and then blocks the sender until the worker reads, which it does between writes.
+So the request lies in the memory of its tensors, and the pipe carries its location. The memory's file
 descriptors travel in the message: the kernel closes them if the worker ends before it reads them.
 """
 
@@ -73,7 +73,7 @@ class Received(NamedTuple):
     location: Location
 
     def request(self) -> AsyncRequest:
-        """What is to be written.
+        """Return the request.
 
         Raises:
             Exception: what unpickling raises for what this process cannot import.
@@ -86,7 +86,7 @@ class Received(NamedTuple):
 
 
 def receive(pipe: Connection) -> Received | None:
-    """Wait for the next request; None if there is to be no other.
+    """Wait for the next request; return None if there are no more.
 
     Raises:
         EOFError: the other side has ended.

@@ -1,7 +1,7 @@
-"""The host memory that one save is copied to: the next save uses it again.
+"""The host memory that a save is copied to, and that the next save uses again.
 
-It is one mapping for all tensors of a state. So it is pinned by one call, and passed to another process by
-one file descriptor, which needs no space in ``/dev/shm``.
+One mapping holds all tensors of a state. So one call pins it, and one file descriptor passes it to another
+process. The descriptor needs no space in ``/dev/shm``.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class Location(NamedTuple):
 
 
 def aligned(size: int) -> int:
-    """Bytes that a storage takes in host memory."""
+    """Return the bytes that a storage takes in host memory."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -73,7 +73,7 @@ class HostMemory:
 
     @property
     def files(self) -> list[int]:
-        """The descriptors of the blocks' files, of shared memory."""
+        """The descriptors of the blocks' files, if the memory is shared."""
         return [block.file for block in self._blocks if block.file is not None]
 
     def begin(self, size: int) -> None:
@@ -92,7 +92,7 @@ class HostMemory:
             block.used = 0
 
     def storage(self, size: int) -> torch.UntypedStorage:
-        """A storage, of bytes that no other one of this state has.
+        """Return a storage of its own bytes.
 
         Raises:
             OSError: there is no memory.
@@ -108,7 +108,7 @@ class HostMemory:
         return storage
 
     def find(self, storage: torch.UntypedStorage) -> Location | None:
-        """Where a storage is; None if it is elsewhere."""
+        """Return where a storage is; None if it is elsewhere."""
         address = storage.data_ptr()
         for number, block in enumerate(self._blocks):
             if block.start <= address < block.start + block.size:
@@ -129,7 +129,7 @@ class HostMemory:
 
 
 def storage_at(memory: "ctypes.Array[ctypes.c_char]", offset: int, size: int) -> torch.UntypedStorage:
-    """A storage of its own over a part of some memory, which lives as long as the storage.
+    """Return a new storage over a part of some memory, which lives as long as the storage.
 
     Args:
         memory: the memory.
@@ -140,7 +140,7 @@ def storage_at(memory: "ctypes.Array[ctypes.c_char]", offset: int, size: int) ->
 
 
 def map_files(files: Iterable[int]) -> list["ctypes.Array[ctypes.c_char]"]:
-    """The memory of another process's blocks; their descriptors are closed.
+    """Map the blocks of another process, and close their descriptors.
 
     Args:
         files: the descriptors of :attr:`HostMemory.files`, as they came here.

@@ -1,4 +1,4 @@
-"""The barrier that a process takes when it is given none, with its rank and world size."""
+"""The default barrier of a process, with its rank and world size."""
 
 import os
 import time
@@ -13,8 +13,8 @@ from muster.worker.errors import MusterError
 from muster.worker.saves.local_barrier import LocalBarrier
 
 STARTED = int(time.time())
-"""The generation of a job that needs no coordinator: what an earlier life left unfinished has another
-name."""
+"""The generation of a job that needs no coordinator. It differs in each life, so no new save has the name of
+an unfinished one."""
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Variables by which launchers other than torchrun say how many processes they started."""
 
@@ -22,10 +22,10 @@ LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 def rank_and_world_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Return this process's rank and the number of ranks.
 
-    They are those of ``RANK`` and ``WORLD_SIZE``, else of torch's process group, else 0 and 1.
+    They come from ``RANK`` and ``WORLD_SIZE``, else from torch's process group, else they are 0 and 1.
 
     Raises:
-        EnvironmentValueError: a variable is no number, or ``WORLD_SIZE`` is missing.
+        EnvironmentValueError: a variable is not a number, or ``WORLD_SIZE`` is missing.
         MusterError: a launcher started several processes, and nothing says which of them this is.
     """
     if environ.get("RANK"):
@@ -42,12 +42,12 @@ def rank_and_world_size(environ: Mapping[str, str] = os.environ) -> tuple[int, i
 
 
 def is_alone(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a job of its own, which needs no coordinator and names none."""
+    """Return whether this process is a job of its own, which needs no coordinator and names none."""
     return rank_and_world_size(environ)[1] == 1 and not environ.get("MUSTER_ENDPOINT")
 
 
 def job_generation(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the job's life between restarts."""
+    """Return the job's generation: its life between two restarts."""
     return STARTED if is_alone(environ) else environment.generation(None, environ)
 
 
@@ -61,6 +61,6 @@ def job_barrier(prefix: str) -> GrpcBarrier:
     """
     rank, world_size = rank_and_world_size()
     if is_alone():
-        # It has all that saves and loads ask of a barrier.
+        # It has all the methods that saves and loads call.
         return cast(GrpcBarrier, LocalBarrier(prefix, environment.run_id(None), STARTED))
     return GrpcBarrier(rank, world_size, prefix)

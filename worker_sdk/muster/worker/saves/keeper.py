@@ -4,8 +4,8 @@ Callers hand events to it by one ``SimpleQueue.put``, which no signal can interr
 finalizer may call at any place. The thread that signals interrupt therefore owns nothing that an interrupt
 could leave half changed.
 
-The keeper of an open queue waits for nothing but the next event. Nor does it log, import, or take a lock:
-the caller that waits for an answer may be a signal handler, which has interrupted its thread anywhere, and
+The keeper of an open queue waits for nothing but the next event. It does not log, import, or take a lock:
+the caller that waits for an answer may be a signal handler. That has interrupted its thread anywhere, and
 holds the locks that this thread held there.
 """
 
@@ -72,21 +72,21 @@ class Keeper:
         self._inbox: SimpleQueue[tuple[Event, bool]] = SimpleQueue()
         """The events, in order, and whether there is a mark for each."""
         self._marks: deque[None] = deque()
-        """One for each event that was posted and is not taken in. A mark that an interrupt has left behind
-        makes later callers ask the thread, and does no other harm."""
+        """One for each event that was posted and is not taken in. If an interrupt leaves a mark behind, later
+        callers ask the thread; it does no other harm."""
         self.watched: weakref.ref[Any] | None = None
-        """The queue. When nobody holds it any more, its callback says so."""
+        """The queue. Its callback posts an event when nobody holds the queue any more."""
         self._serving = threading.Lock()
         """Held by the thread that serves."""
         self._group = group
         self._held: list[Group] = []
-        """The group, while the queue has it. Whoever pops it gives it back."""
+        """The group, while the queue has it. The thread that pops it gives it back."""
         self._caller = caller
         self._keeping: threading.Thread | None = None
         self._voting: threading.Thread | None = None
         self._unfit: RuntimeError | None = None
         self._answers: list[tuple[Asker, object]] = []
-        """To the event that is taken in."""
+        """The answers to the event that is being taken in."""
         self._farewells: list[tuple[Asker, Over]] = []
 
     def put(self, event: Event) -> None:
@@ -94,7 +94,7 @@ class Keeper:
         self._inbox.put((event, False))
 
     def putter(self, event: Event) -> Callable[..., None]:
-        """A function that does so without a bytecode, wherever that is called."""
+        """Return a function that hands in an event without running a bytecode, wherever it is called."""
         return partial(self._inbox.put, (event, False))
 
     def post(self, event: Event) -> None:
@@ -104,7 +104,7 @@ class Keeper:
         self._ensure_served()
 
     def settled(self) -> bool:
-        """Whether :attr:`view` shows every event that was posted."""
+        """Return whether :attr:`view` shows every event that was posted."""
         return not self._marks
 
     def drop_group(self) -> None:
@@ -112,7 +112,7 @@ class Keeper:
         self._return_group(forgotten=True)
 
     def runs_here(self) -> bool:
-        """Whether this is one of the queue's own threads."""
+        """Return whether this is one of the queue's own threads."""
         return threading.current_thread() in (self._voting, self._keeping)
 
     # ------------------------------------------------------------------ the thread
@@ -130,7 +130,8 @@ class Keeper:
         """Take in events until the queue is closed.
 
         Args:
-            unfit: why a caller's thread does this, for the events that there are. The queue does not open.
+            unfit: why no thread could be started. Then the caller's thread takes in the events that are
+                there, and the queue does not open.
         """
         if not self._serving.acquire(blocking=False):
             return  # Another thread was faster.
@@ -153,7 +154,7 @@ class Keeper:
             self._ensure_served()
 
     def _take_in(self) -> None:
-        """Take the next event in. Its caller has the answer when the view shows it."""
+        """Take in the next event. Its caller gets the answer only when the view shows the event."""
         event, marked = self._inbox.get()
         self._apply(event)
         if marked:
@@ -165,7 +166,7 @@ class Keeper:
     def _apply(self, event: Event) -> None:
         try:
             effects = self.ledger.step(event)
-        except BaseException as error:  # A defect, of which the caller must hear rather than wait for ever.
+        except BaseException as error:  # A defect. The caller must hear of it rather than wait for ever.
             logger.exception("the state of a queue of saves is broken")
             if (asker := getattr(event, "asker", None)) is not None:
                 self._answer(asker, error)

@@ -39,15 +39,15 @@ class SaveState(Enum):
     RESERVED = "reserved"
     """It has its number; its caller still prepares it."""
     WRITING = "writing"
-    """Its caller is done with it; its write has not ended, if there is one."""
+    """Its caller has handed it over; its write, if there is one, has not ended."""
     WRITTEN = "written"
     """Its write has ended, well or not. The ranks vote."""
     DECIDED = "decided"
-    """It is known how it ended, or that it is not."""
+    """Its outcome is known, or given up as unknown."""
     FINALIZED = "finalized"
     """A caller has taken it, to finalize it or to raise its error."""
     DROPPED = "dropped"
-    """An abort has taken it: nobody finalizes it."""
+    """An abort has taken it: it is never finalized."""
 
 
 QUEUE_MOVES: Mapping[QueueState, frozenset[QueueState]] = {
@@ -241,11 +241,11 @@ class Over:
     """A queue has ended."""
 
     dropped: tuple[Outcome, ...]
-    """What an abort has not finalized, oldest first."""
+    """The saves that an abort has dropped, oldest first."""
     error: BaseException | None = None
-    """Why the writers could not be let go of."""
+    """Why the writers could not be released."""
     thread: Thread | None = None
-    """The thread that has closed the queue, and now ends itself."""
+    """The thread that has closed the queue, and is about to end."""
 
 
 # ---------------------------------------------------------------------- effects
@@ -317,17 +317,17 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Let go of the writers and of the group, and tell the callers that wait for it."""
+    """Release the writers and the group, and tell the callers that wait for it."""
 
     askers: tuple[Asker, ...]
     dropped: tuple[Outcome, ...]
-    """What an abort has not finalized, oldest first."""
+    """The saves that an abort has dropped, oldest first."""
     forgotten: bool
-    """Whether nobody holds the queue: then wait for nothing."""
+    """Whether nobody holds the queue. Then wait for nothing."""
 
 
 Order: TypeAlias = Await | Vote | Clean
-"""What the voter does. It has one order at a time, and answers each by one event."""
+"""An order to the voter, which has one at a time, and answers each by one event."""
 Effect: TypeAlias = Answer | Reserved | Reopen | EndWrite | Doubt | Shut | Order
 
 # ---------------------------------------------------------------------- the ledger
@@ -361,13 +361,13 @@ class Ledger:
     state: QueueState = QueueState.ABORTED
     _next_idx: int = 0
     _slots: deque[_Slot] = field(default_factory=deque)
-    """Those that are neither finalized nor dropped."""
+    """The saves that are neither finalized nor dropped."""
     _late: dict[Save, str] = field(default_factory=dict)
     """Saves that were given up while their callers still prepared them, and why."""
     _reaping: deque[Save] = field(default_factory=deque)
-    """Of those: whose callers are done, so that a write has to be waited for."""
+    """Saves that were given up and whose callers are done since: their writes must be waited for."""
     _cleaning: deque[Save] = field(default_factory=deque)
-    """Decided, and not cleaned up after."""
+    """Saves that are decided and not cleaned up after."""
     _busy: bool = False
     """Whether the voter has an order."""
     _unknown: OutcomeUnknownError | None = None
@@ -380,16 +380,16 @@ class Ledger:
     _enders: list[Asker] = field(default_factory=list)
     """Callers that wait for the end of a queue that closes."""
     _dropped: list[Outcome] = field(default_factory=list)
-    """By the abort that is under way."""
+    """The saves that the abort under way has dropped."""
     _effects: list[Effect] = field(default_factory=list)
 
     def step(self, event: Event) -> list[Effect]:
         """Take one event in.
 
-        Nothing here depends on time: how long a write or a vote may take is known to those who wait for it.
+        Nothing here depends on time: the threads that wait know how long a write or a vote may take.
 
         Returns:
-            What is to be done for it, in this order.
+            The effects to carry out, in this order.
         """
         _HANDLERS[type(event)](self, event)
         self._proceed()
@@ -409,7 +409,7 @@ class Ledger:
         return self.state is QueueState.CLOSED and not (self._busy or self._reaping or self._cleaning)
 
     def saves(self) -> list[tuple[Save, SaveState]]:
-        """The saves that are neither finalized nor dropped, oldest first."""
+        """Return the saves that are neither finalized nor dropped, oldest first."""
         return [(slot.save, slot.state) for slot in self._slots]
 
     # ------------------------------------------------------------------ what callers ask
@@ -547,19 +547,19 @@ class Ledger:
         return slot
 
     def _leave(self, thread: int, reason: str) -> None:
-        """Give up what a thread prepared that is elsewhere now: an interrupt has ended that, or hides it."""
+        """Give up what a thread prepared: it does something else, so an interrupt ended or suspended that."""
         for slot in self._slots:
             if slot.state is SaveState.RESERVED and slot.thread == thread:
                 self._give_up(slot, reason)
 
     def _give_up(self, slot: _Slot, reason: str) -> None:
-        """Vote on a save at once, though its caller may still start a write. That is killed then."""
+        """Vote on a save now, though its caller may still start a write, which is killed then."""
         slot.failure = reason
         slot.move(SaveState.WRITTEN)
         self._late[slot.save] = reason
 
     def _end_write(self, slot: _Slot, reason: str) -> None:
-        """A write has failed, even if it has ended well in the meantime."""
+        """Count a write as failed, even if it has ended well in the meantime, and kill its writer."""
         slot.failure = slot.failure or reason
         self._effects.append(EndWrite(slot.save, reason))
 
@@ -598,7 +598,7 @@ class Ledger:
                 # A vote without an answer is repeated: the coordinator knows the outcome, or will.
                 self._order(Vote(slot.save, slot.failure, self._since_abort(slot)))
             else:
-                # Nor can a later save be decided: its barrier is the group's next one.
+                # A later save cannot be decided either: its barrier is the group's next one.
                 self._effects.append(Doubt(slot.save))
                 self._decide(slot, self._unknown)
 

@@ -1,10 +1,10 @@
-"""What the settings of saves may be."""
+"""The allowed values of the settings of saves."""
 
 import math
 
 
 def check_timeout(timeout: float) -> None:
-    """Refuse a timeout by which no write could end.
+    """Refuse a timeout that is not usable.
 
     Args:
         timeout: seconds.

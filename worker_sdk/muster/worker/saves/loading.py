@@ -1,9 +1,9 @@
-"""Loading a checkpoint by agreement of all ranks: all load the same bytes, or all step down together.
+"""Loads a checkpoint in agreement of all ranks: all load the same bytes, or all step down together.
 
-Rank 0 chooses a checkpoint, and tells all ranks at a barrier. Each rank reads what is needed to load it, and
-all meet. Then each loads it, verifying every item, and all meet again. If a rank found damage, rank 0 marks
-the checkpoint for good and chooses the one before: its state is loaded over what was loaded. If a rank failed
-otherwise, the load fails on all ranks, with its reason.
+Rank 0 chooses a checkpoint, and tells all ranks at a barrier. Each rank reads the metadata that a load needs,
+and all ranks meet. Then each rank loads and verifies every item, and all meet again. If a rank finds damage,
+rank 0 marks the checkpoint and chooses the one before it. That load overwrites what was loaded. If a rank
+fails in another way, the load fails on all ranks, with that rank's reason.
 """
 
 import json
@@ -29,19 +29,19 @@ from muster.worker.saves.reading import Opened, VerifyingReader, open_checkpoint
 logger = logging.getLogger(__name__)
 
 MAX_NAMED = 8
-"""Damaged checkpoints that rank 0 names to the others, at most."""
+"""Number of damaged checkpoints that rank 0 names to the others, at most."""
 BROKEN = b"broken"
-"""What a rank says whose collective failed: another rank is to blame, and the coordinator names it."""
+"""The payload of a rank whose collective failed: another rank is to blame, and the coordinator names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What rank 0 tells all ranks to load."""
+    """The checkpoint that rank 0 tells all ranks to load."""
 
     made: Committed | None
     """None: there is nothing to load."""
     damaged: tuple[str, ...] = ()
-    """What is damaged and newer."""
+    """Newer checkpoints that are damaged, with the reason."""
 
     def encode(self) -> str:
         """Return it as text."""
@@ -65,7 +65,7 @@ class AgreedLoad:
     """Loads a job's checkpoints on one rank, in agreement with all others.
 
     Args:
-        barrier: decides the job's saves; a sibling of it is arrived at here.
+        barrier: decides the job's saves; loads use a sibling of it.
         place: where the checkpoints are.
         timeout: seconds that the slowest rank may take to read.
         verify: whether digests are checked.
@@ -81,7 +81,7 @@ class AgreedLoad:
         self._filled = False
         """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
-        """What is being loaded, which retention must leave."""
+        """The checkpoint that is being loaded, which retention must leave."""
 
     def newest(self, load: Callable[[VerifyingReader], None], *, overwrites: bool = True) -> Committed | None:
         """Load the newest whole checkpoint.
@@ -89,14 +89,14 @@ class AgreedLoad:
         Args:
             load: loads into the state, through a reader; it is called again after damage.
             overwrites: whether each call overwrites all that an earlier one loaded. If not, damage that is
-                found while loading ends the load: else the state would be of two checkpoints.
+                found while loading ends the load: else the state would mix two checkpoints.
 
         Returns:
             The checkpoint, the same on all ranks; None if there is none at all.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, and all are damaged; or one is, and the state
-                must be built again before the one before can be loaded.
+                must be built again before an older one can be loaded.
             BarrierError: a rank failed to load, was lost or did not come; the message names it.
             Exception: what this rank's load raised.
         """
@@ -155,7 +155,7 @@ class AgreedLoad:
         return Chosen(look.newest, look.damaged)
 
     def _choose(self, look: Callable[[], Chosen], named: str = "") -> Chosen:
-        """Hear from rank 0 what to load."""
+        """Return what rank 0 tells all ranks to load."""
         payload, error = named.encode(), None
         if self._barrier.rank == 0:
             try:
@@ -196,7 +196,11 @@ class AgreedLoad:
     # ------------------------------------------------------------------ one attempt
 
     def _attempt(self, made: Committed, load: Callable[[VerifyingReader], None]) -> Damage | None:
-        """Load a checkpoint on all ranks. Returns what is wrong with it, the same on all ranks."""
+        """Load a checkpoint on all ranks.
+
+        Returns:
+            Its damage, the same on all ranks; None if it was loaded.
+        """
         self.used = (made.path,)
         self._filled = False
         try:
@@ -224,12 +228,12 @@ class AgreedLoad:
         return (None if damage is not None else opened), damage
 
     def _check_same(self, made: Committed) -> None:
-        """See that this rank finds what rank 0 has found."""
+        """Check that this rank finds the same checkpoint as rank 0."""
         mine = self._place.read(made.path)
         if mine != made:
             raise OSError(
                 f"{made.path} is not the same checkpoint to all ranks: rank 0 sees "
-                f"{made}, and this rank {mine}. Do all ranks share the place?"
+                f"{made}, and this rank {mine}. Give all ranks the same shared folder or bucket."
             )
 
     def _load(self, opened: Opened, load: Callable[[VerifyingReader], None]) -> Damage | None:
@@ -241,7 +245,7 @@ class AgreedLoad:
         except BaseException as failed:
             error = failed
             if isinstance(failed, CheckpointException):
-                # All ranks have this one. Each says what it has to say for itself.
+                # All ranks have this exception. Each votes on its own failure in it.
                 rank = dist.get_rank() if dist.is_initialized() else 0
                 error = failed.failures[rank][0] if rank in failed.failures else None
         if isinstance(error, DamageError):
@@ -258,7 +262,7 @@ class AgreedLoad:
         return self._judge(opened.made, decision)
 
     def _hear_who_is_lost(self, made: Committed, error: BaseException) -> NoReturn:
-        """A collective failed here, and another rank is to blame: the coordinator names it."""
+        """Raise the coordinator's error for the rank that is to blame for a failed collective."""
         decision = self._barrier.vote(None, self._timeout, BROKEN)
         raise (_wrapped(made, error) if decision.released else error_for(decision)) from error
 
@@ -268,7 +272,7 @@ class AgreedLoad:
     # ------------------------------------------------------------------ what all ranks hear
 
     def _meet(self, error: BaseException | None, payload: bytes) -> Decision:
-        """Meet all ranks. A failure of one is the failure of all."""
+        """Meet all ranks. If one fails, all fail."""
         decision = self._barrier.vote(None if error is None else failure_text(error), self._timeout, payload)
         if error is not None:
             raise error
@@ -277,7 +281,7 @@ class AgreedLoad:
         return decision
 
     def _judge(self, made: Committed, decision: Decision) -> Damage | None:
-        """Hear whether a rank found damage; rank 0 records it."""
+        """Return the damage that a rank found, if any; rank 0 records it."""
         found = [_decoded(word) for _, word in sorted(decision.payloads.items()) if word]
         if not found:
             return None
@@ -305,7 +309,7 @@ def _wrapped(made: Committed, error: BaseException) -> RuntimeError:
 
 
 def _of_a_collective(error: BaseException) -> bool:
-    """Whether another rank is to blame, as far as can be told."""
+    """Return whether a collective failed, as far as its error tells: then another rank is to blame."""
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Barriers of a job with one rank: nobody has to be asked, and no coordinator is needed."""
+"""Barriers of a job with one rank, which needs no coordinator."""
 
 import os
 import socket
@@ -9,12 +9,12 @@ from muster.worker.write_report import WriteReport
 
 
 class LocalBarrier:
-    """Stands for a :class:`~muster.worker.GrpcBarrier` where the world has one rank.
+    """Replaces a :class:`~muster.worker.GrpcBarrier` if the world has one rank.
 
     Args:
         prefix: the group.
         run_id: the training job.
-        generation: the job's life.
+        generation: the job's life between two restarts.
     """
 
     rank = 0
@@ -40,7 +40,7 @@ class LocalBarrier:
         early: EarlyWarning | None = None,
         report: WriteReport | None = None,
     ) -> Decision:
-        """Arrive with a vote: it is the decision. The report is dropped."""
+        """Arrive with a vote, which alone makes the decision. The report is dropped."""
         sequence, self.sequence = self.sequence, self.sequence + 1
         payloads = {0: payload} if payload else {}
         if failure is None:
@@ -54,10 +54,10 @@ class LocalBarrier:
         self.vote()
 
     def gather(self, payload: bytes, timeout_secs: float | None = None) -> list[bytes]:
-        """Hand in a payload, and get it back."""
+        """Arrive with a payload, and return it."""
         self.vote(payload=payload)
         return [payload]
 
     def abort(self, reason: str) -> Decision:
-        """Say that this rank failed."""
+        """Vote that this rank failed."""
         return self.vote(reason or "no reason given")

@@ -89,12 +89,12 @@ class Draft(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is to resume from."""
+    """The checkpoint to resume from, and the damaged ones before it."""
 
     newest: Committed | None
     """The whole checkpoint that was committed last."""
     damaged: tuple[str, ...] = ()
-    """Of each newer checkpoint that is damaged: which it is, and what is wrong."""
+    """The newer checkpoints that are damaged, with the reason."""
 
 
 class Place(Protocol):
@@ -111,7 +111,7 @@ class Place(Protocol):
         """
 
     def draft(self, step: int, life: Life) -> Draft:
-        """Return a save, by what makes it this one."""
+        """Return the draft of a save."""
 
     def committed(self, step: int) -> Path | str | None:
         """Return the whole checkpoint of a step, as far as this rank knows without waiting."""

@@ -401,12 +401,12 @@ class AsyncCallsQueue:
 
     def _look(self) -> View:
         if self._keeper.settled():
-            return self._keeper.view  # Without a change of threads.
+            return self._keeper.view  # This needs no switch to the keeper's thread.
         view: View = self._ask(Look)
         return view
 
     def _ask(self, question: Callable[[SimpleQueue[Any]], Event]) -> Any:  # noqa: ANN401
-        """Hand in a question, and wait for the answer, which the keeper gives at once or later."""
+        """Post a question, and wait for the keeper's answer."""
         answer = self._post(question).get()
         if isinstance(answer, BaseException):
             raise answer

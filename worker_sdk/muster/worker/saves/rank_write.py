@@ -1,4 +1,4 @@
-"""What one rank wrote of a checkpoint: the note that it leaves for rank 0, which commits."""
+"""The note by which a rank tells rank 0 what it wrote of a checkpoint, and the manifest made of all notes."""
 
 import pickle
 import socket
@@ -17,12 +17,12 @@ METADATA = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class RankWrite:
-    """What one rank wrote.
+    """The part of a checkpoint that one rank wrote.
 
     Args:
-        results: what torch says of each item.
+        results: torch's result for each item.
         files: by name, the segments of each file.
-        host: where it wrote.
+        host: the host that wrote it.
         seconds: how long its write took.
     """
 
@@ -38,7 +38,7 @@ class RankWrite:
         """Describe what this process has just written.
 
         Raises:
-            RuntimeError: an item cannot be verified by itself: this torch writes otherwise than expected.
+            RuntimeError: an item cannot be verified by itself: this version of torch writes in another way.
         """
         entries = {name: FileEntry(segments) for name, segments in files.items()}
         for result in results:
@@ -53,12 +53,12 @@ class RankWrite:
         return cls(results, dict(files), socket.gethostname(), seconds)
 
     def encode(self) -> bytes:
-        """Return it as a note."""
+        """Encode it as a note."""
         return pickle.dumps(self)
 
     @classmethod
     def decode(cls, note: bytes) -> "RankWrite":
-        """Read a note of a rank of this job."""
+        """Decode a note of a rank of this job."""
         said: RankWrite = pickle.loads(note)
         return said
 
@@ -67,7 +67,7 @@ def manifest_of(writes: Sequence[RankWrite], metadata: tuple[Segment, ...]) -> M
     """Return the manifest of a checkpoint that all ranks have written.
 
     Args:
-        writes: by rank, what it wrote.
+        writes: the parts, in the order of their ranks.
         metadata: the segments of torch's ``.metadata``, which rank 0 wrote.
     """
     files = {METADATA: FileEntry(metadata, 0)}

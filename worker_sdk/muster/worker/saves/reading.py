@@ -1,4 +1,4 @@
-"""Torch's reader of a committed checkpoint: every item is verified before it is loaded into the state."""
+"""Torch's reader of a committed checkpoint. It verifies every item before it is loaded into the state."""
 
 import io
 import os
@@ -26,7 +26,7 @@ from muster.checkpoint.verification import check_present, read_file, read_item, 
 from muster.worker.saves.rank_write import METADATA
 
 AHEAD = 64 * 2**20
-"""Bytes that are read and verified ahead of what torch loads, at most; at least one item."""
+"""Bytes that are read and verified before torch asks for them, at most; at least one item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,17 @@ class Opened:
     source: Source
     metadata: Metadata
     manifest: Manifest | None
-    """None: it is not verified."""
+    """None: the checkpoint is loaded unverified."""
 
 
 def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: bool) -> Opened:
-    """Read what is needed to load a checkpoint, and verify it.
+    """Read and verify what a load of a checkpoint needs first: its manifest and torch's metadata.
 
     Args:
         made: the checkpoint.
         source: its files.
-        verify: whether its digests are to be checked.
-        sizes: whether this rank looks at the sizes of all files; one rank does so for all.
+        verify: whether to check its digests.
+        sizes: whether this rank checks the sizes of all files; one rank does so for all.
 
     Raises:
         DamageError: it is damaged.
@@ -69,7 +69,7 @@ def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: boo
 
 
 class ItemReader(FileSystemReader):
-    """Reads a checkpoint by torch's own way, from items that were verified.
+    """Reads a checkpoint as torch's ``FileSystemReader`` does, from verified items.
 
     A thread reads and verifies the next items while torch loads the current one.
 
@@ -78,7 +78,7 @@ class ItemReader(FileSystemReader):
         **options: those of torch's ``FileSystemReader``.
 
     Attributes:
-        opened: the checkpoint, when it can be loaded.
+        opened: the checkpoint; None until a subclass has opened it.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: object) -> None:
@@ -93,7 +93,7 @@ class ItemReader(FileSystemReader):
         return self.opened
 
     def read_metadata(self, *args: object, **options: object) -> Metadata:
-        """Torch's; the metadata was read and verified before."""
+        """Return torch's metadata, which was read and verified before."""
         metadata = self._of.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
@@ -101,11 +101,11 @@ class ItemReader(FileSystemReader):
         return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Torch's.
+        """Load the items of a plan into the state.
 
         Raises:
             DamageError: an item is not what was committed.
-            OSError: one cannot be read.
+            OSError: an item cannot be read.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="muster-load") as pool:
             self._ahead = _Ahead(pool, self._wanted(plan), self._read)
@@ -115,7 +115,7 @@ class ItemReader(FileSystemReader):
                 self._ahead.stop()
 
     def _wanted(self, plan: LoadPlan) -> list["_Item"]:
-        """List the items in the order in which torch asks for them: file by file."""
+        """Return the items in the order in which torch asks for them: file by file."""
         files: dict[str, list[_Item]] = {}
         for wanted in plan.items:
             stored: _StorageInfo = self.storage_data[wanted.storage_index]
@@ -151,7 +151,7 @@ class ItemReader(FileSystemReader):
         try:
             retrying(f"{source.place}/{item.file}", read)
         except DamageError:
-            # A first read may have failed on its way.
+            # The first read may have been at fault.
             retrying(f"{source.place}/{item.file}", read)
 
     def _segments(self, item: "_Item") -> tuple[Segment, ...] | None:
@@ -186,11 +186,11 @@ class _Item:
 class _Ahead:
     """Reads items on another thread, before they are asked for.
 
-    Buffers are used again, since a page of memory that is new to the process takes longer than its bytes.
+    Buffers are reused: the kernel takes longer to map a new page than this process takes to fill it.
 
     Args:
-        pool: has the thread.
-        wanted: the items, in the order in which they will be asked for.
+        pool: provides the thread.
+        wanted: the items, in the order in which torch will ask for them.
         read: reads one into a buffer.
     """
 
@@ -207,7 +207,7 @@ class _Ahead:
         """The buffer of the item that was taken last."""
 
     def take(self, item: _Item) -> memoryview:
-        """Return an item, to be used until the next one is taken; wait for it, if it is being read."""
+        """Return an item, and wait for it if it is being read. It is valid until the next one is taken."""
         if self._used is not None:
             self._free.append(self._used)
         self._fill()
@@ -232,7 +232,7 @@ class _Ahead:
         for number, buffer in enumerate(self._free):
             if len(buffer) >= length:
                 return self._free.pop(number)
-        self._free.clear()  # They are too small, and would be in the way.
+        self._free.clear()  # They are too small, and would only take memory.
         return bytearray(length)
 
     def _into(self, buffer: bytearray, item: _Item) -> memoryview:
@@ -248,7 +248,7 @@ class _Ahead:
 
 
 class _View(io.RawIOBase):
-    """Bytes as a file that torch reads."""
+    """A read-only file over bytes in memory, for torch."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -277,7 +277,7 @@ class _View(io.RawIOBase):
 
 
 class _Nothing(FileSystem):
-    """What torch's reader opens, and does not read from."""
+    """Stands for the files that torch's reader opens; the items come from elsewhere."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:

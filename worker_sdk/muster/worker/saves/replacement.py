@@ -1,4 +1,4 @@
-"""Writes a file beside the one whose place it takes, so that a power loss leaves one of them whole."""
+"""Writes a new file beside the one that it replaces, so that a power loss leaves one of them whole."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ import torch
 
 
 class Replacement:
-    """What ``torch.save`` writes to a path.
+    """A file that ``torch.save`` writes, and that then replaces the one at a path.
 
     Args:
-        path: where the file is to be; a link there is followed.
+        path: the path of the file; a link there is followed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -22,10 +22,10 @@ class Replacement:
         self._temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.saving")
 
     def write(self, state: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Write the file beside the other, to the disk.
+        """Write and sync the new file, beside the old one.
 
         Args:
-            state: what is saved.
+            state: the object to save.
             args: further arguments of ``torch.save``, after the path.
             kwargs: further keyword arguments of it.
         """
@@ -35,7 +35,7 @@ class Replacement:
             os.fsync(file.fileno())
 
     def commit(self) -> None:
-        """Let it take the other's place, also after a power loss."""
+        """Replace the old file, durably."""
         self._temporary.replace(self._path)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -44,25 +44,25 @@ class Replacement:
             os.close(folder)
 
     def discard(self) -> None:
-        """Remove it, unless it has taken the other's place."""
+        """Remove the new file, unless it has replaced the old one."""
         self._temporary.unlink(missing_ok=True)
 
 
 def is_replaceable(target: object) -> bool:
-    """Whether a target of ``torch.save`` is the path of a file, or of nothing yet; a device is not."""
+    """Return whether a target of ``torch.save`` is the path of a regular file, or of nothing yet."""
     if not isinstance(target, str | os.PathLike):
         return False
     try:
         return stat.S_ISREG(Path(target).stat().st_mode)
     except OSError:
-        return True  # Writing will say what is wrong with it, if anything is.
+        return True  # If the path is wrong, writing raises an error that says so.
 
 
 def write_in_place(state: Any, target: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-    """``torch.save`` to a device or an open file, which can have nothing beside it.
+    """Write by ``torch.save`` to a device or an open file, which no other file can replace.
 
     Args:
-        state: what is saved.
+        state: the object to save.
         target: the second argument of ``torch.save``.
         args: further arguments.
         kwargs: further keyword arguments.
@@ -77,7 +77,7 @@ def _sync(target: Any) -> None:  # noqa: ANN401
     try:
         file = target.fileno()
     except (AttributeError, OSError):
-        return  # It is no file of the system.
+        return  # It is not a file of the operating system.
     try:
         os.fsync(file)
     except OSError as error:

@@ -23,7 +23,7 @@ HOST = ("cpu", "meta")
 SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
 ARRAY = "__array_interface__"
-"""What tells an array of numpy's, which may not be installed."""
+"""The attribute that tells a NumPy array; NumPy may not be installed."""
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 """The variable in which torchrun says how many ranks this node has."""
 
@@ -57,7 +57,7 @@ class HostBuffers:
     def stage(self, state: Any) -> Held:  # noqa: ANN401
         """Copy every tensor of a state to the host. What is not a tensor is copied as well.
 
-        The copies from a GPU run on its current stream, after what that has been given to do. They have ended
+        The copies from a GPU run on its current stream, after the work that is queued there. They have ended
         when this returns.
 
         Args:
@@ -93,7 +93,7 @@ def _uses_gpu() -> bool:
 
 
 def synchronize() -> None:
-    """Wait for what this process has given its GPUs to do: for the copies, above all."""
+    """Wait for the work that this process has queued on its GPUs, above all the copies."""
     if not _uses_gpu():
         return
     for device in range(torch.cuda.device_count()):
@@ -171,7 +171,7 @@ class SharedMemory:
 
 
 def _address_of(value: Any) -> int:  # noqa: ANN401
-    """Where the data of a tensor or array is; 0 if it has no single place on the host."""
+    """Return the address of a tensor's or array's data; 0 if it has no single place on the host."""
     if isinstance(value, torch.Tensor):
         on_host = value.device.type == "cpu" and value.layout is torch.strided and value.numel() > 0
         return value.data_ptr() if on_host else 0
@@ -181,7 +181,7 @@ def _address_of(value: Any) -> int:  # noqa: ANN401
 
 
 def survive_fork(state: object) -> bool:
-    """Whether a forked child sees a state as it was at the fork, whatever the parent does to its tensors."""
+    """Return whether a forked child sees a state as it was at the fork, whatever its parent changes."""
     shared = SharedMemory()
     return not any(
         tensor.device.type not in HOST or tensor.is_pinned() for tensor in tensors_of(state)
@@ -197,7 +197,7 @@ def _data_of(state: object) -> Iterator[object]:
 
 
 def unshared(state: Any) -> Any:  # noqa: ANN401
-    """The same state, with copies of what is in shared memory: no fork copies that."""
+    """Return the same state, with copies of what is in shared memory: no fork copies that."""
     leaves = list(leaves_of(state))
     if not any(isinstance(leaf, torch.Tensor) or hasattr(leaf, ARRAY) for leaf in leaves):
         return state  # Without a look at the memory, which is a part of every save's stall.
@@ -206,7 +206,7 @@ def unshared(state: Any) -> Any:  # noqa: ANN401
     if not shared:
         return state
     copies = StateCopy(torch.UntypedStorage)
-    # The containers are made anew, with what is in them.
+    # This makes new containers, with the same items.
     kept = {id(leaf): leaf for leaf in leaves}
     return deepcopy(state, kept | {id(leaf): copies.copy(leaf) for leaf in shared})
 

@@ -1,6 +1,6 @@
-"""Copies a state as ``copy.deepcopy`` does, but its tensors to given storages on the host.
+"""Copies a state as ``copy.deepcopy`` does, but copies its tensors into given storages on the host.
 
-Tensors that share a storage share one afterwards. What a tensor is a view of is copied with it.
+Tensors that share a storage share one afterwards. A view's whole storage is copied with it.
 """
 
 import copy
@@ -26,23 +26,23 @@ class StateCopy:
     """Copies the parts of one state.
 
     Args:
-        new_storage: gives a storage of so many bytes, on the host.
+        new_storage: returns a storage on the host, of the given number of bytes.
     """
 
     def __init__(self, new_storage: Callable[[int], torch.UntypedStorage]) -> None:
         self._new_storage = new_storage
         self._memo: dict[int, Any] = {}
-        """Copies by the id of what was copied, as ``__deepcopy__`` is given them."""
+        """Copies by the id of the original, as ``__deepcopy__`` takes them."""
         self._kept: list[Any] = []
-        """What was copied: its id must not become another's."""
+        """The originals: no other object may get the id of one."""
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     @torch.no_grad()
     def copy(self, value: Any) -> Any:  # noqa: ANN401
-        """A part's copy. Copies to pinned memory may still be under way on the GPU's current stream.
+        """Copy a part. Copies to pinned memory may still be under way on the GPU's current stream.
 
         Args:
-            value: dictionaries, lists, tuples, tensors, and whatever ``copy.deepcopy`` takes.
+            value: the part: dictionaries, lists, tuples, tensors, and whatever ``copy.deepcopy`` takes.
 
         Raises:
             TypeError: it holds something that cannot be copied.
@@ -67,7 +67,7 @@ class StateCopy:
             copied.extend(self._copy(item, memo) for item in value)
         elif kind is tuple:
             items = tuple(self._copy(item, memo) for item in value)
-            # The copy of a list in it may have found the tuple first, and copied it.
+            # A list in the tuple may hold the tuple itself, and has then copied it already.
             copied = memo.get(id(value), items)
         elif kind is types.MethodType:
             copied = kind(value.__func__, self._copy(value.__self__, memo))
@@ -120,10 +120,10 @@ class StateCopy:
         return copied
 
     def _wrapper(self, tensor: Any) -> torch.Tensor:  # noqa: ANN401
-        """A tensor that is made of others, such as a DTensor."""
+        """Copy a tensor that is made of others, such as a DTensor."""
         names, context = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
-        # A DTensor has its mesh among them.
+        # Not all parts are tensors: a DTensor has its mesh among them.
         copied = {
             name: self._copy(part, self._memo) if isinstance(part, torch.Tensor) else part
             for name, part in parts.items()
@@ -148,7 +148,7 @@ class StateCopy:
 
 
 def _is_in_a_storage(tensor: torch.Tensor) -> bool:
-    """Whether its storage, strides and type say all of it."""
+    """Return whether a tensor's storage, strides and type describe it completely."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return False
     storage = tensor.untyped_storage()

@@ -45,7 +45,7 @@ class TorchAsyncCheckpoint:
         self._buffers = HostBuffers()
 
     def save(self, obj: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """``torch.save``, at once and in this process.
+        """Save as ``torch.save`` does, now and in this process.
 
         Args:
             obj: what is saved.
@@ -143,7 +143,7 @@ class TorchAsyncCheckpoint:
 
 
 def _target(f: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:  # noqa: ANN401
-    """What ``torch.save`` writes to, by position or by name, and its other arguments."""
+    """Return the target of ``torch.save``, given by position or by name, and its other arguments."""
     return f, args, kwargs
 
 

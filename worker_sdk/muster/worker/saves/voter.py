@@ -1,6 +1,6 @@
-"""The thread that waits: for the end of a write, in the barriers, and for what a save calls then.
+"""The thread that waits: for the end of a write, in the barriers, and for the functions that a save calls.
 
-It has one order at a time, which the keeper gives it, and answers each by one event.
+The keeper gives it one order at a time. It answers each by one event.
 """
 
 import logging
@@ -30,9 +30,9 @@ from muster.worker.saves.ledger import (
 logger = logging.getLogger("muster.worker.saves.queue")  # As users know it.
 
 EARLY_WARNING = 10.0
-"""Seconds, beyond as long again as its own write took, after which a rank logs whom a queue's first save
-waits for. Ranks write for about as long as each other: who is later than that has often not begun. It is soon
-enough for the one who has just started the job, and well below the timeout."""
+"""Seconds, plus the time of its own write, after which a rank logs which ranks a queue's first save waits
+for. Ranks write for about as long as each other, so a rank that is later has often not begun. This is soon
+enough for a person who has just started the job, and well below the timeout."""
 
 
 class Voter:
@@ -51,7 +51,7 @@ class Voter:
         self._commits = commits
         self._timeout = timeout
         self._agreed = False
-        """Whether a save was released: all ranks make the same saves."""
+        """Whether a save was released. If so, all ranks make the same saves."""
 
     def serve(self, answer: Callable[[Event], None]) -> None:
         """Carry out orders, until told to end."""
@@ -66,7 +66,7 @@ class Voter:
         return True
 
     def carry_out(self, order: Order) -> Event:
-        """Carry out an order. Whatever a save calls raises, this does not: later saves need this thread."""
+        """Carry out an order. Never raise, whatever a save's functions do: later saves need this thread."""
         match order:
             case Await():
                 return WriteEnded(order.save, self._await(order.save))
@@ -77,7 +77,11 @@ class Voter:
                 return Cleaned(order.save)
 
     def _await(self, call: Call) -> str | None:
-        """Wait for the end of a save's write. Returns why it failed."""
+        """Wait for the end of a save's write.
+
+        Returns:
+            Why it failed; None if it did not.
+        """
         failure: str | None = None
         try:
             if call.write is not None:
@@ -86,7 +90,7 @@ class Voter:
                 how = "failed" if failure is not None else "is done; the other ranks' are waited for"
                 logger.info("%s: this rank's write, %.3f s, %s", call.name, call.seconds, how)
         except BaseException as error:
-            # Not knowing how it ended is a failure too; not to vote would have the others wait for us.
+            # An unknown end is a failure too. Without a vote the other ranks would wait for this one.
             logger.exception("%s: its write cannot be judged", call.name)
             failure = failure_text(error)
         on_written, call.on_written = call.on_written, None
@@ -119,7 +123,7 @@ class Voter:
         return Decided(call, error)
 
     def _decide(self, call: Call, order: Vote) -> Decision:
-        """The ranks' decision on a save; again, from where it was, if the coordinator was away."""
+        """Return the ranks' decision on a save. If the coordinator was away, go on at the vote it was at."""
         if call.voted_at is None:
             call.voted_at = time.monotonic()
         if call.written is None:
@@ -144,7 +148,7 @@ class Voter:
         return self._commits.vote(call.commit_failure, self._timeout, report=report)
 
     def _early_warning(self, call: Call) -> EarlyWarning | None:
-        """Of a save that perhaps only some ranks make."""
+        """Return the warning for a save that perhaps only some ranks make."""
         if self._agreed:
             return None
         return EarlyWarning(EARLY_WARNING + call.seconds, early_hint(call.name, self._barrier.rank))
@@ -154,7 +158,7 @@ class Voter:
         try:
             if on_decided is not None:
                 on_decided()
-        except BaseException:  # As torch's errors of a checkpoint are.
+        except BaseException:  # Torch's CheckpointException is no Exception.
             logger.exception("%s is over; cleaning up failed", call.name)
         call.owner = None
 

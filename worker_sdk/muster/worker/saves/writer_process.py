@@ -1,4 +1,4 @@
-"""A child process that writes: waiting for its end, killing it, and giving it up if it cannot die."""
+"""A child process that writes: waits for its end, kills it, and gives it up if it does not end."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from muster.worker.saves.child import readable
 
 KILL_GRACE = 30.0
-"""Seconds that a killed process has to end: giving back much memory takes some of them. A process that waits
-for a file server that is gone does not end."""
+"""Seconds that a killed process has to end: freeing much memory takes some of them. A process that waits for
+a file server that is gone does not end."""
 MAX_FILES = 3
-"""The files of a process that does not end that are named."""
+"""Number of open files that an error names for a process that does not end."""
 
 
 class WriterProcess:
@@ -33,7 +33,7 @@ class WriterProcess:
         """Why it was killed."""
         self._killed_at: float | None = None
         self._closing = threading.RLock()
-        """Its descriptors are closed once, and not used afterwards: their numbers are soon other files'."""
+        """Held to close its descriptors once, and use none afterwards: other files soon get their numbers."""
         self._handle: int | None = None
         with contextlib.suppress(ProcessLookupError):  # It has ended, and somebody has taken its status.
             self._handle = os.pidfd_open(pid)
@@ -45,10 +45,10 @@ class WriterProcess:
             raise
 
     def kill(self, reason: str) -> None:
-        """SIGKILL it, unless it has ended.
+        """Send SIGKILL, unless it has ended.
 
         Args:
-            reason: why, for people; the first one is kept.
+            reason: why, for people; the first reason is kept.
         """
         with self._closing:
             self.reason = self.reason or reason
@@ -59,7 +59,7 @@ class WriterProcess:
                 os.eventfd_write(self._killed, 1)
 
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._handle is None or bool(readable({self._handle}, 0))
 
     def wait(self, timeout: float, also: Iterable[int] = ()) -> bool:
@@ -70,7 +70,7 @@ class WriterProcess:
             also: the file descriptors.
 
         Returns:
-            False if none of this happened in time, or within :data:`KILL_GRACE` after it was killed.
+            False if neither happened in time, or within :data:`KILL_GRACE` after it was killed.
         """
         if self._handle is None:
             return True
@@ -83,7 +83,7 @@ class WriterProcess:
         return bool(readable(wanted, self._killed_at + KILL_GRACE - time.monotonic()))
 
     def status(self) -> int | None:
-        """Its exit status, negative for a signal, when it has ended; None if somebody else has taken it."""
+        """Return its exit status, negative for a signal; None if another part of the program has taken it."""
         if self._handle is None:
             return None
         try:
@@ -94,9 +94,9 @@ class WriterProcess:
         return ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
 
     def stuck_text(self) -> str:
-        """Why a save has failed whose writer was killed and does not end."""
+        """Return why a save failed: its writer was killed and does not end."""
         files = _open_files(self.pid)
-        where = f", of which it has open {', '.join(files)}" if files else ""
+        where = f"; its open files: {', '.join(files)}" if files else ""
         return (
             f"{self.reason}; it has not ended {KILL_GRACE:g} s after SIGKILL: it probably waits for a file "
             f"system that does not answer{where}"
@@ -106,7 +106,7 @@ class WriterProcess:
         """On another thread, wait for the end of a process that was given up.
 
         Args:
-            reap: called then; it closes this.
+            reap: called then; it must close this.
         """
 
         def wait() -> None:
@@ -117,7 +117,7 @@ class WriterProcess:
         threading.Thread(target=wait, name=f"muster-reap-{self.pid}", daemon=True).start()
 
     def close(self) -> None:
-        """Close what this process has open for it."""
+        """Close its descriptors in this process."""
         with self._closing:
             if self._handle is not None:
                 os.close(self._handle)
@@ -128,7 +128,7 @@ class WriterProcess:
 
 
 def _open_files(pid: int) -> list[str]:
-    """The files that a process has open and this one has not, for people. No file system is asked."""
+    """Return files that a process has open and this one has not, for people. No file system is asked."""
     ours = set(_names(Path("/proc/self/fd")))
     listings = Path(f"/proc/{pid}/task").glob("*/fd")  # By threads: the first may have ended.
     names = [name for listing in listings for name in _names(listing) if name not in ours]

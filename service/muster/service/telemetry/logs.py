@@ -3,6 +3,7 @@
 import atexit
 import json
 import logging
+import os
 import queue
 import sys
 import threading
@@ -66,9 +67,21 @@ class LineWriter:
             if dropped:
                 line = f"{self._loss(dropped)}\n{line}"
             try:
-                print(line, file=sys.stderr, flush=self._lines.empty())
+                _write(f"{line}\n")
             except (OSError, ValueError):
                 continue
+
+
+def _write(text: str) -> None:
+    """Write to stderr past Python's buffer, which Python flushes at its end: a full pipe would hold it up."""
+    try:
+        handle = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        print(text, end="", file=sys.stderr, flush=True)  # It is not a file.
+        return
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[os.write(handle, data) :]
 
 
 class _LibraryHandler(logging.Handler):

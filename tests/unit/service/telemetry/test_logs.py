@@ -97,6 +97,8 @@ def test_a_stderr_that_fails_is_given_up_and_tried_again(monkeypatch: pytest.Mon
 def run(script: str, *arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script, *arguments]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": PATIENCE} | more
+    # As most users start it: without a buffer Python has nothing to flush at its end.
+    options["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(command, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from muster.worker.saves import groups
 from tests.support import nursery
@@ -30,7 +31,11 @@ def a_process_of_its_own() -> Iterator[None]:
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """This process, as all of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """This process, as all of a job.
+
+    Its process group is none of gloo's: torch keeps the group for its thread, and a child that is forked from
+    another thread would end it, and hang or die in gloo's destructor.
+    """
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()

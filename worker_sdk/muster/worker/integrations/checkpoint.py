@@ -129,8 +129,11 @@ class CommittedWriter(FileSystemWriter):
         super().__init__(path, **options)  # type: ignore[arg-type]
         if not self.sync_files:
             raise ValueError("sync_files=False: what is committed must be on the disk. Leave it out.")
-        self.sync_files = False  # Torch's way syncs the metadata before it is flushed; ours syncs every file.
-        self.fs = self._files = DigestingFiles()
+        self.sync_files = False
+        """Always False: torch syncs metadata before it is flushed. :attr:`fs` syncs every file instead."""
+        self._files = DigestingFiles()
+        self.fs = self._files
+        """The file system that digests and syncs what is written."""
         self._name = Path(path)
         self._barrier = barrier
         self._prefix = PREFIX

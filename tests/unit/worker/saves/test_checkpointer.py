@@ -855,3 +855,17 @@ def test_nothing_committed_is_removed_before_it_is_known_to_be_whole(tmp_path: P
     again = Checkpointer(tmp_path, keep_last=1, barrier=barrier)  # type: ignore[arg-type]
     assert again.load(state(0)).step == 1
     again.close()
+
+
+def test_save_after_an_interrupted_close_is_refused(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    save_steps(made, 1)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(made._huge_pages, "saving", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            made.close()
+    with pytest.raises(MusterError, match=r"its close\(\) was interrupted"):
+        made.save(2, state(2))
+    made.close()

@@ -2,8 +2,9 @@
 
 import mmap
 import os
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -349,3 +350,19 @@ def test_memory_that_cannot_be_pinned_is_an_error(cuda: FakeCuda, monkeypatch: p
     monkeypatch.setattr(cuda, "cudaHostRegister", lambda *_: 2)
     with pytest.raises(RuntimeError, match=r"could not be pinned \(CUDA error 2\)"):
         HostBuffers().stage({"weight": torch.ones(3)})
+
+
+@dataclass(eq=False)
+class Average:
+    """An object of a training script's, with a tensor in it."""
+
+    weight: Any
+
+
+@pytest.mark.parametrize("hide", [Average, lambda one: deque([one]), lambda one: [{(1, Average({2: one}))}]])
+def test_shared_tensor_in_an_object_does_not_survive_a_fork(hide: Callable[[Any], Any]):
+    weight = torch.ones(10).share_memory_()
+    state = {"average": hide(weight), "class": np.ndarray, "odd": lambda: None, "step": 3}
+    assert not survive_fork(state)
+    assert not survive_fork({"average": hide(weight.numpy())})
+    assert survive_fork({"average": hide(torch.ones(10)), "class": Average, "odd": lambda: None})

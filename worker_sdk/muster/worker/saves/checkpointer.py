@@ -136,6 +136,7 @@ class Checkpointer:
             Exception: what the plan raised, or the fork.
         """
         self._queue.check_open()
+        self._planning.check_open()
         began = time.monotonic()
         self._check_group()
         step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.

@@ -177,6 +177,15 @@ class Planning:
         else:
             self._table.wake()  # An interrupt may have kept who began it from that.
 
+    def check_open(self) -> None:
+        """Refuse a save after the last one: no thread would hold its meeting.
+
+        Raises:
+            MusterError: :meth:`end` was called.
+        """
+        if self._table.ending:
+            raise MusterError("this Checkpointer is closed, or its close() was interrupted; make another one.")
+
     def end(self) -> None:
         """No save follows. A coordinator that is away for as long as a save may take is given up."""
         self._table.end()
@@ -208,7 +217,7 @@ class _Table:
         """Guards what follows. Entered by itself, not by way of the condition, as in the queue."""
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[Meeting] = deque()
-        self._ending = False
+        self.ending = False
         self._own: _Own | None = None
         """None: this rank has to be planned for."""
         self._all = Plans()
@@ -241,7 +250,7 @@ class _Table:
 
     def end(self) -> None:
         with self._lock:
-            self._ending = True
+            self.ending = True
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ the thread
@@ -249,7 +258,7 @@ class _Table:
     def serve(self) -> None:
         while True:
             with self._lock:
-                self._changed.wait_for(lambda: self._waiting or self._ending)
+                self._changed.wait_for(lambda: self._waiting or self.ending)
                 if not self._waiting:
                     return
                 meeting = self._waiting.popleft()
@@ -340,7 +349,7 @@ class _Table:
             try:
                 decision = self._barrier.vote(failure, self._timeout, word, early)
             except OutcomeUnknownError as error:
-                if self._ending:
+                if self.ending:
                     raise
                 meeting.fail(error, over=False)
             else:

@@ -6,9 +6,11 @@ they go back to the pool, and the next save copies into them without allocating 
 """
 
 import os
+import pickle
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from muster.worker.saves.host_memory import HostMemory, aligned
-from muster.worker.saves.state_copy import StateCopy
+from muster.worker.saves.state_copy import ATOMS, StateCopy
 
 HOST = ("cpu", "meta")
 """Devices whose tensors a fork copies, if they have anything in memory at all."""
@@ -183,23 +185,61 @@ def _address_of(value: Any) -> int:  # noqa: ANN401
 def survive_fork(state: object) -> bool:
     """Return whether a forked child sees a state as it was at the fork, whatever its parent changes."""
     shared = SharedMemory()
-    return not any(
-        tensor.device.type not in HOST or tensor.is_pinned() for tensor in tensors_of(state)
-    ) and not any(map(shared.holds, _data_of(state)))
+    data = [*_data_of(state), *_hidden_in(state)]
+    tensors = [one for one in data if isinstance(one, torch.Tensor)]
+    return not any(tensor.device.type not in HOST or tensor.is_pinned() for tensor in tensors) and not any(
+        map(shared.holds, data)
+    )
+
+
+def _hidden_in(state: object) -> Iterator[object]:
+    """The tensors and arrays in other objects, such as dataclasses and sets, which the child will pickle."""
+    for leaf in leaves_of(state):
+        if type(leaf) in ATOMS or isinstance(leaf, torch.Tensor | type) or _is_array(leaf):
+            continue
+        finder = _Finder()
+        with suppress(Exception):  # The child cannot pickle it either, and says why.
+            finder.dump(leaf)
+        for one in finder.found:
+            yield from _data_of(one)
+
+
+class _Finder(pickle.Pickler):
+    """Pickles an object into nothing, and keeps the tensors and arrays that it comes upon."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), protocol=4)
+        self.found: list[object] = []
+
+    def persistent_id(self, value: object) -> str | None:
+        if isinstance(value, torch.Tensor) or _is_array(value):
+            self.found.append(value)
+            return ""
+        return None
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> int:
+        return len(data)
 
 
 def _data_of(state: object) -> Iterator[object]:
     for leaf in leaves_of(state):
         if isinstance(leaf, torch.Tensor):
             yield from _parts_of(leaf)
-        elif hasattr(leaf, ARRAY):
+        elif _is_array(leaf):
             yield leaf
+
+
+def _is_array(value: object) -> bool:
+    """Whether this is an array of numpy's; the class of arrays has the same attribute."""
+    return hasattr(value, ARRAY) and not isinstance(value, type)
 
 
 def unshared(state: Any) -> Any:  # noqa: ANN401
     """Return the same state, with copies of what is in shared memory: no fork copies that."""
     leaves = list(leaves_of(state))
-    if not any(isinstance(leaf, torch.Tensor) or hasattr(leaf, ARRAY) for leaf in leaves):
+    if not any(isinstance(leaf, torch.Tensor) or _is_array(leaf) for leaf in leaves):
         return state  # Without a look at the memory, which is a part of every save's stall.
     memory = SharedMemory()
     shared = [leaf for leaf in leaves if any(map(memory.holds, _data_of(leaf)))]

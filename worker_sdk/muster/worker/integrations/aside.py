@@ -8,7 +8,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
@@ -451,14 +451,19 @@ def _decoded(data: bytes, path: Path) -> Marker:
     if "step" in said:  # A Checkpointer's.
         made = committed_from(said, path)
         return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest)
-    manifest = said.pop("manifest", None)
-    return Marker(**said, manifest=None if manifest is None else ManifestReference(**manifest))
+    manifest = said.get("manifest")
+    known = {
+        one.name: said[one.name] for one in fields(Marker) if one.name in said and one.name != "manifest"
+    }
+    return Marker(**known, manifest=None if manifest is None else ManifestReference(**manifest))
 
 
 def _has_manifest(path: Path) -> bool:
     """Return whether a folder has a manifest of Muster's: then it was committed, even without a marker."""
     try:
         return bool(Manifest.decode(retrying(str(path), (path / MANIFEST).read_bytes)))
+    except LaterVersionError:
+        return True
     except (*ABSENT, ManifestError):
         return False
 

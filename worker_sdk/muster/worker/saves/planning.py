@@ -184,7 +184,9 @@ class Planning:
             MusterError: :meth:`end` was called.
         """
         if self._table.ending:
-            raise MusterError("this Checkpointer is closed, or its close() was interrupted; make another one.")
+            raise MusterError(
+                "this Checkpointer is closed, or its close() was interrupted; make another one."
+            )
 
     def end(self) -> None:
         """No save follows. A coordinator that is away for as long as a save may take is given up."""

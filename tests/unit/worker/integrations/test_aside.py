@@ -350,6 +350,13 @@ def test_a_step_of_a_checkpointer_is_read(tmp_path: Path):
     assert read(path) == (path, Marker("job", 0, 2, "save", 3))
 
 
+def test_field_of_a_marker_that_is_not_known_is_ignored(tmp_path: Path):
+    path = tmp_path / "step-7"
+    path.mkdir()
+    (path / MARKER).write_bytes(seal(asdict(marker()) | {"more": 1}))
+    assert read(path) == (path, marker())
+
+
 def test_a_folder_of_something_else_is_no_damaged_checkpoint(tmp_path: Path):
     for content in ('{"name": "an app"}', json.dumps({"format": 1}), ""):
         (tmp_path / "app").mkdir(exist_ok=True)

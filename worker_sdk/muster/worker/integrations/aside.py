@@ -16,6 +16,7 @@ from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.retry import retrying
+from muster.checkpoint.version import LaterVersionError
 
 logger = logging.getLogger(__name__)
 
@@ -452,9 +453,8 @@ def _decoded(data: bytes, path: Path) -> Marker:
         made = committed_from(said, path)
         return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest)
     manifest = said.get("manifest")
-    known = {
-        one.name: said[one.name] for one in fields(Marker) if one.name in said and one.name != "manifest"
-    }
+    plain = {one.name for one in fields(Marker)} - {"manifest"}
+    known = {name: said[name] for name in plain if name in said}
     return Marker(**known, manifest=None if manifest is None else ManifestReference(**manifest))
 
 

@@ -52,7 +52,12 @@ PAGES = {
         "Which one to take is in [Saves](../saves.md#which-one-to-take).",
         (
             *("Checkpointer", "SavePoint", "TorchAsyncCheckpoint", "AsyncCallsQueue", "AsyncRequest"),
-            *("saves.Committed", "saves.CorruptCheckpointError", "saves.UncommittedError"),
+            *(
+                "saves.Committed",
+                "saves.CorruptCheckpointError",
+                "saves.LaterVersionError",
+                "saves.UncommittedError",
+            ),
             *("saves.SaveTimings", "saves.AsyncCaller", "saves.ForkCaller", "saves.PersistentCaller"),
             "saves.abort_nvrx_checkpoint",
         ),

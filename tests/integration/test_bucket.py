@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.version import LaterVersionError
 from muster.worker import Checkpointer
 from tests.support.bucket_server import BUCKET, BucketServer
 from tests.support.chaos import Plan, run
@@ -192,7 +193,7 @@ def test_a_checkpoint_of_another_version_is_an_error_of_all(server: BucketServer
     assert made.finalize(blocking=True) == [1]
     name = f"{job}/step-0000000002.0-0-00000000"
     server.filesystem().pipe_file(f"{name}.json", b'{"format": 2}')
-    with pytest.raises(UncommittedError, match="by another version of Muster"):
+    with pytest.raises(LaterVersionError, match="by another version of Muster"):
         made.load({"step": 0})
     assert made.load({"step": 0}, f"{job}/{names(server, job)[0]}").step == 1
     made.close()

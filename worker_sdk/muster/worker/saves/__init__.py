@@ -2,6 +2,7 @@
 
 from muster.checkpoint.committed import Committed, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError
+from muster.checkpoint.version import LaterVersionError
 from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
 from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.checkpointer import Checkpointer
@@ -18,6 +19,7 @@ __all__ = [
     "Committed",
     "CorruptCheckpointError",
     "ForkCaller",
+    "LaterVersionError",
     "PersistentCaller",
     "SaveTimings",
     "TorchAsyncCheckpoint",

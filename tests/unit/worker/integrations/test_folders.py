@@ -13,6 +13,7 @@ import pytest
 
 from muster.checkpoint.committed import MARKER
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
@@ -449,6 +450,24 @@ def test_what_a_rank_has_seen_outdated_is_digested_by_rank_0(tmp_path: Path, mon
     reference = ManifestReference.of(manifest.encode())
     (tmp_path / MANIFEST).write_bytes(manifest.encode())
     assert [contents.verify_share(tmp_path, reference, rank, 3) for rank in range(3)] == [None] * 3
+
+
+def test_manifest_is_complete_where_rank_0_sees_outdated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a whole checkpoint would be marked as damaged when it is loaded, or a file never be verified."""
+    (tmp_path / "weights").write_bytes(b"weights" * 150)
+    (tmp_path / "late").write_bytes(b"late")
+    contents.record_share(tmp_path, 1, 2)
+    with monkeypatch.context() as outdated:
+        outdated.setattr(contents, "_sizes", lambda _: {"weights": 700})
+        contents.record_share(tmp_path, 0, 2)
+        leave_note(tmp_path, 1, pickle.dumps({contents.Piece("late", 0, 4): digest_of(b"late")}))
+        manifest = contents.gather_manifest(tmp_path, 2)
+    assert {name: entry.size for name, entry in manifest.files.items()} == {"late": 4, "weights": 1050}
+    reference = ManifestReference.of(manifest.encode())
+    (tmp_path / MANIFEST).write_bytes(manifest.encode())
+    assert [contents.verify_share(tmp_path, reference, rank, 2) for rank in range(2)] == [None] * 2
 
 
 def test_a_damaged_checkpoint_that_has_lost_its_marker_goes_as_well(job: Job):

@@ -114,6 +114,20 @@ def test_where_rank_0_finds_none_all_hear_that(rank: int):
     assert barrier.heard() == (b"/", b".")[rank]
 
 
+def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
+    path = checkpoint_in(tmp_path)
+    job = Job(tmp_path)
+    heard = job.each(
+        lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: newest(tmp_path, "step-"))
+    )
+    assert isinstance(heard[0], BarrierAbortedError)
+    assert f"rank 0 finds no checkpoint, and rank 1 finds {path}" in str(heard[1])
+    assert (
+        job.each(lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: None))
+        == [None] * RANKS
+    )
+
+
 def saved_by_rank_0(barrier: FakeBarrier, folder: Path, others: Callable[[Path], None]) -> Future[None]:
     """Rank 0 saves; what the others do to the place where all write is the test's."""
     saves, as_barrier = saves_of(barrier)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ def test_leftovers_of_another_life_are_swept_at_the_start(tmp_path: Path, barrie
 
 def test_what_other_ranks_have_begun_to_write_is_not_swept(made: Checkpointer, tmp_path: Path):
     """They may be ahead: their children write the next save while this rank still commits the last one."""
-    theirs = tmp_path / ".step-0000000002.0-1"
+    theirs = tmp_path / f".step-0000000002.0-1-{crc32(b'job'):08x}"
     theirs.mkdir()
     (theirs / "__1_0.distcp").touch()
     made.save(1, state(1))
@@ -446,7 +447,7 @@ def test_every_file_is_synced_at_its_final_size_before_the_commit(
     made.close()
     names = [name for name, _ in synced]
     step = folder / "step-0000000001"
-    draft = folder / ".step-0000000001.0-0"
+    draft = folder / f".step-0000000001.0-0-{crc32(b'job'):08x}"
     files = {name: size for name, size in synced if Path(name).parent == draft}
     before = names[: next(number for number, name in enumerate(names) if name in files)]
     assert {str(tmp_path), str(tmp_path / "new")} <= set(before), "what was made is in its parent"

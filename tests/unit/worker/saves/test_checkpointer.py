@@ -23,14 +23,21 @@ from muster.checkpoint import retry
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
-from muster.worker.saves import Checkpointer, CorruptCheckpointError, SaveTimings, job_barrier, staging
+from muster.worker.saves import (
+    Checkpointer,
+    CorruptCheckpointError,
+    SaveTimings,
+    job_barrier,
+    planning,
+    staging,
+)
 from muster.worker.saves import checkpointer as module
 from muster.worker.saves.folder import FolderDraft
 from muster.worker.saves.planning import CHANGED
 from muster.worker.saves.plans import Plans
 from tests.support.judge import FakeBarrier, no_child_left
 from tests.support.meeting import in_thread
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.round_table import RoundTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -870,3 +877,20 @@ def test_save_after_an_interrupted_close_is_refused(made: Checkpointer, monkeypa
     with pytest.raises(MusterError, match=r"its close\(\) was interrupted"):
         made.save(2, state(2))
     made.close()
+
+
+def test_close_by_a_handler_that_interrupts_a_save_ends(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    """The main thread holds the lock of the planning there."""
+    init = planning.Meeting.__init__
+
+    def interrupted(self: planning.Meeting, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        made.close()
+
+    def save() -> None:
+        with pytest.raises(MusterError, match="closed"):
+            made.save(1, state(1))
+
+    with monkeypatch.context() as handler:
+        handler.setattr(planning.Meeting, "__init__", interrupted)
+        in_thread(save).result(PATIENCE)

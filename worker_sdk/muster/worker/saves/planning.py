@@ -184,16 +184,23 @@ class Planning:
             MusterError: :meth:`end` was called.
         """
         if self._table.ending:
-            raise MusterError("this Checkpointer is closed, or its close() was interrupted; make another one.")
+            raise MusterError(
+                "this Checkpointer is closed, or its close() was interrupted; make another one."
+            )
 
     def end(self) -> None:
         """No save follows. A coordinator that is away for as long as a save may take is given up."""
         self._table.end()
 
     def close(self) -> None:
-        """Wait until all meetings are over."""
+        """Wait until all meetings are over.
+
+        A handler of a signal that has interrupted :meth:`begin` waits for nothing: the thread waits for the
+        lock that is held there, and ends when the handler has returned.
+        """
         self.end()
-        self._thread.join()
+        if not self._table.is_held_here():
+            self._thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +250,10 @@ class _Table:
             self._waiting.append(meeting)
             self._changed.notify_all()
         return meeting
+
+    def is_held_here(self) -> bool:
+        """Whether this thread has the lock."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # As threading.Condition asks.
 
     def wake(self) -> None:
         with self._lock:

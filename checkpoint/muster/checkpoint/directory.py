@@ -112,7 +112,10 @@ class CheckpointDirectory:
         return made
 
     def _last_order(self) -> int:
-        return max((entry.made.order for entry in self.entries() if entry.made is not None), default=0)
+        entries = self.entries()
+        # Those that cannot be read now have had orders, too, and may be restored.
+        unread = sum(entry.made is None for entry in entries)
+        return max((entry.made.order for entry in entries if entry.made is not None), default=0) + unread
 
     # ------------------------------------------------------------------ what there is
 

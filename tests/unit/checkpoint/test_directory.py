@@ -274,3 +274,14 @@ def test_drafts_of_two_runs_differ_and_a_run_sweeps_only_its_own(tmp_path: Path)
     assert [draft.exists() for draft in drafts] == [False, True]
     new.sweep(None, Life(0, 0))
     assert not drafts[1].exists()
+
+
+def test_restored_marker_does_not_come_after_a_later_commit(folder: CheckpointDirectory):
+    for step in (90, 100):
+        commit(folder, step)
+    marker = folder.path(100) / MARKER
+    data = marker.read_bytes()
+    marker.write_bytes(data[:-1])
+    made = commit(folder, 60)
+    marker.write_bytes(data)
+    assert folder.latest() == made

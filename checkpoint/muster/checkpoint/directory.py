@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from muster.checkpoint.committed import (
     MARKER,
@@ -64,13 +65,15 @@ class CheckpointDirectory:
 
     Args:
         folder: where they are; it is made if it is not there.
+        run_id: of the job. Another run may have the same lives, and a writer left that goes on.
 
     Raises:
         OSError: it cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_id: str | None = None) -> None:
         self.folder = folder
+        self._run = "" if run_id is None else f"-{crc32(run_id.encode()):08x}"
         make_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(
@@ -88,7 +91,7 @@ class CheckpointDirectory:
             step: the step.
             life: what makes the name this save's own, the same for all ranks.
         """
-        return self.folder / f".step-{step:0{WIDTH}}.{life.generation}-{life.number}"
+        return self.folder / f".step-{step:0{WIDTH}}.{life.generation}-{life.number}{self._run}"
 
     # ------------------------------------------------------------------ commit
 
@@ -109,7 +112,10 @@ class CheckpointDirectory:
         return made
 
     def _last_order(self) -> int:
-        return max((entry.made.order for entry in self.entries() if entry.made is not None), default=0)
+        entries = self.entries()
+        # Those that cannot be read now have had orders, too, and may be restored.
+        unread = sum(entry.made is None for entry in entries)
+        return max((entry.made.order for entry in entries if entry.made is not None), default=0) + unread
 
     # ------------------------------------------------------------------ what there is
 
@@ -214,7 +220,7 @@ class CheckpointDirectory:
             left = self.folder / name
             if name.startswith(".removed-"):
                 shutil.rmtree(left, ignore_errors=True)
-            elif name.startswith(".step-") and (decided is None or _life(left) <= decided):
+            elif name.startswith(".step-") and (decided is None or self._is_over(left, decided)):
                 self._remove(left)
         if keep_last is None:
             return
@@ -225,6 +231,9 @@ class CheckpointDirectory:
             if newer >= keep_last and not entry.kept and entry.path.resolve() not in loading:
                 self._remove(entry.path)
             newer += entry.whole and entry.path.resolve() not in unmarked
+
+    def _is_over(self, unfinished: Path, decided: Life) -> bool:
+        return unfinished.name.endswith(self._run) and _life(unfinished) <= decided
 
     def _remove(self, path: Path) -> None:
         # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.
@@ -326,7 +335,7 @@ def by_commit(entries: list[Entry]) -> list[Entry]:
 def _life(unfinished: Path) -> Life:
     """Return the attempt in a name. An unknown name sorts before every attempt."""
     try:
-        generation, number = unfinished.name.rpartition(".")[2].split("-")
+        generation, number, *_ = unfinished.name.rpartition(".")[2].split("-")
         return Life(int(generation), int(number))
     except ValueError:
         return Life(-1, -1)

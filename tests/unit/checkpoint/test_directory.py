@@ -262,3 +262,26 @@ def test_field_that_is_not_known_is_ignored(folder: CheckpointDirectory):
     del fields["digest"]
     (folder.path(1) / MARKER).write_bytes(seal(fields | {"more": 1}))
     assert folder.latest() == made
+
+
+def test_drafts_of_two_runs_differ_and_a_run_sweeps_only_its_own(tmp_path: Path):
+    """A job that is started again under another run id counts its lives from the start again."""
+    old, new = CheckpointDirectory(tmp_path, "slurm-1"), CheckpointDirectory(tmp_path, "slurm-2")
+    drafts = [one.unfinished(1, Life(0, 0)) for one in (old, new)]
+    for draft in drafts:
+        draft.mkdir()
+    old.sweep(None, Life(7, 0))
+    assert [draft.exists() for draft in drafts] == [False, True]
+    new.sweep(None, Life(0, 0))
+    assert not drafts[1].exists()
+
+
+def test_restored_marker_does_not_come_after_a_later_commit(folder: CheckpointDirectory):
+    for step in (90, 100):
+        commit(folder, step)
+    marker = folder.path(100) / MARKER
+    data = marker.read_bytes()
+    marker.write_bytes(data[:-1])
+    made = commit(folder, 60)
+    marker.write_bytes(data)
+    assert folder.latest() == made

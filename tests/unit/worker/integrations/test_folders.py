@@ -13,6 +13,7 @@ import pytest
 
 from muster.checkpoint.committed import MARKER
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
@@ -111,6 +112,20 @@ def test_where_rank_0_finds_none_all_hear_that(rank: int):
     barrier.answers.put(decided(rank_0=b"/", rank_1=b"."))
     assert saves.choose_any(as_barrier, lambda _: None) is None
     assert barrier.heard() == (b"/", b".")[rank]
+
+
+def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
+    path = checkpoint_in(tmp_path)
+    job = Job(tmp_path)
+    heard = job.each(
+        lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: newest(tmp_path, "step-"))
+    )
+    assert isinstance(heard[0], BarrierAbortedError)
+    assert f"rank 0 finds no checkpoint, and rank 1 finds {path}" in str(heard[1])
+    assert (
+        job.each(lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: None))
+        == [None] * RANKS
+    )
 
 
 def saved_by_rank_0(barrier: FakeBarrier, folder: Path, others: Callable[[Path], None]) -> Future[None]:
@@ -449,6 +464,24 @@ def test_what_a_rank_has_seen_outdated_is_digested_by_rank_0(tmp_path: Path, mon
     reference = ManifestReference.of(manifest.encode())
     (tmp_path / MANIFEST).write_bytes(manifest.encode())
     assert [contents.verify_share(tmp_path, reference, rank, 3) for rank in range(3)] == [None] * 3
+
+
+def test_manifest_is_complete_where_rank_0_sees_outdated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a whole checkpoint would be marked as damaged when it is loaded, or a file never be verified."""
+    (tmp_path / "weights").write_bytes(b"weights" * 150)
+    (tmp_path / "late").write_bytes(b"late")
+    contents.record_share(tmp_path, 1, 2)
+    with monkeypatch.context() as outdated:
+        outdated.setattr(contents, "_sizes", lambda _: {"weights": 700})
+        contents.record_share(tmp_path, 0, 2)
+        leave_note(tmp_path, 1, pickle.dumps({contents.Piece("late", 0, 4): digest_of(b"late")}))
+        manifest = contents.gather_manifest(tmp_path, 2)
+    assert {name: entry.size for name, entry in manifest.files.items()} == {"late": 4, "weights": 1050}
+    reference = ManifestReference.of(manifest.encode())
+    (tmp_path / MANIFEST).write_bytes(manifest.encode())
+    assert [contents.verify_share(tmp_path, reference, rank, 2) for rank in range(2)] == [None] * 2
 
 
 def test_a_damaged_checkpoint_that_has_lost_its_marker_goes_as_well(job: Job):

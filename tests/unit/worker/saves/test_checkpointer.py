@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -22,14 +23,21 @@ from muster.checkpoint import retry
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
-from muster.worker.saves import Checkpointer, CorruptCheckpointError, SaveTimings, job_barrier, staging
+from muster.worker.saves import (
+    Checkpointer,
+    CorruptCheckpointError,
+    SaveTimings,
+    job_barrier,
+    planning,
+    staging,
+)
 from muster.worker.saves import checkpointer as module
 from muster.worker.saves.folder import FolderDraft
 from muster.worker.saves.planning import CHANGED
 from muster.worker.saves.plans import Plans
 from tests.support.judge import FakeBarrier, no_child_left
 from tests.support.meeting import in_thread
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.round_table import RoundTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -168,7 +176,7 @@ def test_leftovers_of_another_life_are_swept_at_the_start(tmp_path: Path, barrie
 
 def test_what_other_ranks_have_begun_to_write_is_not_swept(made: Checkpointer, tmp_path: Path):
     """They may be ahead: their children write the next save while this rank still commits the last one."""
-    theirs = tmp_path / ".step-0000000002.0-1"
+    theirs = tmp_path / f".step-0000000002.0-1-{crc32(b'job'):08x}"
     theirs.mkdir()
     (theirs / "__1_0.distcp").touch()
     made.save(1, state(1))
@@ -446,7 +454,7 @@ def test_every_file_is_synced_at_its_final_size_before_the_commit(
     made.close()
     names = [name for name, _ in synced]
     step = folder / "step-0000000001"
-    draft = folder / ".step-0000000001.0-0"
+    draft = folder / f".step-0000000001.0-0-{crc32(b'job'):08x}"
     files = {name: size for name, size in synced if Path(name).parent == draft}
     before = names[: next(number for number, name in enumerate(names) if name in files)]
     assert {str(tmp_path), str(tmp_path / "new")} <= set(before), "what was made is in its parent"
@@ -869,3 +877,20 @@ def test_save_after_an_interrupted_close_is_refused(made: Checkpointer, monkeypa
     with pytest.raises(MusterError, match=r"its close\(\) was interrupted"):
         made.save(2, state(2))
     made.close()
+
+
+def test_close_by_a_handler_that_interrupts_a_save_ends(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    """The main thread holds the lock of the planning there."""
+    init = planning.Meeting.__init__
+
+    def interrupted(self: planning.Meeting, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        made.close()
+
+    def save() -> None:
+        with pytest.raises(MusterError, match="closed"):
+            made.save(1, state(1))
+
+    with monkeypatch.context() as handler:
+        handler.setattr(planning.Meeting, "__init__", interrupted)
+        in_thread(save).result(PATIENCE)

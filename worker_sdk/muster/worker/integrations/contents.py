@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +82,7 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
     for note in take_notes(folder, range(world_size)):
         digests.update(pickle.loads(note))
     files: dict[str, list[Segment]] = {}
-    sizes = _sizes(folder)
+    sizes = _sizes_now(folder, {*_sizes(folder), *(piece.file for piece in digests)})
     if not sizes:
         raise FileNotFoundError(f"the ranks have written nothing into {folder}.")
     for name in sizes:
@@ -155,6 +156,15 @@ def _sizes(folder: Path) -> dict[str, int]:
     """Return the files that a framework wrote, and their sizes."""
     there = FolderSource(folder).sizes()
     return {name: size for name, size in sorted(there.items()) if not name.startswith(f"{NOTES}/")}
+
+
+def _sizes_now(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """The sizes of files that are there: an NFS client asks its server only when a file is opened."""
+    sizes = {}
+    for name in sorted(names):
+        with suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            sizes[name] = os.fstat(file.fileno()).st_size
+    return sizes
 
 
 def _pieces(sizes: Mapping[str, int]) -> Iterator[Piece]:

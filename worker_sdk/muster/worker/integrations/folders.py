@@ -171,14 +171,25 @@ class FolderSaves:
         assert chosen is not None
         return chosen
 
-    def choose_any(self, barrier: GrpcBarrier, find: Find, *, verify: bool = True) -> Path | None:
-        """As :meth:`choose`, where rank 0 may find none: then that is what all hear."""
+    def choose_any(
+        self, barrier: GrpcBarrier, find: Find, *, verify: bool = True, look: Find | None = None
+    ) -> Path | None:
+        """As :meth:`choose`, where rank 0 may find none: then that is what all hear.
+
+        Args:
+            barrier: of the ranks.
+            find: finds its name.
+            verify: whether its files are verified here.
+            look: by which each other rank sees that there is none: rank 0's host may not have the share.
+        """
         take_turn(barrier)
         damaged: dict[Path, Damage] = {}
         while True:
             mine = partial(_found, find, damaged) if barrier.rank == 0 else _anothers
             word = self._by_all(barrier, mine)[0]
             if word == NONE:
+                if look is not None:
+                    self._by_all(barrier, partial(_none, barrier, look, damaged.keys()))
                 return None
             if word.startswith(CORRUPT):
                 text = word.removeprefix(CORRUPT).decode("utf-8", "replace")
@@ -244,6 +255,20 @@ def _check_joined(world_size: int) -> None:
 
 
 def _anothers() -> bytes:
+    return ANOTHERS
+
+
+def _none(barrier: GrpcBarrier, look: Find, damaged: Set[Path]) -> bytes:
+    """What a rank says where rank 0 has found no checkpoint.
+
+    Raises:
+        OSError: it finds one.
+    """
+    if barrier.rank and (there := look(damaged)) is not None:
+        raise OSError(
+            f"rank 0 finds no checkpoint, and rank {barrier.rank} finds {there}: they do not see the same "
+            "folder. Mount it on rank 0's host, and start the job again."
+        )
     return ANOTHERS
 
 

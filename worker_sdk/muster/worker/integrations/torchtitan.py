@@ -201,7 +201,10 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 
         while True:
             # The reader verifies its content, item by item.
-            self._loaded = self._saves.choose_any(self._saves.meet(*_ranks()), find_name, verify=False)
+            barrier = self._saves.meet(*_ranks())
+            self._loaded = self._saves.choose_any(
+                barrier, find_name, verify=False, look=lambda _: _newest(folder, passed)
+            )
             if self._loaded is None:
                 if damage is not None:
                     raise damage

@@ -29,13 +29,14 @@ class FolderPlace:
 
     Args:
         folder: it is made if it is not there.
+        run_id: of the job.
 
     Raises:
         OSError: it cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._directory = CheckpointDirectory(folder)
+    def __init__(self, folder: Path, run_id: str | None = None) -> None:
+        self._directory = CheckpointDirectory(folder, run_id)
 
     def take_over(self) -> None:
         """Remove what earlier lives of the job have left, and did not commit."""

@@ -31,22 +31,22 @@ def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str)
     scheme = _SCHEME.fullmatch(str(folder))
     if scheme is not None and scheme[2] != "//" and "::" not in str(folder):
         if scheme[1] not in available_protocols():
-            return _folder(folder, options)  # Whose name has a colon.
+            return _folder(folder, options, run_id)  # Whose name has a colon.
         raise ValueError(
             f"{folder} is neither a folder nor an address. Write {scheme[1]}://{scheme[3]}, as text; or ./ "
             "before the name of a folder that has a colon."
         )
     if scheme is None or scheme[1] in _FOLDERS:
-        return _folder(folder if scheme is None else scheme[3], options)
+        return _folder(folder if scheme is None else scheme[3], options, run_id)
     # What opens buckets is loaded only for them.
     from muster.worker.saves.bucket_place import BucketPlace
 
     return BucketPlace(str(folder), options or {}, run_id)
 
 
-def _folder(name: str | Path, options: Mapping[str, Any] | None) -> FolderPlace:
+def _folder(name: str | Path, options: Mapping[str, Any] | None, run_id: str) -> FolderPlace:
     if options:
         raise ValueError(
             f"{name} is a folder, for which there are no storage_options. Name a scheme, as in s3://."
         )
-    return FolderPlace(Path(name))
+    return FolderPlace(Path(name), run_id)

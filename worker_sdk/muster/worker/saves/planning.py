@@ -193,9 +193,14 @@ class Planning:
         self._table.end()
 
     def close(self) -> None:
-        """Wait until all meetings are over."""
+        """Wait until all meetings are over.
+
+        A handler of a signal that has interrupted :meth:`begin` waits for nothing: the thread waits for the
+        lock that is held there, and ends when the handler has returned.
+        """
         self.end()
-        self._thread.join()
+        if not self._table.is_held_here():
+            self._thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +250,10 @@ class _Table:
             self._waiting.append(meeting)
             self._changed.notify_all()
         return meeting
+
+    def is_held_here(self) -> bool:
+        """Whether this thread has the lock."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # As threading.Condition asks.
 
     def wake(self) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, synchronize
 from pathlib import Path
@@ -141,23 +141,37 @@ def meeting_place(kind: str, endpoint: str | None) -> Iterator[str]:
     if kind == "grpc" and endpoint:
         yield endpoint
     elif kind == "grpc":
-        address = free_address()
-        with coordinator(address):
+        with coordinator() as address:
             yield address
     else:
         yield free_address()
 
 
 @contextmanager
-def coordinator(address: str) -> Iterator[None]:
-    """A coordinator of our own. Ranks that come before it is ready try again until it is."""
+def coordinator() -> Iterator[str]:
+    """Run a coordinator of our own, and return its address."""
     muster = Path(sys.executable).with_name("muster")
-    command = [str(muster), "serve", "--listen", address, "--http", free_address(), "--state", "memory:"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
+    for _ in range(3):
+        address = free_address()
+        command = [str(muster), "serve", "--listen", address, "--http", free_address(), "--state", "memory:"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                if answers(address, process):
+                    yield address
+                    return
+            finally:
+                process.terminate()
+    sys.exit(f"{muster} serve does not start. Run it by hand to see why.")
+
+
+def answers(address: str, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until the coordinator listens. False: it ended, since another program has taken a port of its."""
+    host, _, port = address.rpartition(":")
+    while process.poll() is None:
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def free_address() -> str:

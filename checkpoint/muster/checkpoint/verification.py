@@ -42,7 +42,7 @@ def read_manifest(source: Source, reference: ManifestReference | None) -> Manife
         return None
 
     def read() -> Manifest:
-        data = _present(MANIFEST, lambda: read_whole(source, MANIFEST))
+        data = present(MANIFEST, lambda: read_whole(source, MANIFEST))
         if not reference.matches(data):
             raise DamageError(Damage.found(MANIFEST, f"it is not the manifest that {MARKER} names"))
         try:
@@ -50,7 +50,7 @@ def read_manifest(source: Source, reference: ManifestReference | None) -> Manife
         except ManifestError as error:
             raise DamageError(Damage.found(MANIFEST, str(error))) from error
 
-    return _twice(read)
+    return confirmed(source.place, read)
 
 
 def read_file(source: Source, manifest: Manifest, name: str) -> bytes:
@@ -65,7 +65,7 @@ def read_file(source: Source, manifest: Manifest, name: str) -> bytes:
         raise DamageError(Damage.found(MANIFEST, f"it does not name {name}"))
 
     def read() -> bytes:
-        data = _present(name, lambda: read_whole(source, name))
+        data = present(name, lambda: read_whole(source, name))
         if len(data) != entry.size:
             raise DamageError(Damage.found(name, _sizes(len(data), entry.size)))
         offset = 0
@@ -74,7 +74,7 @@ def read_file(source: Source, manifest: Manifest, name: str) -> bytes:
             offset += segment.length
         return data
 
-    return _twice(read)
+    return confirmed(source.place, read)
 
 
 def read_item(
@@ -119,7 +119,7 @@ def check_present(source: Source, manifest: Manifest) -> None:
         DamageError: one is missing, or has another size.
         OSError: they cannot be listed.
     """
-    _twice(lambda: check_sizes(manifest, source.sizes()))
+    confirmed(source.place, lambda: check_sizes(manifest, source.sizes()))
 
 
 def check_sizes(manifest: Manifest, there: Mapping[str, int]) -> None:
@@ -204,7 +204,7 @@ class _Scan:
 
     def verify(self, name: str, entry: FileEntry) -> Verified:
         try:
-            return _twice(lambda: _present(name, lambda: self._scan(name, entry)))
+            return confirmed(self._source.place, lambda: present(name, lambda: self._scan(name, entry)))
         except DamageError as error:
             return Verified(name, 0, (error.damage,))
 
@@ -239,16 +239,35 @@ class _Scan:
             raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
 
 
-def _present(name: str, read: Callable[[], T]) -> T:
+def present(name: str, read: Callable[[], T]) -> T:
+    """Call a function that reads a file. An absent file is damage.
+
+    Args:
+        name: its path in the checkpoint.
+        read: reads it.
+
+    Raises:
+        DamageError: it is certainly absent.
+        OSError: it cannot be read.
+    """
     try:
         return read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamageError(Damage.found(name, "it is missing")) from error
 
 
-def _twice(read: Callable[[], T]) -> T:
-    """Call a function again if it found damage: the first read may have been at fault."""
+def confirmed(what: str, read: Callable[[], T]) -> T:
+    """Call a function that reads. Call it again if it finds damage: the first read may have been at fault.
+
+    Args:
+        what: what it reads, for the log.
+        read: reads, from a file that it opens itself.
+
+    Raises:
+        DamageError: both reads find damage.
+        OSError: it cannot be read.
+    """
     try:
-        return retrying("a checkpoint", read)
+        return retrying(what, read)
     except DamageError:
-        return retrying("a checkpoint", read)
+        return retrying(what, read)

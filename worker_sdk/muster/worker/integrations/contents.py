@@ -20,9 +20,8 @@ from muster.checkpoint.damage import DAMAGED, Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
-from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import FolderSource
-from muster.checkpoint.verification import check_present, read_item, read_manifest
+from muster.checkpoint.verification import check_present, confirmed, present, read_item, read_manifest
 
 NOTES = ".ranks"
 """The folder, in an uncommitted save, with the notes that the ranks leave for rank 0."""
@@ -246,14 +245,7 @@ def _verify(source: FolderSource, piece: Piece, segment: Segment) -> None:
     buffer = memoryview(bytearray(segment.length))
 
     def read() -> None:
-        try:
-            with source.open(piece.file) as file:
-                read_item(file, piece.file, piece.offset, (segment,), buffer)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise DamageError(Damage.found(piece.file, "it is missing")) from error
+        with source.open(piece.file) as file:
+            read_item(file, piece.file, piece.offset, (segment,), buffer)
 
-    try:
-        retrying(f"{source.place}/{piece.file}", read)
-    except DamageError:
-        # The first read may have been at fault.
-        retrying(f"{source.place}/{piece.file}", read)
+    confirmed(f"{source.place}/{piece.file}", lambda: present(piece.file, read))

@@ -1,7 +1,6 @@
 """A job's checkpoints in a folder that all ranks share, for :class:`Checkpointer`."""
 
 import os
-import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +8,15 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError, unseal
+from muster.checkpoint.committed import (
+    MARKER,
+    NO_STEP,
+    Committed,
+    Life,
+    UncommittedError,
+    committed_by_adapter,
+    unseal,
+)
 from muster.checkpoint.damage import DAMAGED, Damage, DamageError
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
@@ -109,20 +116,10 @@ def _adapters(path: Path) -> Committed | None:
     Its marker names no step, so the number at the end of its name counts as the step.
     """
     try:
-        said = unseal((path / MARKER).read_bytes())
-        number = re.search(r"\d+$", path.name)
-        manifest = said.get("manifest")
-        return Committed(
-            int(number[0]) if number else 0,
-            said["world_size"],
-            said["run_id"],
-            said["prefix"],
-            said["sequence"],
-            path,
-            manifest=None if manifest is None else ManifestReference(**manifest),
-        )
-    except (OSError, ValueError, TypeError, KeyError):
+        made = committed_by_adapter(unseal((path / MARKER).read_bytes()), path)
+    except (OSError, ValueError):
         return None
+    return made if made.step != NO_STEP else replace(made, step=0)
 
 
 class StepWriter(FileSystemWriter):

@@ -22,7 +22,14 @@ from muster.checkpoint.digest import Segment
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import Source, read_whole
-from muster.checkpoint.verification import check_present, read_file, read_item, read_manifest
+from muster.checkpoint.verification import (
+    check_present,
+    confirmed,
+    present,
+    read_file,
+    read_item,
+    read_manifest,
+)
 from muster.worker.saves.rank_write import METADATA
 
 AHEAD = 64 * 2**20
@@ -139,20 +146,13 @@ class ItemReader(FileSystemReader):
             return
 
         def read() -> None:
-            try:
-                with source.open(item.file) as file:
-                    if segments is not None:
-                        read_item(file, item.file, item.offset, segments, buffer)
-                    elif file.read_into(item.offset, buffer) < item.length:
-                        raise EOFError(f"{item.file} ends before offset {item.offset + item.length}")
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise DamageError(Damage.found(item.file, "it is missing")) from error
+            with source.open(item.file) as file:
+                if segments is not None:
+                    read_item(file, item.file, item.offset, segments, buffer)
+                elif file.read_into(item.offset, buffer) < item.length:
+                    raise EOFError(f"{item.file} ends before offset {item.offset + item.length}")
 
-        try:
-            retrying(f"{source.place}/{item.file}", read)
-        except DamageError:
-            # The first read may have been at fault.
-            retrying(f"{source.place}/{item.file}", read)
+        confirmed(f"{source.place}/{item.file}", lambda: present(item.file, read))
 
     def _segments(self, item: "_Item") -> tuple[Segment, ...] | None:
         manifest = self._of.manifest

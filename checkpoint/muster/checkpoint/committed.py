@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import ManifestReference
@@ -66,6 +67,11 @@ class Life(NamedTuple):
     """The job's life between restarts."""
     number: int
     """Of the save in it: that of its barrier, which goes on where the job is started again."""
+
+
+def run_mark(run_id: str) -> str:
+    """Return the mark of a run in the names of its attempts: each run numbers its attempts from the start."""
+    return f"{crc32(run_id.encode()):08x}"
 
 
 # ---------------------------------------------------------------------- markers

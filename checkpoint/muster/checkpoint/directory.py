@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from muster.checkpoint.committed import (
     MARKER,
@@ -21,6 +20,7 @@ from muster.checkpoint.committed import (
     Life,
     UncommittedError,
     committed_from,
+    run_mark,
     seal,
     unseal,
 )
@@ -73,7 +73,7 @@ class CheckpointDirectory:
 
     def __init__(self, folder: Path, run_id: str | None = None) -> None:
         self.folder = folder
-        self._run = "" if run_id is None else f"-{crc32(run_id.encode()):08x}"
+        self._run = "" if run_id is None else f"-{run_mark(run_id)}"
         make_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(

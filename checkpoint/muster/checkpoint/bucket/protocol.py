@@ -15,10 +15,18 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zlib import crc32
 
 from muster.checkpoint.bucket.objects import Objects
-from muster.checkpoint.committed import WIDTH, Committed, Life, UncommittedError, committed_from, seal, unseal
+from muster.checkpoint.committed import (
+    WIDTH,
+    Committed,
+    Life,
+    UncommittedError,
+    committed_from,
+    run_mark,
+    seal,
+    unseal,
+)
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.version import LaterVersionError
 
@@ -117,7 +125,7 @@ class CheckpointBucket:
     def __init__(self, objects: Objects, url: str, run_id: str) -> None:
         self.url = url
         self._objects = objects
-        self._run = f"{crc32(run_id.encode()):08x}"
+        self._run = run_mark(run_id)
         self._known: dict[Attempt, Verdict] = {}
         """Committed, as this process has seen: a verdict does not change."""
         self._damaged: set[Attempt] = set()

@@ -5,13 +5,12 @@ import os
 import re
 import shutil
 import uuid
-import zlib
 from collections.abc import Iterable, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
+from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, run_mark, unseal
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
@@ -83,7 +82,7 @@ class Aside:
     ) -> None:
         self.path = path
         self._alias = alias or path.name
-        own = "" if run_id is None else f"-{zlib.crc32(run_id.encode()):08x}"
+        own = "" if run_id is None else f"-{run_mark(run_id)}"
         self._place = path.with_name(f".{self._alias}.{generation}-{number}{own}")
         self.unfinished = self._place / within
         """Where it is written."""

@@ -22,6 +22,7 @@ from muster.checkpoint.committed import (
     committed_from,
     run_mark,
     seal,
+    step_in,
     unseal,
 )
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
@@ -52,9 +53,8 @@ class Entry:
 
     @property
     def step(self) -> int:
-        """The step in its name; -1 if it is none of ours."""
-        number = self.path.name.removeprefix(STEP)
-        return int(number) if number.isdecimal() else -1
+        """The step in its name; :data:`NO_STEP` if there is none."""
+        return step_in(self.path.name)
 
     @property
     def whole(self) -> bool:

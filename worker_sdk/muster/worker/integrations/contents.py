@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.checkpoint.committed import MARKER
-from muster.checkpoint.damage import DAMAGED, Damage, DamageError
+from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
@@ -29,7 +29,7 @@ SEGMENT = 16 * 2**20
 """Bytes of a segment; the last one of a file is shorter."""
 THREADS = 4
 """Segments that a rank reads at the same time."""
-OURS = {MARKER, MANIFEST, DAMAGED}
+OURS = {MARKER, MANIFEST, DAMAGED, KEPT}
 """Files that Muster adds to a checkpoint."""
 
 

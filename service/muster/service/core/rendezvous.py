@@ -568,8 +568,7 @@ class Rendezvous:
     ) -> None:
         """Take the durable state back: the last rounds, and who was in the complete one.
 
-        Every node has its keep-alive timeout, counted from now, to come back. Joins that wait are soft:
-        their nodes ask again.
+        Joins that wait are soft: their nodes ask again.
         """
         self.rounds.extend(sorted(rounds, key=lambda record: record.round))
         if not self.rounds:
@@ -590,10 +589,16 @@ class Rendezvous:
             self._places.participants[record.node.incarnation] = node
             self._ranks[record.node.incarnation] = record.rank
             self.settings = record.settings
-            self._timers.arm(self, now.monotonic + record.settings.keep_alive_timeout)
         self.complete = bool(self._places.participants)
         if not self.complete:
             self.round += 1
+
+    def serve(self, now: Instant) -> None:
+        """Every node of the round has its keep-alive timeout, counted from now, to come back."""
+        for node in self:
+            if node.session is None:
+                node.since = now.monotonic
+                self._timers.arm(self, now.monotonic + node.settings.keep_alive_timeout)
 
 
 def run_closed(run_id: str, closed: Closed) -> Refusal:

@@ -511,6 +511,7 @@ class World:
             session_ttl=self.ttl, limits=self.limits, retention=self.retention, epoch=self.epoch
         )
         self.coordinator.restore(self.disk.records(), self.instant)
+        self.coordinator.serve(self.instant)
 
     def crash(self) -> None:
         """The coordinator is killed and starts again; every stream breaks."""

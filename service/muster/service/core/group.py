@@ -59,6 +59,8 @@ class Speaker:
     shape: Shape
     last: int | None = None
     """The last sequence that it arrived at, as far as is known."""
+    refused: int = 0
+    """The last sequence at which its arrival was refused: it has heard all decisions before that."""
     binds: bool = False
     """Whether its shape is counted among those of the living."""
 
@@ -107,6 +109,8 @@ class Group:
         self._former: dict[int, SpeakerRecord] = {}
         """By rank: the process of an earlier life that arrived at the newest release, and may not have heard
         it yet. A newer process of the rank takes its place."""
+        self._behind: int | None = None
+        """A rank that had still to hear the oldest decision when that was looked for last."""
         self._gone: set[int] = set()
         """Ranks for which nobody is left to arrive."""
         self._shapes: Counter[Shape] = Counter()
@@ -208,11 +212,10 @@ class Group:
         """The first sequence that an incarnation may arrive at which does not speak for the rank yet."""
         if rank in self.speakers:
             return self.next_sequence
-        if self._last_release is None:
-            return self.first_sequence
-        if self._is_former(rank, incarnation):
-            return self._last_release
-        return max(self.first_sequence, self._last_release + 1)
+        released = self._last_release
+        if released is not None and self._is_former(rank, incarnation):
+            return released
+        return max(self.first_sequence, self._oldest, -1 if released is None else released + 1)
 
     def _is_former(self, rank: int, incarnation: str) -> bool:
         """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
@@ -318,7 +321,8 @@ class Group:
         if sequence >= self.next_sequence:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
-                self._check_unheard(speaker.shape)
+                speaker.refused = sequence
+                self._forget_until(self._check_unheard(speaker.shape, process.rank, sequence), effects)
                 begin = sequence, speaker.shape, timeout, progress_after, now.monotonic
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
@@ -387,7 +391,7 @@ class Group:
             return None  # Of the barrier that it will find aborted.
         self._check_arrival(name, sequence, upcoming, arrival)
         if self.open is None and not anew:
-            self._check_unheard(shape)
+            self._check_unheard(shape, arrival.rank, sequence)
         return None
 
     def _decided(self, process: Process | str, start: int, sequence: int) -> Decision:
@@ -415,9 +419,23 @@ class Group:
             )
         return decision
 
-    def _check_unheard(self, shape: Shape) -> None:
-        unheard = self.next_sequence - self._unheard_from
+    def _check_unheard(self, shape: Shape, rank: int, sequence: int) -> int:
+        """Refuse the first arrival at a barrier if too many decisions must still be heard.
+
+        Args:
+            shape: of the barrier.
+            rank: the rank that arrives.
+            sequence: the barrier.
+
+        Returns:
+            The first decision that a rank must still hear. While there is room, it may be a later one.
+        """
         most = self._limits.unheard_decisions(shape.size)
+        needed = self._unheard_from
+        if self.next_sequence - needed > most * 3 // 4:
+            # Before it is urgent: after a restart nobody knows who heard what, until all arrive again.
+            needed = self._needed_from(shape, rank, sequence)
+        unheard = self.next_sequence - needed
         if unheard >= most:
             raise limit_exceeded(
                 "max_unheard_decisions",
@@ -425,6 +443,28 @@ class Group:
                 f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
                 "a release, and a rank that was missing must still hear each of them",
             )
+        return needed
+
+    def _needed_from(self, shape: Shape, rank: int, sequence: int) -> int:
+        """The first decision that a rank must still hear, when ``rank`` arrives at ``sequence``."""
+        oldest, lowest = self._unheard_from, sequence
+        known = self._behind
+        if known is not None and known != rank and known in shape and self._needs(known) <= oldest:
+            return oldest
+        for other in shape:
+            needs = sequence if other == rank else self._needs(other)
+            if needs <= oldest:
+                self._behind = other
+                return oldest
+            lowest = min(lowest, needs)
+        return lowest
+
+    def _needs(self, rank: int) -> int:
+        """The first decision that a rank may still ask for: who arrives has heard all that came before."""
+        speaker = self.speakers.get(rank)
+        if speaker is None:
+            return self._start_of(rank, "")
+        return max(speaker.start if speaker.last is None else speaker.last, speaker.refused)
 
     def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
         """Decide, if there is nothing left to wait for after an arrival at the open barrier."""
@@ -581,7 +621,12 @@ class Group:
     @property
     def _unheard_from(self) -> int:
         """No rank of this life needs a decision before this one."""
-        return max(self.first_sequence, self._kept_from)
+        return max(self.first_sequence, self._kept_from, self._oldest)
+
+    @property
+    def _oldest(self) -> int:
+        """The first decision that is kept."""
+        return next(iter(self.decisions), self.next_sequence)
 
     def _forget_heard(self, start: int, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
@@ -606,8 +651,16 @@ class Group:
         A process of theirs that comes back later than that is told to join again.
         """
         most = self._limits.unheard_decisions(ranks)
-        while len(self.decisions) > most and (oldest := next(iter(self.decisions))) < self._unheard_from:
-            self._forget(oldest, effects)
+        while len(self.decisions) > most and self._oldest < self._unheard_from:
+            self._forget(self._oldest, effects)
+
+    def _forget_until(self, sequence: int, effects: Effects) -> None:
+        """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
+        if sequence <= self._unheard_from:
+            return
+        most = self._limits.unheard_decisions(max(one.required for one in self.decisions.values())) // 2
+        while len(self.decisions) > max(1, most) and self._oldest < sequence:
+            self._forget(self._oldest, effects)
 
     def _forget(self, sequence: int, effects: Effects) -> None:
         del self.decisions[sequence]

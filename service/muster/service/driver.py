@@ -8,7 +8,9 @@ The order is the heart of design rule 2, and kept in this module alone:
 4. The next batch gathers meanwhile; it is committed after the one before has been delivered.
 5. When a commit fails, nothing more is delivered and the coordinator stops: what it would say is
    not on disk, and a restarted coordinator may decide otherwise.
-6. Nothing is delivered, and nothing answered, unless at that moment nobody else can lead: what needs no
+6. When a step of the core or an answer raises, nothing of its batch is committed or delivered: half of the
+   step is in it. A commit that was under way is of an earlier batch, and is delivered.
+7. Nothing is delivered, and nothing answered, unless at that moment nobody else can lead: what needs no
    commit may be otherwise by now at the coordinator that leads.
 """
 
@@ -300,7 +302,7 @@ class Driver:
         self._arm_timer(now)
 
     def _flush(self) -> None:
-        if self._committing_since is not None or self._batch.empty:
+        if self.failed.done() or self._committing_since is not None or self._batch.empty:
             return
         batch, self._batch = self._batch, _Batch()
         if not batch.effects.records:

@@ -35,6 +35,7 @@ from muster.service.core.events import (
     JoinRendezvous,
     ProcessInfo,
 )
+from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant, NodeInfo, Outcome, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
@@ -343,6 +344,32 @@ async def test_a_fault_in_a_query_stops_the_driver():
         await settle()
         assert isinstance(driver.failed.exception(), KeyError)
         asked.cancel()
+
+
+async def test_half_of_a_step_is_not_committed_when_the_step_raises_during_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engine, observer = HeldEngine(), Recorder()
+    async with driving(engine, observer) as driver:
+        ranks = [Rank(driver, number).hello() for number in range(2)]
+        commit = await engine.begun.get()
+        monkeypatch.setattr(Group, "_released", _fault)
+        for rank in ranks:
+            rank.arrive()
+        await settle()
+        with pytest.raises(RuntimeError, match="half a step"):
+            driver.failed.result()
+        commit.end()
+        for rank in ranks:
+            await rank.hears(GroupJoined)
+        await settle()
+        assert engine.begun.empty(), "the decision of a step that raised is committed"
+        assert [rank.heard for rank in ranks] == [[Welcome, GroupJoined]] * 2
+        assert observer.decisions == []
+
+
+def _fault(*_: object) -> None:
+    raise RuntimeError("half a step")
 
 
 async def test_an_asker_that_has_gone_disturbs_nobody():

@@ -235,6 +235,9 @@ class Coordinator:
     def _restore_speaker(self, record: SpeakerRecord, now: Instant) -> None:
         run = self.runs[record.run_id]
         group = run.groups[record.prefix]
+        if record.life not in (None, group.first_sequence):
+            group.restore_former(record)
+            return
         process = run.roster.find(record.rank, record.incarnation)
         if process is None:
             unary = record.state is MemberState.IDLE

@@ -57,12 +57,12 @@ class FolderPlace:
         )
 
     def committed(self, step: int) -> Path | None:
-        """Return the whole checkpoint of a step."""
+        """Return the checkpoint of a step that no other may replace."""
         path = self._directory.path(step)
         if not path.exists():
             return None
         entry = self._directory.entry(path)
-        return None if entry is not None and not entry.whole else path
+        return None if entry is not None and entry.replaceable else path
 
     def look(self, excluded: Collection[str]) -> Look:
         """Return the whole checkpoint that was committed last, and what is damaged."""

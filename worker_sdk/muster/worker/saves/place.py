@@ -114,7 +114,7 @@ class Place(Protocol):
         """Return the draft of a save."""
 
     def committed(self, step: int) -> Path | str | None:
-        """Return the whole checkpoint of a step, as far as this rank knows without waiting."""
+        """Return the checkpoint of a step that no other may replace, as far as this rank knows at once."""
 
     def look(self, excluded: Collection[str]) -> Look:
         """Return the whole checkpoint that was committed last, and what is damaged.

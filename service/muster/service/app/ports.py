@@ -9,10 +9,10 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from muster.client.server_options import MAX_CONNECTIONS
 from muster.service.address import Address
 from muster.service.config import Config
 from muster.service.rpc.guard import GuardInterceptor
-from muster.service.rpc.server import MOST_CONNECTIONS
 from muster.service.security.config import Security, TrafficLimits
 from muster.service.security.files import FileError
 from muster.service.security.gate import Gate
@@ -60,8 +60,8 @@ def most_connections() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
 
 
 async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> int:

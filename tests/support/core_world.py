@@ -6,7 +6,8 @@ from its first join, arrives there, sends everything again after a reconnect, an
 
 The world holds a few promises of the design by itself, at every step of every test: nothing is told that is
 not on disk (rule 2), a stored decision never changes (rule 1), sequences have no gaps (rule 12), and the
-missing are exactly those who have not arrived (rule 5).
+missing are exactly those who have not arrived (rule 5). It also holds that what the core counts is what it
+would find by looking at every process.
 """
 
 import dataclasses
@@ -537,6 +538,7 @@ class World:
             if self.watching:
                 earlier = effects.decisions[:decided]
                 self._watch(event, earlier, effects.decisions[decided:], effects.deliveries[delivered:])
+        self._check_counts()
         crash, self.crash_next = self.crash_next, None
         if crash is Crash.BEFORE_PERSIST:
             self.crash()
@@ -555,6 +557,11 @@ class World:
                 elif session in self.lines:
                     self.lines[session].hear(message, ranks)
         return effects
+
+    def _check_counts(self) -> None:
+        for run in self.coordinator.runs.values():
+            living = [process for process in run.roster if process.state.living]
+            assert run.roster.deserted == (not living), "the living are not counted right"
 
     def ask(self, event: Event) -> list[Message]:
         """Do it, and return what the event's own session is answered."""

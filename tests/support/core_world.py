@@ -29,6 +29,7 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetRun,
+    ForgetShape,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -44,6 +45,7 @@ from muster.service.core.effects import (
     RunRecord,
     SaveAsked,
     SaveRecord,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -68,7 +70,7 @@ from muster.service.core.events import (
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
-from muster.service.core.model import Closed, Decision, Instant, Outcome, Shape
+from muster.service.core.model import Closed, Decision, Instant, Outcome, Ranks, Shape
 from muster.service.core.refusal import Reason
 from muster.service.core.retention import FOR_EVER, Retention
 from tests.support import history
@@ -111,6 +113,8 @@ class Disk:
             match record:
                 case ForgetRun():
                     self._forget(record.run_id)
+                case ForgetShape():
+                    self._drop("shape", (ShapeRecord, record.run_id, record.prefix, record.number))
                 case ForgetSpeaker():
                     self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
                 case ForgetDecision():
@@ -134,6 +138,8 @@ class Disk:
                 case GroupRecord():
                     self.kept[GroupRecord, record.run_id, record.prefix] = record
                     self.eras[record.run_id, record.prefix] += 1
+                case ShapeRecord():
+                    self.kept[ShapeRecord, record.run_id, record.prefix, record.number] = record
                 case SpeakerRecord():
                     self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
                 case SaveRecord():
@@ -274,7 +280,7 @@ class Client:
     def join(self, prefix: str = CKPT, world_size: int = 0, participants: tuple[int, ...] = ()) -> int | None:
         """Take part in a group. Returns its position there."""
         size = world_size or self.world.world_size
-        self.seats.setdefault(prefix, Seat(Shape(size, participants)))
+        self.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
         self._join(prefix)
         return self.seats[prefix].position
 

@@ -33,8 +33,9 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.model import CheckpointHistory, Decision, MemberState, Ranks, Shape
+from muster.service.core.model import CheckpointHistory, Decision, MemberState, Shape
 from muster.service.core.operations import Changed, Done, Flag, Number, Value
+from muster.service.rank_lists import RANK_LISTS
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
     checkpoint_from_pb,
@@ -227,7 +228,7 @@ def _decode(key: bytes, value: bytes) -> Kept:
             return _speaker_from_pb(state_pb2.SpeakerRecord.FromString(value))
         case b"shape":
             kept = state_pb2.ShapeRecord.FromString(value)
-            shape = Shape(kept.world_size, Ranks(kept.participants))
+            shape = Shape(kept.world_size, RANK_LISTS.shared(kept.participants))
             return ShapeRecord(kept.run_id, kept.prefix, kept.number, shape)
         case b"group":
             group = state_pb2.GroupRecord.FromString(value)
@@ -292,7 +293,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         host=message.host,
         pid=message.pid,
         start_sequence=message.start_sequence,
-        shape=message.shape or Shape(message.world_size, Ranks(message.participants)),
+        shape=message.shape or Shape(message.world_size, RANK_LISTS.shared(message.participants)),
         state=MemberState(message.state),
     )
 

@@ -222,6 +222,8 @@ class Client:
         self.host = f"node-{rank // 8}"
         self.pid = 4000 + world.count()
         self.ordinal = 0
+        self.welcomed_at: float | None = None
+        """When it was welcomed first."""
         self.session: int | None = None
         self.broken_session: int | None = None
         """A stream that is gone, of which the coordinator does not know yet."""
@@ -379,6 +381,8 @@ class Client:
             case Welcome():
                 assert self.ordinal in (0, message.ordinals[0]), "an incarnation keeps its ordinal"
                 (self.ordinal,) = message.ordinals
+                if self.welcomed_at is None:
+                    self.welcomed_at = self.world.now
             case GroupJoined():
                 seat = self.seats[message.prefix]
                 ((_, start),) = message.positions

@@ -442,10 +442,22 @@ class Client:
         if refused.prefix in self.seats:
             seat = self.seats[refused.prefix]
             seat.refused, seat.waiting = refused.refusal.reason, False
+            self._go_on_after(refused, seat)
         if refused.final:
             for seat in self.seats.values():
                 seat.refused, seat.waiting = refused.refusal.reason, False
             self.lose_connection()
+
+    def _go_on_after(self, refused: Refused, seat: Seat) -> None:
+        """Go on at another barrier, if the coordinator has no outcome of this one for the process."""
+        if refused.refusal.reason is Reason.SEQUENCE_BEHIND:
+            start = int(refused.refusal.metadata["start_sequence"])
+        elif refused.refusal.reason is Reason.SEQUENCE_FORGOTTEN:
+            start = int(refused.refusal.metadata["next_sequence"])
+        else:
+            return
+        seat.position = start
+        self.world.history.append(history.MovedOn(self.life, refused.prefix, start))
 
     # ------------------------------------------------------------------ for assertions
 

@@ -439,7 +439,8 @@ class Job(RuleBasedStateMachine):
                 assert client.rank in self.evicted
             case Reason.SESSION_REPLACED:
                 assert client.broken_session is None or client.session is not None
-            case Reason.SUPERSEDED | Reason.NOT_JOINED:
+            case Reason.SUPERSEDED | Reason.NOT_JOINED | Reason.SEQUENCE_BEHIND:
+                # Whoever took its place may be forgotten with its life: then it goes on where it is told.
                 assert any(
                     other.rank == client.rank and other.ordinal > client.ordinal
                     for other in self.world.clients

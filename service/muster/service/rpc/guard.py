@@ -18,6 +18,7 @@ from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.rpc.open_reads import OPEN_REQUEST_BYTES, OpenReads
 from muster.service.security import access
 from muster.service.security.access import Access
+from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
@@ -209,6 +210,8 @@ class _Guarded:
             response = access.narrowed(admission.grant, self._rule, response)
         if response is not None:
             await context.write(self.serialize(response) if self.serialize else response)
+        if (call := CALL.get()) is not None:
+            call.answer()
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

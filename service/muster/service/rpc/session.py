@@ -16,6 +16,7 @@ from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
+from muster.service.security.audit import CALL
 from muster.v1.insight_pb2 import Inspected
 
 Heard: TypeAlias = Callable[[SessionId, Inspected], None]
@@ -178,6 +179,8 @@ class Session:
         event = codec.parse_session_message(self.id, data)
         if type(event) is Hello:
             admission.check_run(event.run_id)
+            if (call := CALL.get()) is not None:
+                call.open(event.run_id)
             if event.relay:
                 self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
         return event

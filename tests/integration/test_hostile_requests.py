@@ -40,12 +40,16 @@ def peak(pid: int) -> int:
 
 
 async def send(
-    endpoint: str, method: str, compression: grpc.Compression, metadata: tuple[tuple[str, str], ...] = ()
+    endpoint: str,
+    method: str,
+    compression: grpc.Compression,
+    metadata: tuple[tuple[str, str], ...] = (),
+    size: int = SIZE,
 ) -> Counter[grpc.StatusCode]:
     """Call a method with large requests on a few connections at once; how the calls ended."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
     channels = [grpc.aio.insecure_channel(endpoint, options=options) for _ in range(4)]
-    request = bytes(SIZE)
+    request = bytes(size)
 
     async def call(number: int) -> grpc.StatusCode:
         try:
@@ -89,4 +93,13 @@ def test_compressed_message_is_refused_unread_by_relay(guarded: Coordinator, tmp
         token = bearing(SECRETS[Role.WORKER])
         ended = asyncio.run(send(relay.listen, CONNECT, grpc.Compression.Gzip, token))
         assert ended == {grpc.StatusCode.UNIMPLEMENTED: REQUESTS}
+        assert peak(relay.pid) < before + ROOM
+
+
+def test_message_beyond_what_a_coordinator_takes_is_refused_by_relay(guarded: Coordinator, tmp_path: Path):
+    listen = f"127.0.0.1:{free_port()}"
+    with Relay(tmp_path, guarded.endpoint, listen=listen) as relay:
+        before = peak(relay.pid)
+        ended = asyncio.run(send(relay.listen, CONNECT, grpc.Compression.NoCompression, size=40 << 20))
+        assert ended == {grpc.StatusCode.RESOURCE_EXHAUSTED: REQUESTS}
         assert peak(relay.pid) < before + ROOM

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.rpc.open_reads import OPEN_REQUEST_BYTES, OpenReads
@@ -21,8 +22,6 @@ from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
-READ_TIMEOUT = 60.0
-"""Seconds that the request of a call may take to come."""
 SMALL_READ_TIMEOUT = 5.0
 """The same, where requests are small: of callers that have no token, or may only look."""
 FEW = 8

@@ -97,6 +97,13 @@ class RpcServer:
         await self.server.stop(grace)
 
 
+def max_message_bytes(limits: Limits) -> int:
+    """The bytes that one message of a client may have."""
+    payloads = limits.max_payload_bytes * RANKS_PER_MESSAGE
+    values = limits.max_store_value_bytes * VALUES_PER_MESSAGE
+    return max(payloads, values) + MESSAGE_HEADROOM
+
+
 def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
     """The channel options of the server.
 
@@ -106,11 +113,7 @@ def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tu
     return server_options(
         max_streams=limits.max_sessions,
         max_connections=max_connections,
-        max_message_bytes=MESSAGE_HEADROOM
-        + max(
-            limits.max_payload_bytes * RANKS_PER_MESSAGE,
-            limits.max_store_value_bytes * VALUES_PER_MESSAGE,
-        ),
+        max_message_bytes=max_message_bytes(limits),
         keepalive_ms=max(1_000, int(session_ttl * 1000 / 3)),
     )
 

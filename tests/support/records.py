@@ -85,6 +85,7 @@ speakers = st.builds(
     start_sequence=numbers,
     shape=shapes,
     state=st.sampled_from(MemberState),
+    life=st.none() | numbers,
 )
 missing_ranks = st.builds(
     MissingRank,

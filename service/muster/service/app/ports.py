@@ -2,6 +2,7 @@
 
 import resource
 import ssl
+from collections.abc import Collection
 
 import grpc
 import structlog
@@ -17,6 +18,7 @@ from muster.service.security.files import FileError
 from muster.service.security.gate import Gate
 from muster.service.web.access import guarded
 from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
+from muster.service.web.hosts import known_hosts
 
 RESERVED_FILES = 1_500
 """Open files that gRPC's connections leave to the state, the HTTP port and the interpreter."""
@@ -98,13 +100,23 @@ def open_site_runner(application: web.Application) -> web.AppRunner:
 async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
     """Serve HTTP, with TLS where it is asked for; as :func:`start_site_at`."""
     context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
-    return await start_site_at(runner, config.http, context)
+    return await start_site_at(runner, config.http, context, config.security.http_hosts)
 
 
 async def start_site_at(
-    runner: web.AppRunner, address: Address, context: ssl.SSLContext | None = None
+    runner: web.AppRunner,
+    address: Address,
+    context: ssl.SSLContext | None = None,
+    hosts: Collection[str] = (),
 ) -> Address:
     """Serve HTTP.
+
+    Args:
+        runner: serves the site; it has not been set up.
+        address: where.
+        context: for TLS.
+        hosts: the names by which the port may be called, beside IP addresses and ``localhost``. Without any,
+            other names are refused on loopback alone.
 
     Returns:
         Where.
@@ -112,6 +124,7 @@ async def start_site_at(
     Raises:
         StartError: the port cannot be bound.
     """
+    runner.app.middlewares.insert(0, known_hosts(hosts, checks_unnamed=address.is_loopback))
     await runner.setup()
     try:
         await BoundedSite(runner, address.host, address.port, context).start()

@@ -131,6 +131,9 @@ class SpeakerRecord:
     shape: Shape
     state: MemberState
     """As it last mattered: unless it is gone, IDLE for one that arrives by unary calls, else DISCONNECTED."""
+    life: int | None = None
+    """The first sequence of the life of the group that it joined. If the group began another since, it
+    arrived at the newest release, and may not have heard it. None: the group's newest, as before 0.2.0."""
 
 
 @dataclass(frozen=True, slots=True)

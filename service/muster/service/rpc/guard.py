@@ -51,6 +51,10 @@ class Admission:
         if self.grant is not None:
             access.check_run(self.grant, run_id)
 
+    def shows(self, run_id: str) -> bool:
+        """Whether the caller may see a run."""
+        return self.grant is None or self.grant.allows(run_id)
+
     def paced(self, read: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
         """A stream's ``read`` at the rate of its peer; without bounds it is ``read`` itself."""
         return read if self.traffic is None else self.traffic.paced(self.peer, read)

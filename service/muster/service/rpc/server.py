@@ -22,6 +22,7 @@ from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
 from muster.service.rpc.session import SessionServicer
 from muster.service.rpc.store import StoreServicer
+from muster.service.snapshots import Snapshots
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
@@ -129,6 +130,7 @@ def build_server(
     max_connections: int = MAX_CONNECTIONS,
     replicas: Replicas = no_replicas,
     keepalive_ms: int = 0,
+    snapshots: Snapshots | None = None,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -142,6 +144,7 @@ def build_server(
         max_connections: how many may be open at once.
         replicas: all coordinators of this state, if there can be several.
         keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
+        snapshots: views of runs that are shared with others who look; None: they are the server's own.
     """
     kinds = METHODS | methods_of(HEALTH)
     interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
@@ -163,7 +166,7 @@ def build_server(
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
     rendezvous = RendezvousServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
-    run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
+    run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver, snapshots or Snapshots()), server)
     insight_pb2_grpc.add_InsightServiceServicer_to_server(InsightServicer(driver, inspector), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(

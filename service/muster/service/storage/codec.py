@@ -251,6 +251,7 @@ def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
         world_size=record.shape.world_size,
         participants=record.shape.participants,
         state=common_pb2.MemberState.ValueType(record.state),
+        life=record.life,
     )
 
 
@@ -266,6 +267,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         start_sequence=message.start_sequence,
         shape=Shape(message.world_size, tuple(message.participants)),
         state=MemberState(message.state),
+        life=message.life if message.HasField("life") else None,
     )
 
 

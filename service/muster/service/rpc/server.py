@@ -69,6 +69,8 @@ MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
+UNSENT_GATHERS = 8
+"""The payloads of so many barriers may wait for one peer that does not read."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 
@@ -159,6 +161,8 @@ def build_server(
         replicas=addresses,
         keepalive_ms=keepalive_ms,
         heard=inspector.hear,
+        max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
+        in_flight=guard.in_flight if guard is not None else None,
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)

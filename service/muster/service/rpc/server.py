@@ -71,6 +71,8 @@ MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
+UNSENT_GATHERS = 8
+"""The payloads of so many barriers may wait for one peer that does not read."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 
@@ -100,6 +102,13 @@ class RpcServer:
         await self.server.stop(grace)
 
 
+def max_message_bytes(limits: Limits) -> int:
+    """The bytes that one message of a client may have."""
+    payloads = limits.max_payload_bytes * RANKS_PER_MESSAGE
+    values = limits.max_store_value_bytes * VALUES_PER_MESSAGE
+    return max(payloads, values) + MESSAGE_HEADROOM
+
+
 def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
     """The channel options of the server.
 
@@ -109,11 +118,7 @@ def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tu
     return server_options(
         max_streams=limits.max_sessions,
         max_connections=max_connections,
-        max_message_bytes=MESSAGE_HEADROOM
-        + max(
-            limits.max_payload_bytes * RANKS_PER_MESSAGE,
-            limits.max_store_value_bytes * VALUES_PER_MESSAGE,
-        ),
+        max_message_bytes=max_message_bytes(limits),
         keepalive_ms=max(1_000, int(session_ttl * 1000 / 3)),
     )
 
@@ -161,6 +166,8 @@ def build_server(
         replicas=addresses,
         keepalive_ms=keepalive_ms,
         heard=inspector.hear,
+        max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
+        in_flight=guard.in_flight if guard is not None else None,
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)

@@ -203,7 +203,6 @@ class Seat:
     position: int | None = None
     era: int | None = None
     """The group's era when it joined last."""
-    first_era: int | None = None
     waiting: bool = False
     payload: bytes = b""
     failure: str | None = None
@@ -393,11 +392,14 @@ class Client:
                 seat.refused = None
                 if seat.position is None:
                     seat.position = start
-                    seat.first_era = self.world.disk.eras[self.run, message.prefix]
                 era = self.world.disk.eras[self.run, message.prefix]
                 if seat.era != era:
                     seat.era = era
-                    joined = history.Joined(self.life, message.prefix, start, tuple(seat.shape), era)
+                    # Who comes back from an earlier era may start at a barrier of that one.
+                    group = self.world.disk.kept[GroupRecord, self.run, message.prefix]
+                    assert isinstance(group, GroupRecord)
+                    first = max(start, group.first_sequence)
+                    joined = history.Joined(self.life, message.prefix, first, tuple(seat.shape), era)
                     self.world.history.append(joined)
             case Decision():
                 self._hear_decision(message)
@@ -516,6 +518,7 @@ class World:
             session_ttl=self.ttl, limits=self.limits, retention=self.retention, epoch=self.epoch
         )
         self.coordinator.restore(self.disk.records(), self.instant)
+        self.coordinator.serve(self.instant)
 
     def crash(self) -> None:
         """The coordinator is killed and starts again; every stream breaks."""

@@ -22,6 +22,7 @@ from muster.checkpoint.committed import (
     committed_from,
     run_mark,
     seal,
+    step_in,
     unseal,
 )
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 LEFT = (".step-", ".removed-")
 """Prefixes of names of what is not yet, or no longer, a checkpoint."""
+METADATA = ".metadata"
+"""The file that torch writes last into a checkpoint."""
 STEP = "step-"
 """Prefix of a checkpoint's name."""
 
@@ -46,18 +49,22 @@ class Entry:
     damage: Damage | None = None
     """Why it is not resumed from; None if nothing is known against it."""
     kept: bool = False
-    """Whether retention must leave it."""
+    """Whether it must not be removed."""
 
     @property
     def step(self) -> int:
-        """The step in its name; -1 if it is none of ours."""
-        number = self.path.name.removeprefix(STEP)
-        return int(number) if number.isdecimal() else -1
+        """The step in its name; :data:`NO_STEP` if there is none."""
+        return step_in(self.path.name)
 
     @property
     def whole(self) -> bool:
         """Whether it may be resumed from."""
         return self.made is not None and self.damage is None
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether another save of its step may take its place."""
+        return not self.whole and not self.kept
 
 
 class CheckpointDirectory:
@@ -74,6 +81,8 @@ class CheckpointDirectory:
     def __init__(self, folder: Path, run_id: str | None = None) -> None:
         self.folder = folder
         self._run = "" if run_id is None else f"-{run_mark(run_id)}"
+        self._highest: int | None = None
+        """The highest order in the folder at the last sweep, for the next commit; None: it must look."""
         make_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(
@@ -101,21 +110,16 @@ class CheckpointDirectory:
         Returns:
             The checkpoint, with its place in the order of commits.
         """
-        made = replace(made, order=self._last_order() + 1)
+        highest, self._highest = self._highest, None
+        made = replace(made, order=(_highest(self.entries()) if highest is None else highest) + 1)
         write_synced(unfinished / MARKER, seal(made.fields()))
         sync(unfinished)
         target = Path(made.path)
-        if os.path.lexists(target) and (entry := self.entry(target)) is not None and not entry.whole:
+        if os.path.lexists(target) and (entry := self.entry(target)) is not None and entry.replaceable:
             self._remove(target)
         unfinished.rename(target)
         sync(self.folder)
         return made
-
-    def _last_order(self) -> int:
-        entries = self.entries()
-        # Those that cannot be read now have had orders, too, and may be restored.
-        unread = sum(entry.made is None for entry in entries)
-        return max((entry.made.order for entry in entries if entry.made is not None), default=0) + unread
 
     # ------------------------------------------------------------------ what there is
 
@@ -227,7 +231,9 @@ class CheckpointDirectory:
         loading = {Path(path).resolve() for path in used}
         unmarked = {Path(path).resolve() for path in excluded}
         newer = 0
-        for entry in reversed(self.entries()):
+        entries = self.entries()
+        self._highest = _highest(entries)
+        for entry in reversed(entries):
             if newer >= keep_last and not entry.kept and entry.path.resolve() not in loading:
                 self._remove(entry.path)
             newer += entry.whole and entry.path.resolve() not in unmarked
@@ -253,6 +259,13 @@ class CheckpointDirectory:
         return Path(last.path).name if last is not None else "none"
 
 
+def _highest(entries: list[Entry]) -> int:
+    """Return the highest order of a commit that one of these may have."""
+    # Those that cannot be read now have had orders, too, and may be restored.
+    unread = sum(entry.made is None for entry in entries)
+    return max((entry.made.order for entry in entries if entry.made is not None), default=0) + unread
+
+
 def names_in(folder: Path) -> list[str]:
     """Return the names of what is in a folder.
 
@@ -264,6 +277,11 @@ def names_in(folder: Path) -> list[str]:
 
 def _name(step: int) -> str:
     return f"{STEP}{step:0{WIDTH}}"
+
+
+def _is_a_step(name: str) -> bool:
+    number = name.removeprefix(STEP)
+    return number.isdecimal() and name == _name(int(number))
 
 
 def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
@@ -288,9 +306,12 @@ def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
             names = names_in(path)
         except (FileNotFoundError, NotADirectoryError):
             return None  # Retention has just removed it, or it is a file of another program.
-        if MANIFEST not in names:
-            return None
-        return Entry(path, None, Damage(MARKER, "it is missing"), KEPT in names)
+        lost = Damage(MARKER, "it is missing")
+        if MANIFEST in names:
+            return Entry(path, None, lost, KEPT in names)
+        # Release 0.1.0 wrote no manifest. It gave this name at the commit alone, but so may another program:
+        # the folder must not be taken for nothing, and must not be removed.
+        return Entry(path, None, lost, kept=True) if METADATA in names and _is_a_step(path.name) else None
 
 
 def _read_marker(path: Path, marked: Callable[[Path], Committed]) -> Committed:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError, seal
+from muster.checkpoint.damage import DAMAGED, KEPT
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.version import LaterVersionError
 
@@ -285,3 +286,66 @@ def test_restored_marker_does_not_come_after_a_later_commit(folder: CheckpointDi
     made = commit(folder, 60)
     marker.write_bytes(data)
     assert folder.latest() == made
+
+
+def lose_marker(folder: CheckpointDirectory, step: int) -> Path:
+    """Let a checkpoint of release 0.1.0 lose its marker."""
+    path = folder.path(step)
+    commit(folder, step)
+    (path / MARKER).unlink()
+    (path / ".metadata").touch()
+    return path
+
+
+def test_checkpoint_of_0_1_0_that_lost_its_marker_is_damaged_and_stays(folder: CheckpointDirectory):
+    path = lose_marker(folder, 1)
+    (entry,) = folder.entries()
+    assert str(entry.damage) == "committed.json: it is missing"
+    assert folder.latest() is None
+    with pytest.raises(OSError):
+        commit(folder, 1)
+    for step in (2, 3):
+        commit(folder, step)
+    folder.sweep(1)
+    assert (path / ".metadata").exists()
+    assert [one.step for one in folder.entries()] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["step-100", "step-00000000x1", "step-0000000001.old", "checkpoint-1"])
+def test_checkpoint_of_another_program_is_no_lost_one(folder: CheckpointDirectory, name: str):
+    lose_marker(folder, 1).rename(folder.folder / name)
+    assert folder.entries() == []
+
+
+def test_kept_checkpoint_is_not_replaced_though_it_is_damaged(folder: CheckpointDirectory):
+    commit(folder, 1)
+    for mark in (DAMAGED, KEPT):
+        (folder.path(1) / mark).touch()
+    with pytest.raises(OSError):
+        commit(folder, 1)
+    (folder.path(1) / KEPT).unlink()
+    folder.sweep(None)
+    assert commit(folder, 1) == folder.latest()
+
+
+def test_commit_after_a_sweep_reads_no_marker_again(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    reads: list[Path] = []
+    marked = folder._marked
+
+    def counted(path: Path) -> Committed:
+        reads.append(path)
+        return marked(path)
+
+    monkeypatch.setattr(folder, "_marked", counted)
+    for step in range(1, 6):
+        assert commit(folder, step).order == step
+        folder.sweep(3)
+        assert len(reads) == min(step, 4), "each marker once"
+        reads.clear()
+    other = CheckpointDirectory(folder.folder)
+    assert commit(other, 6).order == 6
+    folder.sweep(3)
+    assert commit(folder, 7).order == 7
+    assert commit(folder, 8).order == 8

@@ -134,7 +134,18 @@ def test_place_may_be_one_checkpoint(tmp_path: Path, name: str, monkeypatch: pyt
     assert names(".") == [name]
 
 
-@pytest.mark.parametrize("name", [".step-0000000002.0-1", "step-0000000003", "torch"])
+def test_lost_marker_of_a_checkpoint_without_a_manifest_is_damage(tmp_path: Path):
+    lost = tmp_path / "step-0000000003"
+    lost.mkdir()
+    (lost / ".metadata").touch()
+    for place in (tmp_path, lost):
+        (one,) = FolderInventory(place).checkpoints()
+        assert one.step == 3
+        assert str(one.damage) == "committed.json: it is missing"
+        assert not one.kept
+
+
+@pytest.mark.parametrize("name", [".step-0000000002.0-1", "step-3", "torch"])
 def test_one_that_was_not_committed_is_refused(tmp_path: Path, name: str):
     (tmp_path / name).mkdir()
     (tmp_path / name / ".metadata").touch()

@@ -128,6 +128,8 @@ class CheckpointBucket:
         self._run = run_mark(run_id)
         self._known: dict[Attempt, Verdict] = {}
         """Committed, as this process has seen: a verdict does not change."""
+        self._unread: set[Attempt] = set()
+        """The verdicts that could not be read at the last look. They may be those of checkpoints."""
         self._damaged: set[Attempt] = set()
         """Marked as damaged, or found to be, as this process has seen."""
 
@@ -161,7 +163,9 @@ class CheckpointBucket:
             OSError: the store does not answer; it may be committed or not, and what it is can be read.
         """
         orders = [known.made.order for one, known in self._known.items() if known.made and one != attempt]
-        made = replace(made, order=max(orders, default=0) + 1)
+        # Those that cannot be read now have had orders, too, and may be restored.
+        unread = len(self._unread - {attempt})
+        made = replace(made, order=max(orders, default=0) + unread + 1)
         verdict = _written(made, files)
         if not self._objects.create(attempt.verdict, verdict) and self._found(attempt) != verdict:
             # If it is the same, an answer was lost: it is our own.
@@ -272,6 +276,7 @@ class CheckpointBucket:
                 continue
             if verdict.made is not None:
                 self._known[attempt] = verdict
+        self._unread = set(unreadable)
         return any(attempt.verdict not in found for attempt in unknown), unreadable
 
     def _understood(self, data: bytes, attempt: Attempt) -> Verdict:
@@ -422,6 +427,7 @@ class CheckpointBucket:
     def _look_at(self, judged: Set[Attempt], begun: Set[Attempt]) -> None:
         """At verdicts that another process, or an earlier life of this one, has made."""
         found = self._objects.get_all([attempt.verdict for attempt in sorted(judged)])
+        self._unread = set()
         for attempt in sorted(judged):
             data = found.get(attempt.verdict)
             if data is None:
@@ -429,6 +435,7 @@ class CheckpointBucket:
             try:
                 verdict = _understood(data, attempt, self.path(attempt))
             except (UncommittedError, LaterVersionError) as error:
+                self._unread.add(attempt)
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
                 continue
             if verdict.made is not None and attempt in begun:

@@ -175,9 +175,11 @@ class Coordinator:
         return min((time for time in times if time is not None), default=None)
 
     def restore(self, records: Iterable[Record], now: Instant) -> None:
-        """Take the durable state back, once, before the first event.
+        """Take the durable state back, once, before :meth:`serve`.
 
-        Every process that was there has the session TTL, counted from now, to come back.
+        Args:
+            records: the state.
+            now: this moment.
         """
         kept: dict[type, list[Record]] = {}
         for record in records:
@@ -223,6 +225,20 @@ class Coordinator:
                     group.refresh(process.rank)
         self.forgetting.restore(now)
 
+    def serve(self, now: Instant) -> None:
+        """Callers can reach the coordinator from now on.
+
+        Processes that were there before have the session TTL to come back, and nodes their keep-alive
+        timeout, counted from now: reading the state takes seconds, in which nobody can come.
+        """
+        for run in self.runs.values():
+            for process in run.roster:
+                if process.state is MemberState.DISCONNECTED:
+                    process.disconnect(now.monotonic)
+                    self._timers.arm(process, now.monotonic + self.session_ttl)
+            run.rendezvous.serve(now)
+        self.forgetting.serve(now)
+
     def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
         rounds: dict[str, list[RoundRecord]] = {}
         for record in kept.get(RoundRecord, []):
@@ -239,6 +255,9 @@ class Coordinator:
     def _restore_speaker(self, record: SpeakerRecord, now: Instant) -> None:
         run = self.runs[record.run_id]
         group = run.groups[record.prefix]
+        if record.life not in (None, group.first_sequence):
+            group.restore_former(record)
+            return
         process = run.roster.find(record.rank, record.incarnation)
         if process is None:
             unary = record.state is MemberState.IDLE
@@ -257,8 +276,6 @@ class Coordinator:
             )
             if group.generation == run.generation:
                 run.roster.add(process)
-                if process.state is MemberState.DISCONNECTED:
-                    self._timers.arm(process, now.monotonic + self.session_ttl)
         group.restore_speaker(process, record.start_sequence, record.shape)
 
     # ------------------------------------------------------------------ streams, and time

@@ -60,6 +60,8 @@ class Speaker:
     shape: Shape
     last: int | None = None
     """The last sequence that it arrived at, as far as is known."""
+    refused: int = 0
+    """The last sequence at which its arrival was refused: it has heard all decisions before that."""
     binds: bool = False
     """Whether its shape is counted among those of the living."""
 
@@ -104,7 +106,12 @@ class Group:
         self._timers = timers
         self._checkpoints = checkpoints
         self._last_release: int | None = None
-        """The newest release of this life. It proves that every rank had heard all earlier decisions."""
+        """The newest release of this generation: a proof that every rank had heard all earlier decisions."""
+        self._former: dict[int, SpeakerRecord] = {}
+        """By rank: the process of an earlier life that arrived at the newest release, and may not have heard
+        it yet. A newer process of the rank takes its place."""
+        self._behind: int | None = None
+        """A rank that had still to hear the oldest decision when that was looked for last."""
         self._gone: set[int] = set()
         """Ranks for which nobody is left to arrive."""
         self._shapes = Shapes(run_id, prefix)
@@ -117,7 +124,7 @@ class Group:
         """Take back a decision from storage; they come in ascending order of sequence."""
         self.decisions[decision.sequence] = decision
         self.next_sequence = max(self.next_sequence, decision.sequence + 1)
-        if decision.outcome is Outcome.RELEASED and decision.sequence >= self.first_sequence:
+        if decision.outcome is Outcome.RELEASED and decision.generation == self.generation:
             self._last_release = decision.sequence
 
     def restore_shape(self, record: ShapeRecord) -> None:
@@ -135,13 +142,22 @@ class Group:
         self.speakers[process.rank] = Speaker(process, start, self._shapes.restored(shape), last)
         process.prefixes.add(self.prefix)
 
+    def restore_former(self, record: SpeakerRecord) -> None:
+        """Take back from storage who arrived at the newest release in an earlier life."""
+        self._former[record.rank] = record
+
     # ------------------------------------------------------------------ membership
 
     def check_join(self, process: Process, shape: Shape) -> None:
         """Refuse a process that may not take part, before anything is changed."""
         self._check_shape(process, process.rank, shape)
+        if self.generation != self._roster.generation:
+            return
         speaker = self.speakers.get(process.rank)
-        if speaker is None or self.generation != self._roster.generation:
+        if speaker is None:
+            former = self._former.get(process.rank)
+            if former is not None and former.ordinal > process.ordinal:
+                raise self._superseded(process, former)
             return
         if speaker.process is process and speaker.shape != shape:
             raise Refusal(
@@ -167,7 +183,8 @@ class Group:
         Returns:
             The first sequence that the process may arrive at. A rank's first process starts at the
             generation's first sequence, so that it hears what it missed (or behind a release that did
-            not need it); a restarted one starts at the next undecided sequence.
+            not need it); a restarted one starts at the next undecided sequence. One that comes back from
+            an earlier life starts at the newest release if it arrived there.
         """
         if self.generation != self._roster.generation:
             self.begin_life(effects)
@@ -179,8 +196,10 @@ class Group:
             self.abort(report.abandoned(str(process)), now, effects)
             self.begin_life(effects)
             speaker = None
-        start = self.next_sequence if speaker is not None else self._first_start
-        joined = Speaker(process, start, self._shapes.add(shape))
+        returns = self._is_former(process.rank, process.incarnation)
+        start = self._start_of(process.rank, process.incarnation)
+        self._former.pop(process.rank, None)
+        joined = Speaker(process, start, self._shapes.add(shape), last=start if returns else None)
         if speaker is not None:
             self._withdraw(speaker, process, effects)
         self.speakers[process.rank] = joined
@@ -194,10 +213,24 @@ class Group:
         """Whether someone spoke here, and nobody of them lives any more."""
         return bool(self.speakers) and not self._shapes.any_living
 
-    @property
-    def _first_start(self) -> int:
-        """The first sequence of a rank that nobody has spoken for."""
-        return self.first_sequence if self._last_release is None else self._last_release + 1
+    def _start_of(self, rank: int, incarnation: str) -> int:
+        """The first sequence that an incarnation may arrive at which does not speak for the rank yet."""
+        if rank in self.speakers:
+            return self.next_sequence
+        released = self._last_release
+        if released is not None and self._is_former(rank, incarnation):
+            return released
+        return max(self.first_sequence, self._oldest, -1 if released is None else released + 1)
+
+    def _is_former(self, rank: int, incarnation: str) -> bool:
+        """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
+        former = self._former.get(rank)
+        return former is not None and former.incarnation == incarnation
+
+    def _forget_former(self, effects: Effects) -> None:
+        """The newest release need not be told any more to those who arrived in an earlier life."""
+        effects.records += [ForgetSpeaker(self.run_id, self.prefix, rank) for rank in self._former]
+        self._former.clear()
 
     def refresh(self, rank: int) -> None:
         """Bring up to date what the group knows of a rank, after one of its processes changed."""
@@ -217,19 +250,28 @@ class Group:
             self._keep_speaker(speaker, effects)
 
     def begin_life(self, effects: Effects) -> None:
-        """Forget the speakers of the past; the next sequence is the first of a new life.
+        """Nobody speaks any more; the next sequence is the first of a new life.
+
+        Within a generation, a process of the past may live still, behind a network that was broken for
+        long. So whoever arrived at the newest release may hear it until the next one.
 
         No barrier is open then: the caller has aborted it.
         """
+        same_job = self.generation == self._roster.generation
         for rank, speaker in self.speakers.items():
             speaker.process.prefixes.discard(self.prefix)
-            effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
+            if same_job and self._last_release is not None and speaker.start <= self._last_release:
+                self._former[rank] = self._speaker_record(speaker, speaker.shape)
+            else:
+                effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
         self.speakers.clear()
         self._shapes.clear(effects)
-        self.generation = self._roster.generation
         self.first_sequence = self.next_sequence
-        self._forget_heard(self._unheard_from, self.next_sequence, effects)
-        self._last_release = None
+        if not same_job:
+            self.generation = self._roster.generation
+            self._forget_former(effects)
+            self._forget_heard(self._kept_from, self.next_sequence, effects)
+            self._last_release = None
         self._gone.clear()
         self._refresh_all()
         effects.records.append(self.record)
@@ -279,7 +321,8 @@ class Group:
         if sequence >= self.next_sequence:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
-                self._check_unheard(speaker.shape)
+                speaker.refused = sequence
+                self._forget_until(self._check_unheard(speaker.shape, process.rank, sequence), effects)
                 begin = sequence, speaker.shape, timeout, progress_after, now.monotonic
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
@@ -303,6 +346,7 @@ class Group:
     def check_call(
         self,
         known: Process | None,
+        incarnation: str,
         name: str,
         shape: Shape,
         sequence: int | None,
@@ -314,6 +358,7 @@ class Group:
 
         Args:
             known: its process, if it has called before.
+            incarnation: of its process, if it is of the run's generation; else empty.
             name: of its process.
             shape: that it sees.
             sequence: that it arrives at; None: the next one.
@@ -321,7 +366,7 @@ class Group:
             anew: whether the run begins a new life with it, which aborts the open barrier.
 
         Returns:
-            A failure of the life before, which the call asks for: it hears that, and begins nothing.
+            A decision of the life before, which the call asks for: it hears that, and begins nothing.
         """
         self._check_shape(name, arrival.rank, shape)
         speaker = self.speakers.get(arrival.rank)
@@ -330,12 +375,15 @@ class Group:
         if known is not None:
             self.check_join(known, shape)
         upcoming = self.next_sequence + (anew and self.open is not None)
-        if anew or (own is None and speaker is not None):
+        returns = self._is_former(arrival.rank, incarnation)
+        if own is not None:
+            start = own.start
+        elif anew and not returns:
             start = upcoming
         else:
-            start = self._first_start if own is None else own.start
+            start = self._start_of(arrival.rank, incarnation)
         if sequence is None:
-            sequence = start if own is None else self._next_of(own)
+            sequence = self._next_of(own) if own is not None else start + returns
         if sequence < self.next_sequence:
             decision = self._decided(name, start, sequence)
             return decision if anew else None
@@ -343,7 +391,7 @@ class Group:
             return None  # Of the barrier that it will find aborted.
         self._check_arrival(name, sequence, upcoming, arrival)
         if self.open is None and not anew:
-            self._check_unheard(shape)
+            self._check_unheard(shape, arrival.rank, sequence)
         return None
 
     def _decided(self, process: Process | str, start: int, sequence: int) -> Decision:
@@ -371,9 +419,23 @@ class Group:
             )
         return decision
 
-    def _check_unheard(self, shape: Shape) -> None:
-        unheard = self.next_sequence - self._unheard_from
+    def _check_unheard(self, shape: Shape, rank: int, sequence: int) -> int:
+        """Refuse the first arrival at a barrier if too many decisions must still be heard.
+
+        Args:
+            shape: of the barrier.
+            rank: the rank that arrives.
+            sequence: the barrier.
+
+        Returns:
+            The first decision that a rank must still hear. While there is room, it may be a later one.
+        """
         most = self._limits.unheard_decisions(shape.size)
+        needed = self._unheard_from
+        if self.next_sequence - needed > most * 3 // 4:
+            # Before it is urgent: after a restart nobody knows who heard what, until all arrive again.
+            needed = self._needed_from(shape, rank, sequence)
+        unheard = self.next_sequence - needed
         if unheard >= most:
             raise limit_exceeded(
                 "max_unheard_decisions",
@@ -381,6 +443,28 @@ class Group:
                 f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
                 "a release, and a rank that was missing must still hear each of them",
             )
+        return needed
+
+    def _needed_from(self, shape: Shape, rank: int, sequence: int) -> int:
+        """The first decision that a rank must still hear, when ``rank`` arrives at ``sequence``."""
+        oldest, lowest = self._unheard_from, sequence
+        known = self._behind
+        if known is not None and known != rank and known in shape and self._needs(known) <= oldest:
+            return oldest
+        for other in shape:
+            needs = sequence if other == rank else self._needs(other)
+            if needs <= oldest:
+                self._behind = other
+                return oldest
+            lowest = min(lowest, needs)
+        return lowest
+
+    def _needs(self, rank: int) -> int:
+        """The first decision that a rank may still ask for: who arrives has heard all that came before."""
+        speaker = self.speakers.get(rank)
+        if speaker is None:
+            return self._start_of(rank, "")
+        return max(speaker.start if speaker.last is None else speaker.last, speaker.refused)
 
     def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
         """Decide, if there is nothing left to wait for after an arrival at the open barrier."""
@@ -507,6 +591,7 @@ class Group:
         self.decisions[decision.sequence] = decision
         effects.records.append(decision)
         effects.decisions.append(decision)
+        self._bound_past(required, effects)
         told = audience(barrier.arrivals.values())
         if told:
             effects.deliveries.append(Delivery(told, decision))
@@ -517,8 +602,9 @@ class Group:
         return decision
 
     def _released(self, barrier: OpenBarrier, effects: Effects) -> None:
-        unheard_from, self._last_release = self._unheard_from, barrier.sequence
-        self._forget_heard(unheard_from, barrier.sequence, effects)
+        kept_from, self._last_release = self._kept_from, barrier.sequence
+        self._forget_heard(kept_from, barrier.sequence, effects)
+        self._forget_former(effects)
         if len(self.speakers) == len(barrier.arrivals):
             return
         for rank, speaker in self.speakers.items():
@@ -528,9 +614,19 @@ class Group:
                 self._keep_speaker(speaker, effects)
 
     @property
-    def _unheard_from(self) -> int:
-        """No rank needs a decision before this one."""
+    def _kept_from(self) -> int:
+        """No rank, and nobody of an earlier life, needs a decision before this one."""
         return self.first_sequence if self._last_release is None else self._last_release
+
+    @property
+    def _unheard_from(self) -> int:
+        """No rank of this life needs a decision before this one."""
+        return max(self.first_sequence, self._kept_from, self._oldest)
+
+    @property
+    def _oldest(self) -> int:
+        """The first decision that is kept."""
+        return next(iter(self.decisions), self.next_sequence)
 
     def _forget_heard(self, start: int, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
@@ -538,7 +634,8 @@ class Group:
         One with payloads is forgotten at once, for they may be large.
         """
         for heard in range(start, sequence):
-            if self.decisions[heard].payloads and heard != self.next_sequence - 1:
+            decision = self.decisions.get(heard)
+            if decision is not None and decision.payloads and heard != self.next_sequence - 1:
                 self._forget(heard, effects)
         most = self._limits.history(max((one.required for one in self.decisions.values()), default=1))
         while len(self.decisions) > most:
@@ -547,6 +644,23 @@ class Group:
                 # The last decision is kept in any case: it tells a restarted coordinator what comes next.
                 break
             self._forget(oldest, effects)
+
+    def _bound_past(self, ranks: int, effects: Effects) -> None:
+        """Keep no more decisions of earlier lives than one life may have that is not heard.
+
+        A process of theirs that comes back later than that is told to join again.
+        """
+        most = self._limits.unheard_decisions(ranks)
+        while len(self.decisions) > most and self._oldest < self._unheard_from:
+            self._forget(self._oldest, effects)
+
+    def _forget_until(self, sequence: int, effects: Effects) -> None:
+        """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
+        if sequence <= self._unheard_from:
+            return
+        most = self._limits.unheard_decisions(max(one.required for one in self.decisions.values())) // 2
+        while len(self.decisions) > max(1, most) and self._oldest < sequence:
+            self._forget(self._oldest, effects)
 
     def _forget(self, sequence: int, effects: Effects) -> None:
         del self.decisions[sequence]
@@ -634,21 +748,26 @@ class Group:
             "it. Send JoinGroup first.",
         )
 
-    def _superseded(self, older: Process, newer: Process) -> Refusal:
+    def _superseded(self, older: Process, newer: Process | SpeakerRecord) -> Refusal:
+        name = report.process_name(newer.rank, newer.host, newer.pid)
         return Refusal(
             Reason.SUPERSEDED,
             f'{older} no longer speaks for its rank in group "{self.prefix}" of run {self.run_id}: '
-            f"{newer} said hello later. End one of the two.",
+            f"{name} said hello later. End one of the two.",
             newer_host=newer.host,
             newer_pid=newer.pid,
         )
 
     def _keep_speaker(self, speaker: Speaker, effects: Effects) -> None:
+        shape = self._shapes.reference(speaker.shape, effects)
+        effects.records.append(self._speaker_record(speaker, shape))
+
+    def _speaker_record(self, speaker: Speaker, shape: Shape | int) -> SpeakerRecord:
         process = speaker.process
         state = process.state
         if not state.gone:
             state = MemberState.IDLE if process.unary else MemberState.DISCONNECTED
-        record = SpeakerRecord(
+        return SpeakerRecord(
             run_id=self.run_id,
             prefix=self.prefix,
             rank=process.rank,
@@ -657,10 +776,10 @@ class Group:
             host=process.host,
             pid=process.pid,
             start_sequence=speaker.start,
-            shape=self._shapes.reference(speaker.shape, effects),
+            shape=shape,
             state=state,
+            life=self.first_sequence,
         )
-        effects.records.append(record)
 
 
 def _takes_over(newest: Process, speaker: Process) -> bool:

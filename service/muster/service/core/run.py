@@ -391,7 +391,8 @@ class Run:
             known = None
         anew = call.generation > self.generation or (known is None and self._is_deserted)
         name = report.process_name(info.rank, info.host, info.pid)
-        return group.check_call(known, name, shape, call.sequence, call.arrival, anew=anew)
+        incarnation = info.incarnation if call.generation == self.generation == group.generation else ""
+        return group.check_call(known, incarnation, name, shape, call.sequence, call.arrival, anew=anew)
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Take back a group from storage."""

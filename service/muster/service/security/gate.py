@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from muster.service.security import tokens
 from muster.service.security.access import Access
 from muster.service.security.config import Security
@@ -44,6 +46,9 @@ class Gate:
         """The tokens of a file, with the keys of its issuers at hand."""
         found = tokens.load(path)
         self._verifier.hold(found.issuers)
+        if overlaps := found.overlaps():
+            log = structlog.get_logger()
+            log.warning("tokens.overlap", file=str(path), reason=overlaps[0], others=len(overlaps) - 1)
         return found
 
     async def keep_fresh(self) -> None:

@@ -274,6 +274,7 @@ def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
         pid=record.pid,
         start_sequence=record.start_sequence,
         state=common_pb2.MemberState.ValueType(record.state),
+        life=record.life,
     )
     if isinstance(record.shape, int):
         message.shape = record.shape
@@ -295,6 +296,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         start_sequence=message.start_sequence,
         shape=message.shape or Shape(message.world_size, RANK_LISTS.shared(message.participants)),
         state=MemberState(message.state),
+        life=message.life if message.HasField("life") else None,
     )
 
 

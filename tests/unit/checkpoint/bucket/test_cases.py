@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
@@ -86,6 +86,31 @@ def test_a_verdict_that_is_garbage_is_none_and_is_left(
     fresh.sweep(1)
     assert objects.get(f"{name}.json") == garbage
     assert fresh.latest() == first, "what cannot be read is no newer checkpoint, for which this one could go"
+
+
+@pytest.mark.parametrize("look", ["latest", "entries", "sweep"])
+def test_restored_verdict_does_not_come_after_a_later_commit(
+    objects: FsspecObjects, bucket: CheckpointBucket, look: str
+):
+    made = [commit(objects, bucket, step) for step in (90, 100)]
+    verdict = f"{str(made[1].path).rpartition('/')[2]}.json"
+    data = objects.get(verdict)
+    objects.put(verdict, data[:-1])
+    fresh = CheckpointBucket(objects, objects.url, "job")
+    looks: dict[str, Callable[[], object]] = {
+        "latest": fresh.latest,
+        "entries": fresh.entries,
+        "sweep": lambda: fresh.sweep(None),
+    }
+    looks[look]()
+    later = commit(objects, fresh, 60)
+    objects.put(verdict, data)
+    orders = [entry.made.order for entry in fresh.entries() if entry.made is not None]
+    assert orders == [1, 2, 3]
+    assert fresh.latest() == later
+    fresh.sweep(1)
+    assert fresh.latest() == later
+    assert commit(objects, fresh, 61).order == 4
 
 
 def test_a_verdict_of_another_version_is_an_error(objects: FsspecObjects, bucket: CheckpointBucket):

@@ -152,6 +152,32 @@ class Job(RuleBasedStateMachine):
             client.stream_breaks()
             client.connect(self.line(way, client.generation))
 
+    @rule(prefix=prefixes, timeout=timeouts, newcomer=index, hears=st.integers(0, 3), joins=st.booleans())
+    def a_partition_outlasts_the_ttl(
+        self, prefix: str, timeout: float, newcomer: int, hears: int, joins: bool
+    ) -> None:
+        """It begins when the last rank arrives; and a new process says hello before anyone is back."""
+        self.start_missing_ranks()
+        self.reconnect_all()
+        current = self.current
+        for client in current[:-1]:
+            self.arrive_of(client, prefix, timeout, str(client.rank).encode(), None)
+        for client in current[hears:]:
+            if client.session is not None and client is not current[-1]:
+                client.stream_breaks()
+        self.arrive_of(current[-1], prefix, timeout, str(current[-1].rank).encode(), None)
+        for client in self.connected:
+            client.stream_breaks()
+        for client in self.world.clients:
+            self.world.coordinator_sees_it(client)
+        for line in self.lines.values():
+            line.breaks()
+        self.world.wait(11.0)
+        if len(self.alive) < 9:
+            new = self.start_one(newcomer % self.world.world_size, None)
+            if joins:
+                self.arrive_of(new, prefix, timeout, b"", None)
+
     @rule(number=index)
     def an_operator_evicts(self, number: int) -> None:
         if client := self.pick(self.current, number):
@@ -386,11 +412,6 @@ class Job(RuleBasedStateMachine):
                     other.rank == client.rank and other.ordinal > client.ordinal
                     for other in self.world.clients
                     if refused.prefix in other.seats and other.generation == client.generation
-                )
-            case Reason.SEQUENCE_BEHIND:
-                # The group was taken anew while it was away, and the sequence is one of the old era.
-                assert (
-                    some(client.seats[refused.prefix].first_era) < self.world.disk.eras[RUN, refused.prefix]
                 )
             case _:
                 raise AssertionError(refused.refusal.message)

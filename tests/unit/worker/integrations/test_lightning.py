@@ -344,7 +344,7 @@ def test_what_is_unfinished_is_no_checkpoint_of_the_queueing_system(tmp_path: Pa
     strategy = ddp()
     strategy.checkpoint_io = Watched()
     strategy.save_checkpoint(state(1), tmp_path / "hpc_ckpt_3.ckpt")
-    assert written == [".hpc-ckpt-3.ckpt.0-0"]
+    assert written == [".hpc-ckpt-3.ckpt.0-0-fbd8e0f8"]
     assert names(tmp_path) == {"hpc_ckpt_3.ckpt"}
 
 
@@ -404,7 +404,7 @@ def test_what_is_written_later_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     strategy.checkpoint_io = TorchCheckpointIO()
     monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", lambda *_, **__: None)
     with pytest.raises(
-        FileNotFoundError, match=r"TorchCheckpointIO has not written .*a\.ckpt\.0-0 when it was"
+        FileNotFoundError, match=r"TorchCheckpointIO has not written .*a\.ckpt\.0-0-fbd8e0f8 when it was"
     ):
         strategy.save_checkpoint(state(1), tmp_path / "a.ckpt")
 

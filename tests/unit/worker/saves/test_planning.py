@@ -1,9 +1,9 @@
 """When the ranks of a job plan a save together: several ranks in one process, and no coordinator."""
 
 import gc
-import pickle
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,9 +31,10 @@ from muster.worker.errors import (
 from muster.worker.saves import planning as module
 from muster.worker.saves.folder import FolderDraft, FolderPlace
 from muster.worker.saves.groups import Group
-from muster.worker.saves.planning import Meeting, Planning
+from muster.worker.saves.planning import PlanNegotiation, Planning
+from tests.support.handler import Handler
 from tests.support.meeting import in_thread
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.round_table import RoundTable, Seat
 
 PLAN = "save/plan"
@@ -72,31 +73,31 @@ class Job:
     def draft(self, save: int) -> FolderDraft:
         return self.place.draft(save, Life(0, save))
 
-    def begin(self, rank: int, save: int, names: str) -> Meeting:
+    def begin(self, rank: int, save: int, names: str) -> PlanNegotiation:
         draft = self.draft(save)
         draft.begin()
         return self.plannings[rank].begin(f"save {save}", draft, plan_of(names))
 
     def share(self, rank: int, save: int, names: str) -> "Future[str]":
-        meeting = self.begin(rank, save, names)
-        return in_thread(lambda: named(meeting.share()))
+        negotiation = self.begin(rank, save, names)
+        return in_thread(lambda: named(negotiation.share()))
 
     def all_save(self, save: int, names: list[str]) -> list[str]:
         """What each rank writes of what it has."""
-        meetings = [self.begin(rank, save, some) for rank, some in enumerate(names)]
-        shares = [named(meeting.share()) for meeting in meetings]
-        assert "".join(sorted(meetings[0].metadata().state_dict_metadata)) == "".join(
+        negotiations = [self.begin(rank, save, some) for rank, some in enumerate(names)]
+        shares = [named(negotiation.share()) for negotiation in negotiations]
+        assert "".join(sorted(negotiations[0].metadata().state_dict_metadata)) == "".join(
             sorted(set("".join(names)))
         )
         return shares
 
     def try_to_save(self, names: list[str]) -> None:
         """As :meth:`all_save`, whether they can or not; it is over on all ranks then."""
-        meetings = [self.begin(rank, -1, some) for rank, some in enumerate(names)]
-        for meeting in meetings:
+        negotiations = [self.begin(rank, -1, some) for rank, some in enumerate(names)]
+        for negotiation in negotiations:
             with suppress(BarrierAbortedError, OutcomeUnknownError):
-                meeting.share()
-        until(lambda: all(meeting._over for meeting in meetings))
+                negotiation.share()
+        until(lambda: all(negotiation.over for negotiation in negotiations))
 
     def close(self) -> None:
         for planning in self.plannings:
@@ -135,10 +136,10 @@ def test_who_has_something_else_waits_for_the_others_word_and_they_for_nothing(j
     changed = job.share(1, 1, "abc")
     until(lambda: job.table.has_arrived(1, PLAN, 2))
     assert not changed.done()
-    meeting = job.begin(0, 1, "ab")
-    assert named(meeting.share()) == first[0]
+    negotiation = job.begin(0, 1, "ab")
+    assert named(negotiation.share()) == first[0]
     assert changed.result() == "".join(sorted(set("abc") - set(first[0])))
-    assert set(meeting.metadata().state_dict_metadata) == set("abc")
+    assert set(negotiation.metadata().state_dict_metadata) == set("abc")
 
 
 def test_after_that_the_shares_are_made_even_again(job: Job):
@@ -151,13 +152,13 @@ def test_after_that_the_shares_are_made_even_again(job: Job):
 
 def test_what_nobody_would_write_fails_the_save_and_the_next_is_planned_anew(job: Job):
     _, of_1 = job.all_save(0, ["ab", "ab"])
-    meetings = [job.begin(0, 1, "ab"), job.begin(1, 1, "c")]
+    negotiations = [job.begin(0, 1, "ab"), job.begin(1, 1, "c")]
     with pytest.raises(
         BarrierAbortedError, match=f"rank 0 failed: ValueError: rank 0 has {of_1} in its state"
     ):
-        meetings[1].share()
+        negotiations[1].share()
     with pytest.raises(BarrierAbortedError):
-        meetings[0].metadata()
+        negotiations[0].metadata()
     assert sorted(job.all_save(2, ["ab", "c"])) == ["ab", "c"]
 
 
@@ -172,34 +173,34 @@ def test_a_rank_that_cannot_begin_fails_it_for_those_who_wait(job: Job):
 
 
 def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
-    meeting = job.begin(0, 0, "a")
+    negotiation = job.begin(0, 0, "a")
     taken = job.draft(9)
     taken._unfinished.write_text("a file where its folder goes")
     other = job.plannings[1].begin("save 0", taken, plan_of("a"))
-    for one in (meeting, other):
+    for one in (negotiation, other):
         with pytest.raises(BarrierAbortedError, match="rank 1 failed: NotADirectoryError"):
             one.share()
 
 
 def test_a_folder_that_is_not_shared_is_an_error_of_all(job: Job, tmp_path: Path):
-    meeting = job.begin(0, 0, "a")
+    negotiation = job.begin(0, 0, "a")
     elsewhere = FolderPlace(tmp_path / "elsewhere").draft(0, Life(0, 0))
     elsewhere.begin()
     other = job.plannings[1].begin("save 0", elsewhere, plan_of("a"))
-    for one in (meeting, other):
+    for one in (negotiation, other):
         with pytest.raises(BarrierAbortedError, match=r"proposed-1, which .* in one folder that they share"):
             one.share()
 
 
 def test_a_share_that_is_not_there_is_one_ranks_error(job: Job, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pickle, "loads", _Fails(pickle.loads, at=3))
-    meetings = [job.begin(0, 0, "a"), job.begin(1, 0, "b")]
+    monkeypatch.setattr(zlib, "decompress", _Fails(zlib.decompress, at=3))
+    negotiations = [job.begin(0, 0, "a"), job.begin(1, 0, "b")]
     failed = []
-    for meeting in meetings:
+    for negotiation in negotiations:
         try:
-            meeting.share()
+            negotiation.share()
         except EOFError:
-            failed.append(meeting)
+            failed.append(negotiation)
     assert len(failed) == 1
     monkeypatch.undo()
     assert job.all_save(1, ["a", "b"]) == ["a", "b"], "it says that it has to be planned for"
@@ -227,19 +228,19 @@ def test_who_is_lost_is_named_to_who_waits_and_holds_up_nobody_else(job: Job):
     job.table.lose(1)
     with pytest.raises(MemberLostError, match="lost rank 1"):
         waits.share()
-    meeting = job.begin(0, 2, "abc")
+    negotiation = job.begin(0, 2, "abc")
     with pytest.raises(MemberLostError):
-        meeting.share()
+        negotiation.share()
 
 
 def test_while_the_coordinator_is_away_who_waits_is_told_and_it_is_asked_on(job: Job):
     job.seats[0].sibling(PLAN).raises = {0: [AWAY]}
-    meeting = job.begin(0, 0, "ab")
+    negotiation = job.begin(0, 0, "ab")
     with pytest.raises(OutcomeUnknownError):
-        meeting.share()
+        negotiation.share()
     other = job.begin(1, 0, "ab")
     assert named(other.share()) in ("a", "b")
-    assert meeting.metadata().state_dict_metadata.keys() == {"a", "b"}
+    assert negotiation.metadata().state_dict_metadata.keys() == {"a", "b"}
     assert sorted(job.all_save(1, ["ab", "ab"])) == ["a", "b"]
 
 
@@ -275,8 +276,8 @@ def test_a_plan_that_comes_late_is_not_that_of_what_was_begun_since(job: Job):
         second.share()
     third = job.share(1, 2, "abc")
     job.begin(0, 1, "ba").share()
-    meeting = job.begin(0, 2, "abc")
-    assert sorted(named(meeting.share()) + third.result()) == ["a", "b", "c"]
+    negotiation = job.begin(0, 2, "abc")
+    assert sorted(named(negotiation.share()) + third.result()) == ["a", "b", "c"]
 
 
 def test_nothing_is_left_in_the_folder_before_all_have_begun(job: Job):
@@ -289,8 +290,8 @@ def test_nothing_is_left_in_the_folder_before_all_have_begun(job: Job):
 
 
 def test_a_save_that_is_begun_is_not_refused(job: Job):
-    meeting = job.begin(0, 0, "ab")
-    job.plannings[0].refuse("save 0", meeting.draft, "interrupted")
+    negotiation = job.begin(0, 0, "ab")
+    job.plannings[0].refuse("save 0", negotiation.draft, "interrupted")
     assert job.begin(1, 0, "ab").share()
     assert job.all_save(1, ["ab", "ab"])
 
@@ -312,15 +313,15 @@ def test_closing_while_the_coordinator_is_away_gives_up_all_that_waits(job: Job)
     seat = job.seats[0].sibling(PLAN)
     away = Away()
     seat.raises = {seat.sequence: away}
-    meetings = [job.begin(0, save, "ab") for save in range(1, 20)]
+    negotiations = [job.begin(0, save, "ab") for save in range(1, 20)]
     until(lambda: away.asked > 0)
     job.plannings[0].end()
     asked = away.asked
     job.plannings[0].close()
     assert away.asked <= asked + 2, "not once more for each save"
-    for meeting in meetings:
+    for negotiation in negotiations:
         with pytest.raises(OutcomeUnknownError):
-            meeting.metadata()
+            negotiation.metadata()
     with pytest.raises(MusterError, match="the outcome of save 1 is not known"):
         Group("job", 0, 0, "save").take()
 
@@ -329,10 +330,10 @@ def test_rank_0_does_not_commit_while_it_is_not_known_what_was_planned(job: Job)
     job.all_save(0, ["ab", "ab"])
     seat = job.seats[0].sibling(PLAN)
     seat.raises = {seat.sequence: [AWAY]}
-    meeting = job.begin(0, 1, "ab")
-    assert meeting.share()
+    negotiation = job.begin(0, 1, "ab")
+    assert negotiation.share()
     with pytest.raises(OutcomeUnknownError):
-        meeting.metadata()
+        negotiation.metadata()
     job.begin(1, 1, "ab")
 
 
@@ -363,10 +364,10 @@ def test_whatever_goes_wrong_its_thread_lives(
 
     with monkeypatch.context() as patched:
         patched.setattr(what, name, fail)
-        meetings = [job.begin(0, 0, "ab"), job.begin(1, 0, "ab")]
-        for meeting in meetings:
+        negotiations = [job.begin(0, 0, "ab"), job.begin(1, 0, "ab")]
+        for negotiation in negotiations:
             with pytest.raises((CheckpointException, BarrierAbortedError)):
-                meeting.share()
+                negotiation.share()
     assert sorted(job.all_save(1, ["ab", "ab"])) == ["a", "b"]
 
 
@@ -415,11 +416,11 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
     def saves(rank: int) -> list[str | None]:
         written: list[str | None] = []
         for save, names in enumerate(states):
-            meeting = job.begin(rank, save, names[rank])
+            negotiation = job.begin(rank, save, names[rank])
             try:
-                share = named(meeting.share())
+                share = named(negotiation.share())
                 if rank == 0:
-                    metadata = meeting.metadata()
+                    metadata = negotiation.metadata()
                     assert set(metadata.state_dict_metadata) == set("".join(names))
                 written.append(share)
             except (BarrierAbortedError, OutcomeUnknownError):
@@ -452,3 +453,37 @@ def test_one_that_could_not_be_made_is_collected_quietly(monkeypatch: pytest.Mon
     with pytest.raises(ConnectError):
         Job.planning(seat)
     gc.collect()
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"], ids=["as before", "something else"])
+def test_handler_that_interrupts_a_save_anywhere_can_wait_for_all_others(tmp_path: Path, names: str):
+    """It may close the Checkpointer, and so wait until the saves before are committed."""
+
+    def interrupt(line: int) -> bool:
+        job = Job(tmp_path / str(line), 1)
+        job.all_save(0, ["ab"])
+        earlier = job.begin(0, 1, "abcd")
+
+        def close() -> None:
+            assert in_thread(earlier.metadata).result(PATIENCE)
+            job.close()
+
+        def save() -> None:
+            with suppress(MusterError):  # It is closed.
+                job.begin(0, 2, names).share()
+
+        handler = Handler(module, line, close)
+        in_thread(lambda: handler.interrupt(save)).result(PATIENCE)
+        job.close()
+        return handler.called
+
+    lines = 0
+    while interrupt(lines):
+        lines += 1
+    assert lines > 10
+
+
+def test_save_that_is_begun_after_the_end_fails(job: Job):
+    job.plannings[0].close()
+    with pytest.raises(MusterError, match="closed"):
+        job.begin(0, 0, "ab").share()

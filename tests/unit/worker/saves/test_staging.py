@@ -5,7 +5,9 @@ import os
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from muster.worker.saves import AsyncRequest, ForkCaller, staging
 from muster.worker.saves.staging import (
     HostBuffers,
     SharedMemory,
+    _items_in,
     check_memory,
     leaves_of,
     size_of,
@@ -26,7 +29,9 @@ from muster.worker.saves.staging import (
     unshared,
 )
 from muster.worker.saves.state_copy import StateCopy
+from tests.support.handler import Handler
 from tests.support.judge import state_of
+from tests.support.meeting import in_thread
 from tests.support.patience import PATIENCE
 
 
@@ -366,3 +371,92 @@ def test_shared_tensor_in_an_object_does_not_survive_a_fork(hide: Callable[[Any]
     assert not survive_fork(state)
     assert not survive_fork({"average": hide(weight.numpy())})
     assert survive_fork({"average": hide(torch.ones(10)), "class": Average, "odd": lambda: None})
+
+
+class Slotted:
+    """An object without a ``__dict__``, with a lock that no copy can be made of."""
+
+    __slots__ = ("lock", "own", "weight")
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+        self.own = torch.ones(3)
+        self.lock: Any = None
+
+
+def _method(weight: Any) -> Any:
+    return Average(weight).__repr__
+
+
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "dataclass": Average,
+    "slots": Slotted,
+    "deque": lambda one: deque([one]),
+    "set": lambda one: {Average(one)},
+    "nested": lambda one: [{(1, Average({2: deque([Slotted(one)])}))}],
+    "partial": lambda one: partial(print, one),
+    "bound method": _method,
+}
+
+
+@pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
+def test_shared_tensor_in_an_object_is_copied(hide: Callable[[Any], Any]):
+    weight = torch.ones(10).share_memory_()
+    lock = Lock()
+    state = [hide(weight), hide(weight.numpy()), {"lock": lock}]
+    copied = unshared(state)
+    assert survive_fork(copied)
+    assert not survive_fork(state)
+    assert copied[2]["lock"] is lock
+    weight.fill_(7)
+    (one,) = [item for item in _items_in(copied[0]) if len(item) == 10]  # type: ignore[arg-type]
+    assert one.tolist() == [1.0] * 10  # type: ignore[attr-defined]
+
+
+def test_handler_that_interrupts_a_copy_anywhere_can_wait_for_another_to_be_released():
+    buffers = HostBuffers()
+
+    def interrupt(line: int) -> bool:
+        earlier = buffers.stage([torch.ones(3)])
+        handler = Handler(staging, line, lambda: in_thread(earlier.release).result(PATIENCE))
+        in_thread(lambda: handler.interrupt(lambda: buffers.stage([torch.ones(3)]))).result(PATIENCE)
+        return handler.called
+
+    lines = 0
+    while interrupt(lines):
+        lines += 1
+    assert lines > 10
+
+
+def test_only_the_shared_tensor_of_an_object_is_copied():
+    one = Slotted(torch.ones(10).share_memory_())
+    copied = unshared([one])[0]
+    assert copied is not one
+    assert copied.own is one.own
+    own = [Slotted(torch.ones(10))]
+    assert unshared(own) is own
+
+
+@pytest.mark.parametrize("why", ["a lock", "itself"])
+def test_object_with_a_shared_tensor_that_cannot_be_copied_is_refused(
+    why: str, monkeypatch: pytest.MonkeyPatch
+):
+    one = Slotted(torch.ones(10).share_memory_())
+    if why == "a lock":
+        one.lock = Lock()
+    else:
+        monkeypatch.setattr(Slotted, "__deepcopy__", lambda self, _: self, raising=False)
+    with pytest.raises(TypeError, match="a Slotted, holds a tensor or array in shared memory"):
+        unshared([one])
+
+
+def test_shared_tensor_in_a_partial_that_writes_is_copied(tmp_path: Path):
+    weight = torch.ones(3).share_memory_()
+    written = tmp_path / "written"
+
+    def write(average: Average) -> None:
+        written.write_text(str(average.weight.is_shared()))
+
+    started = ForkCaller().start(AsyncRequest(partial(write, Average(weight)), (), []))
+    assert started.wait(PATIENCE).failure is None
+    assert written.read_text() == "False"

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Set
 from contextlib import suppress
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, run_mark, unseal
-from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.retry import retrying
@@ -56,6 +57,10 @@ class Marker:
     """Of the decision that committed it."""
     manifest: ManifestReference | None = None
     """None if its content cannot be verified: 0.1.0 wrote no digests."""
+    order: int = 0
+    """Counts the commits in its folder, from 1; 0 if it is not known."""
+    committed_at: float = 0.0
+    """When it was committed, in seconds of Unix time by rank 0's clock, for people."""
 
 
 class Aside:
@@ -65,10 +70,10 @@ class Aside:
         path: the checkpoint's name.
         generation: the job's life between restarts.
         number: of the save in it.
+        run_id: of the job: others may write beside it, or have done so.
         alias: what stands for the name while it is written, where a framework takes whatever has the name in
             its own for a checkpoint; default: the name.
         within: write it into a folder that stands there, under this name; default: there itself.
-        run_id: of the job, where others may write beside it, or have done so.
     """
 
     def __init__(
@@ -76,14 +81,13 @@ class Aside:
         path: Path,
         generation: int,
         number: int,
+        run_id: str,
         alias: str = "",
         within: str = "",
-        run_id: str | None = None,
     ) -> None:
         self.path = path
         self._alias = alias or path.name
-        own = "" if run_id is None else f"-{run_mark(run_id)}"
-        self._place = path.with_name(f".{self._alias}.{generation}-{number}{own}")
+        self._place = path.with_name(f".{self._alias}.{generation}-{number}-{run_mark(run_id)}")
         self.unfinished = self._place / within
         """Where it is written."""
 
@@ -109,7 +113,7 @@ class Aside:
         :func:`read` finds it. A checkpoint that is a file has no marker and no manifest.
 
         Args:
-            marker: describes it.
+            marker: describes it, without its place in the order of commits.
             manifest: its files and digests.
 
         Raises:
@@ -117,6 +121,7 @@ class Aside:
         """
         folder = self.unfinished.is_dir()
         if folder:
+            marker = stamped(marker, self.path.parent)
             if manifest is not None:
                 data = manifest.encode()
                 write_synced(self.unfinished / MANIFEST, data)
@@ -263,7 +268,7 @@ def newest(folder: Path, excluded: Set[Path]) -> Path | None:
         folder: where checkpoints have their names.
         excluded: the paths of these.
     """
-    found: dict[Path, float] = {}
+    found: dict[Path, int] = {}
     damaged: list[Found] = []
     for entry in entries(folder):
         path = entry
@@ -274,8 +279,8 @@ def newest(folder: Path, excluded: Set[Path]) -> Path | None:
         if one.damage is not None:
             damaged.append(one)
             continue
-        with suppress(FileNotFoundError):  # It was removed just now.
-            found[path] = (one.path / MARKER).stat().st_mtime
+        assert one.marker is not None
+        found[path] = one.marker.order
     if damaged and not found:
         raise all_damaged(damaged)
     return max(found, key=lambda path: found[path]) if found else None
@@ -293,6 +298,62 @@ def entries(folder: Path) -> list[Path]:
         )
     except ABSENT:
         return []
+
+
+def is_kept(path: Path) -> bool:
+    """Return whether somebody has marked a checkpoint as kept, so that retention must leave it.
+
+    Args:
+        path: where it is, as :func:`read` returns it.
+
+    Raises:
+        OSError: that cannot be looked at.
+    """
+    try:
+        retrying(str(path), (path / KEPT).lstat)
+    except ABSENT:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- the order of commits
+
+
+def stamped(marker: Marker, folder: Path) -> Marker:
+    """Return the marker of a checkpoint that is committed now, as the last one in its folder.
+
+    Raises:
+        OSError: the markers of the others cannot be read.
+    """
+    return replace(marker, order=_highest(folder) + 1, committed_at=time.time())
+
+
+def _highest(folder: Path) -> int:
+    """Return the highest order that a checkpoint in a folder may have."""
+    highest = unread = 0
+    for path in entries(folder):
+        if path.name.startswith(".") and not path.name.endswith(REPLACED):
+            continue
+        try:
+            highest = max(highest, _order(path))
+        except PermissionError:
+            continue  # It is another user's.
+        except ABSENT:
+            unread += _has_manifest(path)
+        except (ValueError, TypeError, LaterVersionError):
+            unread += 1
+    # Those that cannot be read now have had orders, too, and may be restored.
+    return highest + unread
+
+
+def _order(path: Path) -> int:
+    try:
+        data = (path / MARKER).read_bytes()
+    except (*ABSENT, PermissionError):
+        raise
+    except OSError:
+        data = retrying(str(path), (path / MARKER).read_bytes)
+    return _decoded(data, path).order
 
 
 # ---------------------------------------------------------------------- damage
@@ -450,7 +511,8 @@ def _decoded(data: bytes, path: Path) -> Marker:
     said = unseal(data)
     if "step" in said:  # A Checkpointer's.
         made = committed_from(said, path)
-        return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest)
+        place = (made.order, made.committed_at)
+        return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest, *place)
     manifest = said.get("manifest")
     plain = {one.name for one in fields(Marker)} - {"manifest"}
     known = {name: said[name] for name in plain if name in said}

@@ -275,7 +275,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         path = Path(filepath)
         # Lightning resumes by the highest number of whatever has this in its name.
         alias = path.name.replace("hpc_ckpt_", "hpc-ckpt-")
-        aside = Aside(path, barrier.generation, commitment.number, alias)
+        aside = Aside(path, barrier.generation, commitment.number, barrier.run_id, alias)
         checkpoint[SAVE] = f"{barrier.run_id} {barrier.generation}-{commitment.number}"
         with told(commitment):
             folder = self._prepare(aside, checkpoint.get("global_step"))

@@ -90,7 +90,8 @@ class ForkCaller:
     """A child for each write. It sees the memory as it was at the fork, for the price of a page table.
 
     A fork does not shield shared memory. So tensors and NumPy arrays there are copied first: those in the
-    arguments, and in mappings, lists and tuples in these.
+    arguments, in containers and objects in these, and in a bound method or partial that writes. A function
+    that has a tensor from its surroundings must copy it itself.
     """
 
     def __init__(self) -> None:
@@ -121,8 +122,8 @@ def _on_host(request: AsyncRequest) -> AsyncRequest:
     request = request.preloaded()
     # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
     synchronize()
-    args, kwargs = unshared((request.async_fn_args, request.async_fn_kwargs))
-    return request._replace(async_fn_args=args, async_fn_kwargs=kwargs)
+    function, args, kwargs = unshared((request.async_fn, request.async_fn_args, request.async_fn_kwargs))
+    return request._replace(async_fn=function, async_fn_args=args, async_fn_kwargs=kwargs)
 
 
 class ForkedWrite:

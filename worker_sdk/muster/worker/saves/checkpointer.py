@@ -167,8 +167,8 @@ class Checkpointer:
                 shared = self._huge_pages.saving(tensors_of(state_dict))
             draft.begin()
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
-            meeting = self._planning.begin(name, draft, planner.create_local_plan(), planner)
-            final = planner.finish_plan(meeting.share())
+            negotiation = self._planning.begin(name, draft, planner.create_local_plan(), planner)
+            final = planner.finish_plan(negotiation.share())
 
             def write() -> None:
                 # Nobody reads these checksums (torch neither), and they take as long as all the rest.
@@ -182,7 +182,7 @@ class Checkpointer:
 
             def commit(decision: Decision) -> None:
                 if self._leads:
-                    self._commit(step, draft, meeting.metadata(), decision)
+                    self._commit(step, draft, negotiation.metadata(), decision)
 
             self._queue.schedule_async_request(
                 AsyncRequest(write, (), []),

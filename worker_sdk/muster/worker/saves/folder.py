@@ -17,6 +17,7 @@ from muster.checkpoint.committed import (
     committed_by_adapter,
     unseal,
 )
+from muster.checkpoint.containment import followed, path_in
 from muster.checkpoint.damage import DAMAGED, Damage, DamageError
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
@@ -56,12 +57,12 @@ class FolderPlace:
         )
 
     def committed(self, step: int) -> Path | None:
-        """Return the whole checkpoint of a step."""
+        """Return the checkpoint of a step that no other may replace."""
         path = self._directory.path(step)
         if not path.exists():
             return None
         entry = self._directory.entry(path)
-        return None if entry is not None and not entry.whole else path
+        return None if entry is not None and entry.replaceable else path
 
     def look(self, excluded: Collection[str]) -> Look:
         """Return the whole checkpoint that was committed last, and what is damaged."""
@@ -80,8 +81,7 @@ class FolderPlace:
                 f"{self._directory.folder}. Load it by a Checkpointer of that bucket."
             )
         # A link may be moved during the load: its new target is not to be read, nor marked as damaged.
-        path = Path(path)
-        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        path = followed(Path(path))
         if (path / DAMAGED).exists():
             raise DamageError(Damage.decode((path / DAMAGED).read_bytes()))
         try:
@@ -90,6 +90,10 @@ class FolderPlace:
             if (made := _adapters(path)) is None:
                 raise
             return made
+
+    def path(self, name: str, beside: Path | str | None = None) -> Path:
+        """Return where the checkpoint is that rank 0 named."""
+        return path_in(self._directory.folder if beside is None else followed(Path(beside)).parent, name)
 
     def source(self, made: Committed) -> FolderSource:
         """Return what a checkpoint's files are read from."""

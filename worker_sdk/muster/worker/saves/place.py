@@ -114,7 +114,7 @@ class Place(Protocol):
         """Return the draft of a save."""
 
     def committed(self, step: int) -> Path | str | None:
-        """Return the whole checkpoint of a step, as far as this rank knows without waiting."""
+        """Return the checkpoint of a step that no other may replace, as far as this rank knows at once."""
 
     def look(self, excluded: Collection[str]) -> Look:
         """Return the whole checkpoint that was committed last, and what is damaged.
@@ -134,6 +134,18 @@ class Place(Protocol):
             UncommittedError: it was not committed.
             DamageError: it is marked as damaged.
             OSError: it cannot be looked at.
+        """
+
+    def path(self, name: str, beside: Path | str | None = None) -> Path | str:
+        """Return where the checkpoint is that rank 0 named.
+
+        Args:
+            name: as rank 0 sent it.
+            beside: a path that the script names on this rank: the name is of the same folder or bucket. None:
+                it is of this place.
+
+        Raises:
+            ValueError: the name leads elsewhere.
         """
 
     def source(self, made: Committed) -> Source:

@@ -5,14 +5,13 @@ gives the child another step's data. Each save in flight therefore holds buffers
 they go back to the pool, and the next save copies into them without allocating or pinning.
 """
 
+import gc
 import os
-import pickle
-import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ class HostBuffers:
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
         self._free: list[HostMemory] = []
-        self._lock = threading.Lock()
+        """Each change is one call: a signal handler must not wait for a lock that its own thread holds."""
 
     def stage(self, state: Any) -> Held:  # noqa: ANN401
         """Copy every tensor of a state to the host. What is not a tensor is copied as well.
@@ -72,8 +71,10 @@ class HostBuffers:
         if any(tensor.device.type == "cpu" and tensor.is_pinned() for tensor in tensors):
             synchronize()  # Copies to it may be under way: a preload function's, or an optimizer's.
         size = sum(aligned(storage.nbytes()) for storage in storages_of(tensors))
-        with self._lock:
-            memory = self._free.pop() if self._free else HostMemory(shared=self._shared, pinned=_uses_gpu())
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = HostMemory(shared=self._shared, pinned=_uses_gpu())
         try:
             check_memory(size - memory.size)
             memory.begin(size)
@@ -86,8 +87,7 @@ class HostBuffers:
 
     def give_back(self, memory: HostMemory) -> None:
         """Take memory back that nobody reads any more."""
-        with self._lock:
-            self._free.append(memory)
+        self._free.append(memory)
 
 
 def _uses_gpu() -> bool:
@@ -171,6 +171,10 @@ class SharedMemory:
         place = bisect_right(self._starts, address) - 1
         return place >= 0 and address < self._ends[place]
 
+    def holds_part_of(self, item: object) -> bool:
+        """Whether a part of a tensor, such as a DTensor's, or an array is in it."""
+        return any(map(self.holds, _data_of(item)))
+
 
 def _address_of(value: Any) -> int:  # noqa: ANN401
     """Return the address of a tensor's or array's data; 0 if it has no single place on the host."""
@@ -184,71 +188,91 @@ def _address_of(value: Any) -> int:  # noqa: ANN401
 
 def survive_fork(state: object) -> bool:
     """Return whether a forked child sees a state as it was at the fork, whatever its parent changes."""
-    shared = SharedMemory()
-    data = [*_data_of(state), *_hidden_in(state)]
-    tensors = [one for one in data if isinstance(one, torch.Tensor)]
+    memory = SharedMemory()
+    parts = [part for leaf in leaves_of(state) for item in _items_in(leaf) for part in _data_of(item)]
+    tensors = [one for one in parts if isinstance(one, torch.Tensor)]
     return not any(tensor.device.type not in HOST or tensor.is_pinned() for tensor in tensors) and not any(
-        map(shared.holds, data)
+        map(memory.holds, parts)
     )
 
 
-def _hidden_in(state: object) -> Iterator[object]:
-    """The tensors and arrays in other objects, such as dataclasses and sets, which the child will pickle."""
-    for leaf in leaves_of(state):
-        if type(leaf) in ATOMS or isinstance(leaf, torch.Tensor | type) or _is_array(leaf):
+def _items_in(leaf: object) -> Iterator[object]:
+    """Return the tensors and arrays that a value holds: itself, or those in its attributes and items.
+
+    The garbage collector knows what an object holds, whatever the object is: a dataclass, a set, a deque, one
+    with slots. Functions, classes and modules are passed over, as they are by a copy.
+    """
+    found: set[int] = set()
+    left = [leaf]
+    while left:
+        value = left.pop()
+        if type(value) in ATOMS or isinstance(value, type | ModuleType) or id(value) in found:
             continue
-        finder = _Finder()
-        with suppress(Exception):  # The child cannot pickle it either, and says why.
-            finder.dump(leaf)
-        for one in finder.found:
-            yield from _data_of(one)
-
-
-class _Finder(pickle.Pickler):
-    """Pickles an object into nothing, and keeps the tensors and arrays that it comes upon."""
-
-    def __init__(self) -> None:
-        super().__init__(_Nowhere(), protocol=4)
-        self.found: list[object] = []
-
-    def persistent_id(self, value: object) -> str | None:
+        found.add(id(value))
         if isinstance(value, torch.Tensor) or _is_array(value):
-            self.found.append(value)
-            return ""
-        return None
+            yield value
+        else:
+            left += gc.get_referents(value)
 
 
-class _Nowhere:
-    def write(self, data: bytes) -> int:
-        return len(data)
-
-
-def _data_of(state: object) -> Iterator[object]:
-    for leaf in leaves_of(state):
-        if isinstance(leaf, torch.Tensor):
-            yield from _parts_of(leaf)
-        elif _is_array(leaf):
-            yield leaf
+def _data_of(item: object) -> Iterator[object]:
+    """Return the parts of a tensor or array that have a place in memory each."""
+    if isinstance(item, torch.Tensor):
+        yield from _parts_of(item)
+    else:
+        yield item
 
 
 def _is_array(value: object) -> bool:
     """Whether this is an array of numpy's; the class of arrays has the same attribute."""
-    return hasattr(value, ARRAY) and not isinstance(value, type)
+    return hasattr(type(value), ARRAY) and not isinstance(value, type)
 
 
 def unshared(state: Any) -> Any:  # noqa: ANN401
-    """Return the same state, with copies of what is in shared memory: no fork copies that."""
-    leaves = list(leaves_of(state))
-    if not any(isinstance(leaf, torch.Tensor) or _is_array(leaf) for leaf in leaves):
+    """Return the same state, with copies of what is in shared memory: no fork copies that.
+
+    Args:
+        state: dictionaries, lists and tuples of tensors and other values. An object that holds something in
+            shared memory is copied, without its other tensors and arrays.
+
+    Raises:
+        TypeError: an object that holds something in shared memory cannot be copied.
+    """
+    leaves = {id(leaf): leaf for leaf in leaves_of(state)}
+    held = {key: items for key, leaf in leaves.items() if (items := list(_items_in(leaf)))}
+    if not held:
         return state  # Without a look at the memory, which is a part of every save's stall.
     memory = SharedMemory()
-    shared = [leaf for leaf in leaves if any(map(memory.holds, _data_of(leaf)))]
+    shared = [leaf for key, leaf in leaves.items() if any(map(memory.holds_part_of, held.get(key, ())))]
     if not shared:
         return state
-    copies = StateCopy(torch.UntypedStorage)
+    own = [item for items in held.values() for item in items if not memory.holds_part_of(item)]
+    copies = StateCopy(torch.UntypedStorage, own)
     # This makes new containers, with the same items.
-    kept = {id(leaf): leaf for leaf in leaves}
-    return deepcopy(state, kept | {id(leaf): copies.copy(leaf) for leaf in shared})
+    return deepcopy(state, leaves | {id(leaf): _copied(leaf, copies, memory) for leaf in shared})
+
+
+def _copied(leaf: Any, copies: StateCopy, memory: SharedMemory) -> Any:  # noqa: ANN401
+    """Return a copy of a value that holds something in shared memory.
+
+    Raises:
+        TypeError: it cannot be copied.
+        MemoryError: there is no room for it.
+    """
+    why: object = "its copy holds the same memory"
+    try:
+        copied = copies.copy(leaf)
+        if not any(map(memory.holds_part_of, _items_in(copied))):
+            return copied
+    except MemoryError:
+        raise
+    except Exception as error:
+        why = error
+    raise TypeError(
+        f"an argument, a {type(leaf).__name__}, holds a tensor or array in shared memory, which the child "
+        f"would read while training changes it. It cannot be copied: {why}. Pass the tensor itself, or copy "
+        "it before the save."
+    )
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -6,7 +6,7 @@ Tensors that share a storage share one afterwards. A view's whole storage is cop
 import copy
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copyreg import dispatch_table
 from typing import Any
 
@@ -27,14 +27,17 @@ class StateCopy:
 
     Args:
         new_storage: returns a storage on the host, of the given number of bytes.
+        uncopied: what the copy holds itself, and no copy of.
     """
 
-    def __init__(self, new_storage: Callable[[int], torch.UntypedStorage]) -> None:
+    def __init__(
+        self, new_storage: Callable[[int], torch.UntypedStorage], uncopied: Iterable[Any] = ()
+    ) -> None:
         self._new_storage = new_storage
-        self._memo: dict[int, Any] = {}
-        """Copies by the id of the original, as ``__deepcopy__`` takes them."""
-        self._kept: list[Any] = []
+        self._kept: list[Any] = list(uncopied)
         """The originals: no other object may get the id of one."""
+        self._memo: dict[int, Any] = {id(one): one for one in self._kept}
+        """Copies by the id of the original, as ``__deepcopy__`` takes them."""
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     @torch.no_grad()

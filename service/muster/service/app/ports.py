@@ -42,7 +42,7 @@ def open_gate(security: Security) -> Gate:
 
 def rpc_guard(security: Security, gate: Gate) -> GuardInterceptor | None:
     """What lets calls in; None if everyone may do everything."""
-    if gate.access is None and security.traffic == TrafficLimits():
+    if gate.access is None and gate.audit is None and security.traffic == TrafficLimits():
         return None
     return GuardInterceptor(gate.access, gate.traffic)
 
@@ -52,6 +52,7 @@ def _http_guard(security: Security, gate: Gate) -> Middleware:
         gate.access if security.http_tokens else None,
         needs_certificate=security.http_tls and security.knows_clients,
         knows_operators=security.http_knows_operators,
+        audit=gate.audit,
     )
 
 

@@ -80,6 +80,7 @@ def configured(ctx: typer.Context) -> Config:
                 tokens_file=given["tokens_file"],
                 http_tls=given["http_tls"],
                 http_tokens=given["http_tokens"],
+                audit_log=given["audit_log"],
                 http_hosts=tuple(name.strip() for name in given["http_hosts"].split(",") if name.strip()),
                 traffic=TrafficLimits(**_fields(TrafficLimits, given)),
             ),
@@ -270,6 +271,14 @@ def serve(
             help="Listen to other machines without TLS, or without asking who they are.",
         ),
     ] = False,
+    audit_log: Annotated[
+        str,
+        typer.Option(
+            envvar="MUSTER_SERVE_AUDIT_LOG",
+            metavar="FILE",
+            help="Append a line of JSON for every call that is refused or changes something. -: to the log.",
+        ),
+    ] = "",
     max_sessions_per_peer: Annotated[
         int,
         typer.Option(

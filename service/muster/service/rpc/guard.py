@@ -20,6 +20,7 @@ from muster.service.rpc.open_reads import OPEN_REQUEST_BYTES, OpenReads
 from muster.service.rpc.unsent import SMALL, InFlight
 from muster.service.security import access
 from muster.service.security.access import Access
+from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
@@ -211,8 +212,14 @@ class _Guarded:
     async def _respond(self, admission: Admission, response: Any, context: Any) -> None:
         if admission.grant is not None:
             response = access.narrowed(admission.grant, self._rule, response)
-        if response is None:
-            return
+        if response is not None:
+            write = self._write(admission, response, context)
+            del response  # So that it is freed once its bytes are made.
+            await write
+        if (call := CALL.get()) is not None:
+            call.answer()
+
+    async def _write(self, admission: Admission, response: Any, context: Any) -> None:
         size = response.ByteSize() if self.serialize else 0
         if size <= SMALL:
             await context.write(self.serialize(response) if self.serialize else response)

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
+from muster.service.security.audit import CALL
 
 Parse = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -131,13 +132,16 @@ def parsed(parse: Parse | None, data: Any, method: str) -> Any:
         Refusal: INVALID_ARGUMENT.
     """
     try:
-        return parse(data) if parse else data
+        request = parse(data) if parse else data
     except DecodeError as error:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{len(data):,} bytes that are not a request of {method} ({error}). Speak the protocol of "
             "docs/protocol.md.",
         ) from None
+    if (call := CALL.get()) is not None and parse is not None:
+        call.ask(request)
+    return request
 
 
 class _Timed:

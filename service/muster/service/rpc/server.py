@@ -12,6 +12,7 @@ from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
+from muster.service.rpc.audit import AuditInterceptor
 from muster.service.rpc.barrier import BarrierServicer
 from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
@@ -22,6 +23,7 @@ from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
 from muster.service.rpc.session import SessionServicer
 from muster.service.rpc.store import StoreServicer
+from muster.service.security.audit import Write
 from muster.service.snapshots import Snapshots
 from muster.v1 import (
     barrier_pb2,
@@ -133,6 +135,7 @@ def build_server(
     replicas: Replicas = no_replicas,
     keepalive_ms: int = 0,
     snapshots: Snapshots | None = None,
+    audit: Write | None = None,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -147,9 +150,11 @@ def build_server(
         replicas: all coordinators of this state, if there can be several.
         keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
         snapshots: views of runs that are shared with others who look; None: they are the server's own.
+        audit: takes the entries of the audit log; None: there is none. It needs the guard.
     """
     kinds = METHODS | methods_of(HEALTH)
-    interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
+    audited = [AuditInterceptor(audit, kinds)] if audit is not None else []
+    interceptors = [CallInterceptor(observer, kinds), *audited, *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
 
     def addresses() -> list[str]:

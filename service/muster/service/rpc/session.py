@@ -18,6 +18,7 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.unsent import SMALL, InFlight, Queued, slow_reader
+from muster.service.security.audit import CALL
 from muster.v1.insight_pb2 import Inspected
 
 MAX_UNSENT_BYTES = 32 << 20
@@ -229,6 +230,8 @@ class Session:
         event = codec.parse_session_message(self.id, data)
         if type(event) is Hello:
             admission.check_run(event.run_id)
+            if (call := CALL.get()) is not None:
+                call.open(event.run_id)
             self._name = _name(event)
             if event.relay:
                 self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,23 @@ def test_garbage_bytes_and_other_protocols_on_the_port(coordinator: Coordinator)
                     pass
             except OSError:
                 pass
+
+
+def test_http_port_on_loopback_is_not_read_by_pages_of_other_sites(coordinator: Coordinator):
+    """Whose name may have been given this port's address (DNS rebinding)."""
+    asked: list[tuple[dict[str, str], int]] = [
+        ({}, 200),
+        ({"Host": f"evil.example:{coordinator.http_port}"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+    ]
+    client = http.client.HTTPConnection("127.0.0.1", coordinator.http_port, timeout=PATIENCE)
+    with closing(client):
+        for path in ("/", "/status.json", "/metrics"):
+            for headers, status in asked:
+                client.request("GET", path, headers=headers)
+                answer = client.getresponse()
+                answer.read()
+                assert (path, headers, answer.status) == (path, headers, status)
 
 
 def test_the_http_port_answers_nonsense_with_404_or_400(coordinator: Coordinator):

@@ -237,7 +237,7 @@ def test_folder_adapter_resumes_after_any_loss_of_power(
         def find(damaged: Set[Path]) -> Path | None:
             return newest(place, adapter.named, damaged) if numbered(place, adapter.named, damaged) else None
 
-        path = saves.choose_any(saves.meet(0, 1), find)
+        path = saves.choose_any(saves.meet(0, 1), place, find)
         if path is None:
             return 0
         step = int(path.name.removeprefix(adapter.named)) + 1 - adapter.first

@@ -74,6 +74,19 @@ def test_a_late_hello_of_its_own_does_not_end_a_session(coordinator: Coordinator
         late.cancel()
 
 
+def test_session_goes_on_when_the_outcome_of_its_barrier_is_not_told(coordinator: Coordinator):
+    """Another life of the group has released #0 meanwhile, and this process was not part of it."""
+    barrier(coordinator.endpoint).execute_barrier()
+    muster.worker.close()
+    late = barrier(coordinator.endpoint)
+    late._session._groups["p"].position = 0
+    with pytest.raises(muster.worker.RefusedError, match="was decided before this process joined") as refused:
+        late.execute_barrier()
+    assert refused.value.reason == "SEQUENCE_BEHIND"
+    assert late.sequence == 1
+    late.execute_barrier()
+
+
 def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordinator: Coordinator):
     """The drain waits for the watch for longer than the session TTL."""
     with (

@@ -1,11 +1,15 @@
 """A group as one of its processes sees it: whom it covers, and where this process stands in it."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from muster.v1 import session_pb2 as pb
 from muster.worker.errors import MusterError
 from muster.worker.pending import Pending
+
+_POSITIONS = {"SEQUENCE_BEHIND": "start_sequence", "SEQUENCE_FORGOTTEN": "next_sequence"}
+"""By reason of a refusal: which of its metadata is the next barrier of the process that was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,19 @@ class Group:
                 prefix=self.prefix, world_size=shape.world_size, participants=shape.participants
             )
         )
+
+    def go_on_after(self, reason: str, metadata: Mapping[str, str]) -> None:
+        """Take the position that the coordinator gives to a process whose barrier it has no outcome for.
+
+        Without it, the process would ask for that barrier for ever.
+
+        Args:
+            reason: of the refusal.
+            metadata: of the refusal.
+        """
+        name = _POSITIONS.get(reason)
+        if name is not None and name in metadata:
+            self.position = int(metadata[name])
 
     def waits_at(self) -> str | None:
         """The barrier that a thread of this process waits at, for people."""

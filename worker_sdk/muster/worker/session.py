@@ -446,6 +446,7 @@ class Session:
             pending = self._pending(refusal.prefix, refusal.sequence)
             if pending is not None:
                 pending.result = error
+                group.go_on_after(info.reason, info.metadata)
         else:
             group.error = error
             if group.pending is not None:

@@ -2,21 +2,23 @@
 
 import resource
 import ssl
+from collections.abc import Collection
 
 import grpc
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from muster.client.server_options import MAX_CONNECTIONS
 from muster.service.address import Address
 from muster.service.config import Config
 from muster.service.rpc.guard import GuardInterceptor
-from muster.service.rpc.server import MOST_CONNECTIONS
 from muster.service.security.config import Security, TrafficLimits
 from muster.service.security.files import FileError
 from muster.service.security.gate import Gate
 from muster.service.web.access import guarded
 from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
+from muster.service.web.hosts import known_hosts
 
 RESERVED_FILES = 1_500
 """Open files that gRPC's connections leave to the state, the HTTP port and the interpreter."""
@@ -40,7 +42,7 @@ def open_gate(security: Security) -> Gate:
 
 def rpc_guard(security: Security, gate: Gate) -> GuardInterceptor | None:
     """What lets calls in; None if everyone may do everything."""
-    if gate.access is None and security.traffic == TrafficLimits():
+    if gate.access is None and gate.audit is None and security.traffic == TrafficLimits():
         return None
     return GuardInterceptor(gate.access, gate.traffic)
 
@@ -50,6 +52,7 @@ def _http_guard(security: Security, gate: Gate) -> Middleware:
         gate.access if security.http_tokens else None,
         needs_certificate=security.http_tls and security.knows_clients,
         knows_operators=security.http_knows_operators,
+        audit=gate.audit,
     )
 
 
@@ -58,8 +61,8 @@ def most_connections() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
 
 
 async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> int:
@@ -98,13 +101,23 @@ def open_site_runner(application: web.Application) -> web.AppRunner:
 async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
     """Serve HTTP, with TLS where it is asked for; as :func:`start_site_at`."""
     context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
-    return await start_site_at(runner, config.http, context)
+    return await start_site_at(runner, config.http, context, config.security.http_hosts)
 
 
 async def start_site_at(
-    runner: web.AppRunner, address: Address, context: ssl.SSLContext | None = None
+    runner: web.AppRunner,
+    address: Address,
+    context: ssl.SSLContext | None = None,
+    hosts: Collection[str] = (),
 ) -> Address:
     """Serve HTTP.
+
+    Args:
+        runner: serves the site; it has not been set up.
+        address: where.
+        context: for TLS.
+        hosts: the names by which the port may be called, beside IP addresses and ``localhost``. Without any,
+            other names are refused on loopback alone.
 
     Returns:
         Where.
@@ -112,6 +125,7 @@ async def start_site_at(
     Raises:
         StartError: the port cannot be bound.
     """
+    runner.app.middlewares.insert(0, known_hosts(hosts, checks_unnamed=address.is_loopback))
     await runner.setup()
     try:
         await BoundedSite(runner, address.host, address.port, context).start()

@@ -11,20 +11,28 @@ from aiohttp import web
 from google.protobuf.message_factory import GetMessageClass
 
 from muster.relay.counts import Counts
-from muster.relay.door import Metadata, OpenDoor, Visitor
+from muster.relay.door import Metadata, Read, Visitor
 from muster.relay.listening import Listen, ListenError
+from muster.relay.passing import DIALOGUES
 from muster.relay.refusals import Refused
 from muster.relay.running import RelayConfig, start
 from muster.service.address import Address
-from muster.service.app.ports import StartError, open_gate, open_site_runner, start_site_at
+from muster.service.app.ports import (
+    StartError,
+    most_connections,
+    open_gate,
+    open_site_runner,
+    start_site_at,
+)
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import codec
 from muster.service.rpc.interceptor import parsed
-from muster.service.rpc.server import SERVICES
+from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.config import Security
 from muster.service.security.grants import Grant, Role
+from muster.service.security.traffic import Traffic, address_of
 from muster.service.telemetry.relay import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
@@ -49,6 +57,8 @@ class RelaySettings:
     socket_mode: int
     insecure: bool
     """Whether it may listen to other machines without asking who they are."""
+    max_message_bytes: int
+    """Of one message of a worker."""
     security: Security
 
 
@@ -72,7 +82,9 @@ async def run_relay(settings: RelaySettings) -> None:
         patience=settings.patience,
         socket_mode=settings.socket_mode,
         tls=gate.tls.grpc_credentials() if gate.tls is not None else None,
-        door=TokenDoor(gate.access) if gate.access is not None else OpenDoor(),
+        door=GuardDoor(gate.access, gate.traffic),
+        max_connections=most_connections(),
+        max_message_bytes=settings.max_message_bytes,
     )
     try:
         served = await start(config, counts)
@@ -126,41 +138,67 @@ def _site(counts: Counts, stop: asyncio.Event) -> web.Application:
     return site
 
 
-class TokenDoor:
-    """Asks for a token, as the coordinator does.
+class GuardDoor:
+    """Asks for a token and holds the rates, as the coordinator does.
 
     What is passed on bears the relay's token and not the caller's, so nothing is that a worker's does not
     allow.
 
     Args:
-        access: checks tokens.
+        access: checks tokens; None: none are asked for.
+        traffic: the bounds of peers.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access | None, traffic: Traffic) -> None:
         self._access = access
+        self._traffic = traffic
 
     @asynccontextmanager
-    async def admitted(self, method: str, metadata: Metadata) -> AsyncIterator[Visitor]:
+    async def admitted(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Visitor]:
         """See ``Door``."""
-        with as_relays():
-            grant = await self._access.admit(method, metadata)
-            async with self._access.while_granted(grant):
-                yield Caller(grant)
+        address = address_of(peer)
+        with as_relays(), self._counted(method, address):
+            async with self._granted(method, metadata) as grant:
+                yield Caller(grant, self._traffic, address)
+
+    @contextmanager
+    def _counted(self, method: str, address: str) -> Iterator[None]:
+        """Count a stream; what is not known here, the coordinator refuses."""
+        if METHODS.get(method, "unary") == "unary":
+            yield
+            return
+        with self._traffic.stream(address, "dialogue" if method in DIALOGUES else "session"):
+            yield
+
+    @asynccontextmanager
+    async def _granted(self, method: str, metadata: Metadata) -> AsyncIterator[Grant | None]:
+        if self._access is None:
+            yield None
+            return
+        grant = await self._access.admit(method, metadata)
+        async with self._access.while_granted(grant):
+            yield grant
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody with a token."""
+    """Somebody who was let in."""
 
-    grant: Grant
+    grant: Grant | None
+    """None: no token was asked for."""
+    traffic: Traffic
+    address: str
 
     def check_run(self, run_id: str) -> None:
         """See ``Visitor``."""
-        with as_relays():
-            access.check_run(self.grant, run_id)
+        if self.grant is not None:
+            with as_relays():
+                access.check_run(self.grant, run_id)
 
     def check_request(self, method: str, data: bytes) -> None:
         """See ``Visitor``."""
+        if self.grant is None:
+            return
         rule = access.RULES.get(method, access.OPERATES)
         with as_relays():
             # What shows things of several runs would show those that the relay's own token may see.
@@ -172,6 +210,10 @@ class Caller:
                 )
             request = parsed(REQUESTS[method].FromString, data, method)
             access.check_request(self.grant, rule, request)
+
+    def paced(self, read: Read) -> Read:
+        """See ``Visitor``."""
+        return self.traffic.paced(self.address, read)
 
 
 @contextmanager

@@ -5,7 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.service.core import views
-from muster.service.core.model import MemberState, MissingState, Outcome
+from muster.service.core.effects import SpeakerRecord
+from muster.service.core.limits import Limits
+from muster.service.core.model import Decision, MemberState, MissingState, Outcome
+from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Client, Crash, World
 from tests.support.expect import some
 
@@ -230,3 +233,165 @@ def test_a_job_started_again_never_fails_with_the_goodbyes_of_its_past(
     assert [client.outcomes for client in clients] == [[Outcome.RELEASED]] * size
     assert len(world.disk.decided[RUN, CKPT]) >= began + 1
     world.assert_good()
+
+
+# ---------------------------------------------------------------------- processes that outlive their group
+
+
+def partition(world, *clients):
+    """Their network fails, and the coordinator does not see that yet."""
+    for client in clients:
+        client.stream_breaks()
+
+
+def heal(world, *clients):
+    """They come back."""
+    for client in clients:
+        client.connect()
+
+
+def released_unheard(world):
+    """Ranks 0 to 2 arrived at #0, which was released, and ranks 1 and 2 have not heard that."""
+    zero, one, two = world.ranks(3)
+    one.arrive(payload=b"1")
+    two.arrive(payload=b"2")
+    partition(world, one, two)
+    assert zero.arrive(payload=b"0").outcome is Outcome.RELEASED
+    zero.die()
+    for client in (one, two):
+        world.coordinator_sees_it(client)
+    world.wait(TTL + 1.0)
+    return one, two
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("newcomer", [0, 3])
+def test_rank_hears_its_release_when_a_new_process_came_first(newcomer, restarts, joins):
+    world = World(3)
+    one, two = released_unheard(world)
+    new = world.start(newcomer)
+    if joins:
+        new.join(world_size=max(3, newcomer + 1))
+    if restarts:
+        world.crash()
+    heal(world, one, two)
+    for client in (one, two):
+        assert [decision.outcome for decision in client.seats[CKPT].heard] == [Outcome.RELEASED]
+        assert client.last.payloads == ((0, b"0"), (1, b"1"), (2, b"2"))
+        assert client.refusals == []
+    world.assert_good()
+
+
+def test_rank_goes_on_with_the_new_process_after_it_heard_its_release(world):
+    world = World(3)
+    one, two = released_unheard(world)
+    zero = world.start(0)
+    zero.join()
+    heal(world, one, two)
+    for client in (zero, one, two):
+        client.arrive()
+    assert [client.last.sequence for client in (zero, one, two)] == [1, 1, 1]
+    assert [client.outcomes for client in (one, two)] == [[Outcome.RELEASED] * 2] * 2
+    world.assert_good()
+
+
+def test_rank_hears_its_release_after_several_lives_that_released_nothing():
+    world = World(3)
+    one, two = released_unheard(world)
+    for _ in range(3):
+        zero = world.start(0)
+        zero.arrive(timeout=1.0)
+        world.wait(2.0)
+        assert zero.last.outcome is Outcome.TIMED_OUT
+        zero.die()
+        world.wait(TTL + 1.0)
+    world.crash()
+    world.start(0).join()
+    heal(world, one, two)
+    assert one.outcomes == [Outcome.RELEASED]
+    for _ in range(3):
+        assert some(one.arrive()).outcome is Outcome.TIMED_OUT
+    assert one.arrive() is None
+    world.assert_good()
+
+
+def test_new_process_of_the_rank_is_not_told_of_the_release():
+    world = World(3)
+    released_unheard(world)
+    again = world.start(1)
+    again.join()
+    assert again.seats[CKPT].position == 1
+
+
+def test_older_process_is_refused_when_a_newer_one_of_its_rank_joined():
+    world = World(3)
+    one, _ = released_unheard(world)
+    world.start(1).join()
+    world.crash()
+    one.connect()
+    assert one.reason is Reason.SUPERSEDED
+    world.assert_good()
+
+
+def test_next_release_forgets_who_may_not_have_heard_the_one_before():
+    world = World(3)
+    one, two = released_unheard(world)
+    for rank in range(3):
+        client = world.start(rank)
+        client.join()
+        client.arrive()
+    kept = {(record.rank, record.incarnation) for record in world.disk.of_kind(SpeakerRecord)}
+    assert not kept & {(1, one.incarnation), (2, two.incarnation)}
+    assert len(kept) == 3
+
+
+def test_next_release_without_the_rank_forgets_it():
+    world = World(3)
+    one, _ = released_unheard(world)
+    world.world_size = 1
+    assert some(world.start(0).arrive()).outcome is Outcome.RELEASED
+    assert [record.rank for record in world.disk.of_kind(SpeakerRecord)] == [0]
+    one.connect()
+    assert one.reason is Reason.SEQUENCE_BEHIND
+    assert one.refusals[-1].refusal.metadata["start_sequence"] == "2"
+
+
+def test_new_generation_forgets_who_may_not_have_heard_a_release():
+    world = World(3)
+    one, _ = released_unheard(world)
+    world.start(0).join()
+    world.start(0, generation=1).join()
+    assert [record.rank for record in world.disk.of_kind(SpeakerRecord)] == [0]
+    one.connect()
+    assert one.reason is Reason.STALE_GENERATION
+
+
+def test_lives_without_a_release_keep_a_bounded_number_of_decisions():
+    world = World(2, limits=Limits(max_unheard_decisions=20))
+    for _ in range(50):
+        zero = world.start(0)
+        zero.arrive(timeout=1.0)
+        world.wait(2.0)
+        zero.die()
+        world.wait(TTL + 1.0)
+    assert len(world.disk.of_kind(Decision)) == 20
+
+
+def test_older_process_that_was_superseded_before_is_refused_when_the_newer_one_is_away():
+    world = World(1)
+    old = world.start(0)
+    old.join()
+    new = world.start(0)
+    new.join()
+    old.stream_breaks()
+    new.arrive()
+    partition(world, new)
+    for client in (old, new):
+        world.coordinator_sees_it(client)
+    world.wait(TTL + 1.0)
+    world.start(1)
+    world.crash()
+    old.connect()
+    assert old.reason is Reason.SUPERSEDED
+    assert old.refusals[-1].refusal.metadata["newer_pid"] == str(new.pid)

@@ -22,11 +22,12 @@ from muster.worker.integrations import commitment as module
 from muster.worker.integrations import contents, folders
 from muster.worker.integrations.aside import Aside, Marker, mark_damaged, read
 from muster.worker.integrations.commitment import BEGINS
-from muster.worker.integrations.contents import leave_note
+from muster.worker.integrations.contents import encoded, leave_note
 from muster.worker.integrations.folders import FolderSaves, newest, numbered, rotate
 from tests.support.damage import flip
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
+from tests.support.mine import Mine
 from tests.support.patience import PATIENCE
 from tests.support.round_table import RoundTable
 from tests.support.synced import Synced
@@ -68,7 +69,7 @@ def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path)
     def save_and_load() -> Path:
         with pytest.raises(OSError, match="No space left"):
             saves.save(as_barrier, tmp_path / "step-2", write)
-        return saves.choose(as_barrier, lambda _: path)
+        return saves.choose(as_barrier, tmp_path, lambda _: path)
 
     loaded = in_thread(save_and_load)
     assert barrier.heard() == BEGINS + b"step-2"
@@ -79,7 +80,7 @@ def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path)
     assert barrier.said.empty()
     barrier.answers.put(decided(Outcome.ABORTED))
     assert barrier.heard() == b"."
-    barrier.answers.put(decided(rank_0=os.fsencode(path), rank_1=b"."))
+    barrier.answers.put(decided(rank_0=os.fsencode(path.name), rank_1=b"."))
     marker = barrier.heard()
     assert isinstance(marker, bytes)
     barrier.answers.put(decided(rank_0=marker, rank_1=marker))
@@ -93,17 +94,47 @@ def test_nothing_is_loaded_where_others_make_a_save(tmp_path: Path):
         saves, as_barrier = saves_of(barrier)
         barrier.answers.put(words)
         with pytest.raises(MusterError, match=r"out of step .* some make a save where others load"):
-            saves.choose(as_barrier, lambda _: path)
+            saves.choose(as_barrier, tmp_path, lambda _: path)
 
 
 def test_nothing_is_loaded_where_a_rank_sees_another_checkpoint(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     barrier = FakeBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
-    barrier.answers.put(decided(rank_0=os.fsencode(path), rank_1=b"."))
+    barrier.answers.put(decided(rank_0=os.fsencode(path.name), rank_1=b"."))
     barrier.answers.put(decided(rank_0=b"another", rank_1=repr(read(path)[1]).encode()))
     with pytest.raises(RuntimeError, match="is not the same checkpoint to all ranks"):
-        saves.choose(as_barrier, lambda _: path)
+        saves.choose(as_barrier, tmp_path, lambda _: path)
+
+
+@pytest.mark.parametrize("told", ["/elsewhere/step-1", "../elsewhere/step-1", ".."])
+def test_name_that_leads_out_of_the_folder_is_not_loaded(tmp_path: Path, told: str):
+    """Whoever can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
+    told = told.replace("/elsewhere", str(tmp_path / "elsewhere")) if told.startswith("/") else told
+    checkpoint_in(tmp_path / "elsewhere")
+    checkpoint_in(tmp_path / "job")
+    barrier = FakeBarrier(rank=1)
+    saves, as_barrier = saves_of(barrier)
+    barrier.answers.put(decided(rank_0=os.fsencode(told), rank_1=b"."))
+    barrier.answers.put(decided(Outcome.ABORTED))
+    with pytest.raises(ValueError, match="that is no name in a folder"):
+        saves.choose(as_barrier, tmp_path / "job", lambda _: None)
+    assert barrier.heard() == b"."
+    assert "that is no name in a folder" in str(barrier.heard()), "the other ranks do not hear why"
+
+
+def test_link_out_of_the_folder_is_not_loaded(tmp_path: Path):
+    path = checkpoint_in(tmp_path / "elsewhere")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "step-1").symlink_to(path)
+    heard = Job(tmp_path / "job").choose()
+    assert all("is a link to" in str(one) and "outside of its folder" in str(one) for one in heard)
+
+
+def test_link_that_the_script_names_is_followed(tmp_path: Path):
+    path = checkpoint_in(tmp_path / "elsewhere")
+    (tmp_path / "step-7").symlink_to(path)
+    assert Job(tmp_path).choose_named(7) == [path] * RANKS
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -111,7 +142,7 @@ def test_where_rank_0_finds_none_all_hear_that(rank: int):
     barrier = FakeBarrier(rank)
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(rank_0=b"/", rank_1=b"."))
-    assert saves.choose_any(as_barrier, lambda _: None) is None
+    assert saves.choose_any(as_barrier, Path(), lambda _: None) is None
     assert barrier.heard() == (b"/", b".")[rank]
 
 
@@ -119,12 +150,14 @@ def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     job = Job(tmp_path)
     heard = job.each(
-        lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: newest(tmp_path, "step-"))
+        lambda saves, seat: saves.choose_any(
+            seat, tmp_path, lambda _: None, look=lambda _: newest(tmp_path, "step-")
+        )
     )
     assert isinstance(heard[0], BarrierAbortedError)
     assert f"rank 0 finds no checkpoint, and rank 1 finds {path}" in str(heard[1])
     assert (
-        job.each(lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: None))
+        job.each(lambda saves, seat: saves.choose_any(seat, tmp_path, lambda _: None, look=lambda _: None))
         == [None] * RANKS
     )
 
@@ -148,7 +181,7 @@ def test_what_all_have_written_is_committed(tmp_path: Path):
 
     def as_rank_1(place: Path) -> None:
         (place / ".part-1").touch()
-        leave_note(place / "step-1", 1, pickle.dumps({}))
+        leave_note(place / "step-1", 1, encoded({}))
 
     saved_by_rank_0(barrier, tmp_path, as_rank_1).result(PATIENCE)
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
@@ -203,7 +236,7 @@ def test_what_one_rank_cannot_load_none_does(tmp_path: Path):
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(Outcome.ABORTED))
     with pytest.raises(BarrierAbortedError, match="is to blame"):
-        saves.choose(as_barrier, lambda _: path)
+        saves.choose(as_barrier, tmp_path, lambda _: path)
 
 
 def test_ranks_that_the_framework_has_left_alone_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -241,11 +274,13 @@ class Job:
 
     def choose(self) -> list[Path | BaseException]:
         """All load the newest one."""
-        return self.each(lambda saves, seat: saves.choose(seat, partial(newest, self.folder, "step-")))
+        return self.each(
+            lambda saves, seat: saves.choose(seat, self.folder, partial(newest, self.folder, "step-"))
+        )
 
     def choose_named(self, number: int) -> list[Path | BaseException]:
         path = self.folder / f"step-{number}"
-        return self.each(lambda saves, seat: saves.choose(seat, lambda _: path))
+        return self.each(lambda saves, seat: saves.choose_named(seat, path))
 
 
 @pytest.fixture
@@ -266,9 +301,9 @@ def test_choice_after_one_whose_end_is_unknown_goes_on_or_says_what_to_do(job: J
         find = partial(newest, job.folder, "step-")
         if seat.rank == 1:
             with pytest.raises(OutcomeUnknownError):
-                saves.choose(seat, find)
+                saves.choose(seat, job.folder, find)
         try:
-            return saves.choose(seat, find)
+            return saves.choose(seat, job.folder, find)
         finally:
             if seat.rank == 1 and barrier:
                 job.table.lose(1)
@@ -507,6 +542,15 @@ def test_each_rank_syncs_before_it_votes(job: Job, monkeypatch: pytest.MonkeyPat
         assert (job.folder / "step-1" / "shards" / f"rank-{rank}").stat().st_ino in synced[thread]
 
 
+def test_note_of_a_rank_runs_no_code(tmp_path: Path):
+    (tmp_path / "weights").write_bytes(b"weights")
+    contents.record_share(tmp_path, 0, 2)
+    leave_note(tmp_path, 1, pickle.dumps(Mine(tmp_path / "ran")))
+    with pytest.raises(ValueError, match="note cannot be read"):
+        contents.gather_manifest(tmp_path, 2)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_what_a_rank_has_seen_outdated_is_digested_by_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As a client of NFS that looks at the attributes that it has kept."""
     monkeypatch.setattr(contents, "SEGMENT", 300)
@@ -534,7 +578,7 @@ def test_manifest_is_complete_where_rank_0_sees_outdated_files(
     with monkeypatch.context() as outdated:
         outdated.setattr(contents, "_sizes", lambda _: {"weights": 700})
         contents.record_share(tmp_path, 0, 2)
-        leave_note(tmp_path, 1, pickle.dumps({contents.Piece("late", 0, 4): digest_of(b"late")}))
+        leave_note(tmp_path, 1, encoded({contents.Piece("late", 0, 4): digest_of(b"late")}))
         manifest = contents.gather_manifest(tmp_path, 2)
     assert {name: entry.size for name, entry in manifest.files.items()} == {"late": 4, "weights": 1050}
     reference = ManifestReference.of(manifest.encode())
@@ -563,8 +607,8 @@ def test_what_took_the_name_of_a_damaged_checkpoint_is_not_marked(job: Job, monk
     flip(job.folder / "step-1" / "shards" / "rank-1")
     look, looked = folders._seen, threading.Event()
 
-    def then_replaced(barrier: Any, path: Path, *, verify: bool) -> bytes:
-        said = look(barrier, path, verify=verify)
+    def then_replaced(barrier: Any, folder: Path, name: str, *, verify: bool) -> bytes:
+        said = look(barrier, folder, name, verify=verify)
         if barrier.rank == 0:
             looked.wait(PATIENCE)
             checkpoint_in(job.folder)

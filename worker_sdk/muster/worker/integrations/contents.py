@@ -4,8 +4,8 @@ A framework writes its bytes itself, so they cannot be digested on their way. Ea
 written files instead. The files are cut into segments, and all shares have about as many bytes.
 """
 
+import json
 import os
-import pickle
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +62,7 @@ def record_share(folder: Path, rank: int, world_size: int) -> None:
     with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-digest") as pool:
         pieces = _share(_pieces(_sizes(folder)), rank, world_size)
         digests = dict(zip(pieces, pool.map(lambda piece: _digest(folder, piece), pieces), strict=True))
-    leave_note(folder, rank, pickle.dumps(digests))
+    leave_note(folder, rank, encoded(digests))
 
 
 def gather_manifest(folder: Path, world_size: int) -> Manifest:
@@ -76,10 +76,11 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         FileExistsError: the framework has written a file with a name that Muster needs.
         FileNotFoundError: nothing was written.
         OSError: a note is not there, or a file cannot be read.
+        ValueError: a note is not what a rank of this version writes.
     """
     digests: dict[Piece, bytes] = {}
     for note in take_notes(folder, range(world_size)):
-        digests.update(pickle.loads(note))
+        digests.update(_decoded(note))
     files: dict[str, list[Segment]] = {}
     sizes = _sizes_now(folder, {*_sizes(folder), *(piece.file for piece in digests)})
     if not sizes:
@@ -108,6 +109,23 @@ def manifest_of_file(path: Path) -> Manifest:
         digests = list(pool.map(lambda piece: _digest(path.parent, piece), pieces))
     segments = (Segment(piece.length, digest) for piece, digest in zip(pieces, digests, strict=True))
     return Manifest({path.name: FileEntry(tuple(segments))})
+
+
+def encoded(digests: Mapping[Piece, bytes]) -> bytes:
+    """Return a note: JSON, since reading a pickle could run what another process wrote there."""
+    return json.dumps([(*piece, digest.hex()) for piece, digest in digests.items()]).encode()
+
+
+def _decoded(note: bytes) -> dict[Piece, bytes]:
+    try:
+        return {
+            Piece(file, offset, length): bytes.fromhex(digest)
+            for file, offset, length, digest in json.loads(note)
+        }
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"a rank's note cannot be read: {error!r}. Use one version of Muster on all ranks."
+        ) from error
 
 
 def leave_note(folder: Path, rank: int, note: bytes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias, get_args
 
 from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.containment import followed, path_in
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder
 from muster.checkpoint.version import LaterVersionError
@@ -49,9 +50,9 @@ logger = logging.getLogger(__name__)
 ANOTHERS = b"."
 """What ranks say that look for no checkpoint, since rank 0 does."""
 NONE = b"/"
-"""What rank 0 says that has found none; the root of all folders is none either."""
+"""What rank 0 says that has found none; no name has a separator."""
 CORRUPT = b"/\0"
-"""Begins rank 0's word if the checkpoint is damaged; the reason follows. No path has this in it."""
+"""Begins rank 0's word if the checkpoint is damaged; the reason follows. No name has this in it."""
 SEPARATOR = b"\0"
 """Separates a marker from the damage of its checkpoint."""
 
@@ -152,15 +153,18 @@ class FolderSaves:
                 commitment.committed()
         commitment.confirmed()
 
-    def choose(self, barrier: GrpcBarrier, find: Find, *, verify: bool = True) -> Path:
+    def choose(self, barrier: GrpcBarrier, folder: Path, find: Find, *, verify: bool = True) -> Path:
         """Return the checkpoint that all ranks load: rank 0 finds it, and all ranks verify it.
 
-        Each rank verifies a share of its files. If one finds damage, the checkpoint is marked, and rank 0
-        finds another. If it finds the same one again, all ranks raise.
+        Rank 0 tells the checkpoint's name alone, and each rank looks for that name in its own ``folder``: no
+        process can make the ranks load a file from elsewhere. Each rank verifies a share of its files. If one
+        finds damage, the checkpoint is marked, and rank 0 finds another. If it finds the same one again, all
+        ranks raise.
 
         Args:
             barrier: of the ranks.
-            find: finds its name.
+            folder: where this rank looks for it, from its own configuration.
+            find: finds it in the folder.
             verify: whether to verify its files here. If not, their reader must verify them.
 
         Raises:
@@ -168,20 +172,37 @@ class FolderSaves:
             CorruptCheckpointError: it is damaged, or all are. All ranks raise it.
             MusterError: the ranks do not do the same.
             RuntimeError: they do not find the same.
-            OSError, ValueError: this one cannot.
+            OSError, ValueError: this one cannot, or the name leads out of the folder.
         """
-        chosen = self.choose_any(barrier, find, verify=verify)
+        chosen = self.choose_any(barrier, folder, find, verify=verify)
         assert chosen is not None
         return chosen
 
+    def choose_named(self, barrier: GrpcBarrier, path: Path) -> Path:
+        """As :meth:`choose`, of a checkpoint that the script names on each rank.
+
+        Args:
+            barrier: of the ranks.
+            path: the checkpoint, or a link to it.
+        """
+        path = followed(path)
+        return self.choose(barrier, path.parent, lambda _: path)
+
     def choose_any(
-        self, barrier: GrpcBarrier, find: Find, *, verify: bool = True, look: Find | None = None
+        self,
+        barrier: GrpcBarrier,
+        folder: Path,
+        find: Find,
+        *,
+        verify: bool = True,
+        look: Find | None = None,
     ) -> Path | None:
         """As :meth:`choose`, where rank 0 may find none: then that is what all hear.
 
         Args:
             barrier: of the ranks.
-            find: finds its name.
+            folder: where this rank looks for it.
+            find: finds it in the folder.
             verify: whether its files are verified here.
             look: by which each other rank sees that there is none: rank 0's host may not have the share.
         """
@@ -203,20 +224,21 @@ class FolderSaves:
             if word.startswith(CORRUPT):
                 text = word.removeprefix(CORRUPT).decode("utf-8", "replace")
                 raise CorruptCheckpointError(text, tuple(damaged.values()))
-            path = Path(os.fsdecode(word))
-            damage = self._examine(barrier, path, verify=verify)
+            name = os.fsdecode(word)
+            damage = self._examine(barrier, folder, name, verify=verify)
             if damage is None:
-                return path
-            damaged[path] = damage
+                return folder / name
+            damaged[folder / name] = damage
 
-    def _examine(self, barrier: GrpcBarrier, path: Path, *, verify: bool) -> Damage | None:
+    def _examine(self, barrier: GrpcBarrier, folder: Path, name: str, *, verify: bool) -> Damage | None:
         """Check that all ranks find the same checkpoint, and verify it.
 
         Returns:
             The damage that a rank found, if any. Then the checkpoint is marked.
         """
         # Who goes on alone would hang in the next collective.
-        words = self._by_all(barrier, partial(_seen, barrier, path, verify=verify))
+        words = self._by_all(barrier, partial(_seen, barrier, folder, name, verify=verify))
+        path = folder / name
         said = [word.partition(SEPARATOR) for _, word in sorted(words.items())]
         markers = {marker for marker, _, _ in said}
         if len(markers) > 1:
@@ -295,7 +317,7 @@ def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
     try:
         name = find_name(damaged.keys())
         if name is not None and (path := read_whole(name)[0]) not in damaged:
-            return os.fsencode(path)
+            return os.fsencode(path.name)
     except CorruptCheckpointError as error:
         return CORRUPT + cut(str(error)).encode()
     except UncommittedError:
@@ -307,14 +329,16 @@ def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
     return CORRUPT + cut(str(corrupt(path, damage))).encode()
 
 
-def _seen(barrier: GrpcBarrier, path: Path, *, verify: bool) -> bytes:
+def _seen(barrier: GrpcBarrier, folder: Path, name: str, *, verify: bool) -> bytes:
     """Return a rank's word about a checkpoint that it will load.
 
     Raises:
+        ValueError: the name leads out of the folder.
         ReplacedError: another one has its name now.
         UncommittedError: it was not committed.
         OSError: it cannot be read.
     """
+    path = path_in(folder, name)
     marker = read(path)[1]
     damage = verify_share(path, marker.manifest, barrier.rank, barrier.world_size) if verify else None
     if verify and marker.manifest is None and barrier.rank == 0:

@@ -203,7 +203,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
             # The reader verifies its content, item by item.
             barrier = self._saves.meet(*_ranks())
             self._loaded = self._saves.choose_any(
-                barrier, find_name, verify=False, look=lambda _: _newest(folder, passed)
+                barrier, folder, find_name, verify=False, look=lambda _: _newest(folder, passed)
             )
             if self._loaded is None:
                 if damage is not None:

@@ -11,9 +11,10 @@ from io import IOBase
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemBase
+from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from muster.checkpoint.digest import Readable, Segment, SegmentDigester
+from muster.worker.saves.direct_file import DirectFileSystem
 
 
 class DigestingStream:
@@ -43,8 +44,7 @@ class DigestingStream:
         return self._digester.size
 
     def flush(self) -> None:
-        """Flush Python's buffer to the operating system."""
-        self._raw.flush()
+        """Do nothing. Torch flushes after each tensor; :meth:`fileno` and :meth:`close` flush once."""
 
     def fileno(self) -> int:
         """Flush, and return the file's descriptor, by which all that was written can be synced."""
@@ -99,7 +99,7 @@ class Digesting(FileSystemBase):
             self.written[PurePath(new_path).name] = segments
 
 
-class DigestingFiles(Digesting, FileSystem):
+class DigestingFiles(Digesting, DirectFileSystem):
     """Files on a mounted file system."""
 
     sync = True

@@ -46,19 +46,25 @@ class Chosen:
     def encode(self) -> str:
         """Return it as text."""
         marker = None if self.made is None else seal(self.made.fields()).decode()
-        path = "" if self.made is None else str(self.made.path)
-        return json.dumps({"path": path, "marker": marker, "damaged": self.damaged[:MAX_NAMED]})
+        name = "" if self.made is None else str(self.made.path).rpartition("/")[2]
+        return json.dumps({"name": name, "marker": marker, "damaged": self.damaged[:MAX_NAMED]})
 
     @classmethod
-    def decode(cls, text: str) -> "Chosen":
-        """Read what rank 0 said."""
+    def decode(cls, text: str, locate: Callable[[str], Path | str]) -> "Chosen":
+        """Read what rank 0 said.
+
+        Args:
+            text: its word.
+            locate: returns the path of the name in it, in the place that this rank chose itself.
+
+        Raises:
+            ValueError: the name leads out of that place.
+        """
         said = json.loads(text)
         damaged = tuple(said["damaged"])
         if said["marker"] is None:
             return cls(None, damaged)
-        path: str = said["path"]
-        where = path if "://" in path else Path(path)
-        return cls(committed_from(unseal(said["marker"].encode()), where), damaged)
+        return cls(committed_from(unseal(said["marker"].encode()), locate(said["name"])), damaged)
 
 
 class AgreedLoad:
@@ -104,7 +110,7 @@ class AgreedLoad:
         """
         found: list[Damage] = []
         while True:
-            chosen = self._choose(self._look)
+            chosen = self._choose(self._look, self._place.path)
             if chosen.made is None:
                 if not chosen.damaged and not found:
                     self._check_none()
@@ -140,7 +146,7 @@ class AgreedLoad:
                 return Chosen(None, (f"{path}: {error.damage}",))
 
         self.used = (path,)
-        chosen = self._choose(read, str(path))
+        chosen = self._choose(read, lambda name: self._place.path(name, beside=path), str(path))
         if chosen.made is None:
             raise self._corrupt(chosen.damaged, [])
         damage = self._attempt(chosen.made, load)
@@ -156,18 +162,30 @@ class AgreedLoad:
             logger.warning("passed over as damaged: %s", damaged)
         return Chosen(look.newest, look.damaged)
 
-    def _choose(self, look: Callable[[], Chosen], named: str = "") -> Chosen:
-        """Return what rank 0 tells all ranks to load."""
+    def _choose(
+        self, look: Callable[[], Chosen], locate: Callable[[str], Path | str], named: str = ""
+    ) -> Chosen:
+        """Return what rank 0 tells all ranks to load.
+
+        Args:
+            look: finds it, on rank 0.
+            locate: returns where this rank finds the name that rank 0 tells.
+            named: the path that the script names, on all ranks; empty: the newest checkpoint.
+
+        Raises:
+            MusterError: the last load ended before this rank heard how it ends.
+        """
         if self._left:
             raise MusterError(
                 "the last load ended here before this rank heard from the coordinator how it ends, and the "
                 "other ranks may be in the midst of it. Build the state again, and restart the job on all "
                 "ranks."
             )
-        payload, error = named.encode(), None
+        payload, error, mine = named.encode(), None, None
         if self._barrier.rank == 0:
             try:
-                payload = json.dumps([named, look().encode()]).encode()
+                mine = look()
+                payload = json.dumps([named, mine.encode()]).encode()
             except BaseException as failed:  # The others wait for this rank, whatever happens to it.
                 error = failed
         # Who does not hear of this barrier can call again: the next load begins with the same one.
@@ -179,7 +197,8 @@ class AgreedLoad:
                     f"rank 0 loads {said or 'the newest checkpoint'}, and rank {rank} "
                     f"{word or 'the newest checkpoint'}. Load the same checkpoint on all ranks."
                 )
-        return Chosen.decode(chosen)
+        heard = Chosen.decode(chosen, locate)  # Rank 0 decodes it, too: if the name is refused, all raise.
+        return mine or heard
 
     def _check_none(self) -> None:
         """See that no rank finds a checkpoint. Where a share is not mounted, its folder is there, and empty.

@@ -230,7 +230,7 @@ class Client:
         self.pid = 4000 + world.count()
         self.ordinal = 0
         self.welcomed_at: float | None = None
-        """When it was welcomed first."""
+        """When it was welcomed last."""
         self.session: int | None = None
         self.broken_session: int | None = None
         """A stream that is gone, of which the coordinator does not know yet."""
@@ -388,8 +388,7 @@ class Client:
             case Welcome():
                 assert self.ordinal in (0, message.ordinals[0]), "an incarnation keeps its ordinal"
                 (self.ordinal,) = message.ordinals
-                if self.welcomed_at is None:
-                    self.welcomed_at = self.world.now
+                self.welcomed_at = self.world.now
             case GroupJoined():
                 seat = self.seats[message.prefix]
                 ((_, start),) = message.positions

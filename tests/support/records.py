@@ -147,7 +147,7 @@ changed = (
     | st.builds(Number, st.integers(-(2**63), 2**63 - 1))
     | st.builds(Value, st.binary(max_size=20))
 )
-store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed)
+store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed, numbers)
 kept = (
     runs
     | groups

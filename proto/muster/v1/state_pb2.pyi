@@ -209,6 +209,7 @@ class StoreOperationRecord(google.protobuf.message.Message):
     NUMBER_ANSWER_FIELD_NUMBER: builtins.int
     VALUE_ANSWER_FIELD_NUMBER: builtins.int
     FLAG_ANSWER_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     client: builtins.str
@@ -221,6 +222,8 @@ class StoreOperationRecord(google.protobuf.message.Message):
     """A value."""
     flag_answer: builtins.bool
     """Yes or no."""
+    order: builtins.int
+    """Counts the changes of the run's store; the records of all clients are restored in this order."""
     def __init__(
         self,
         *,
@@ -230,9 +233,10 @@ class StoreOperationRecord(google.protobuf.message.Message):
         number_answer: builtins.int = ...,
         value_answer: builtins.bytes = ...,
         flag_answer: builtins.bool = ...,
+        order: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["answer", b"answer", "flag_answer", b"flag_answer", "number_answer", b"number_answer", "value_answer", b"value_answer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["answer", b"answer", "client", b"client", "flag_answer", b"flag_answer", "number", b"number", "number_answer", b"number_answer", "run_id", b"run_id", "value_answer", b"value_answer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "client", b"client", "flag_answer", b"flag_answer", "number", b"number", "number_answer", b"number_answer", "order", b"order", "run_id", b"run_id", "value_answer", b"value_answer"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["answer", b"answer"]) -> typing.Literal["number_answer", "value_answer", "flag_answer"] | None: ...
 
 global___StoreOperationRecord = StoreOperationRecord

@@ -10,7 +10,7 @@ from muster.client.server_options import server_options
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
-from muster.relay.guest import Guest
+from muster.relay.guest import MOST_ENTRIES, Guest
 from muster.relay.line import Line
 from muster.relay.listening import Listen
 from muster.relay.passing import Passing
@@ -53,9 +53,11 @@ class Session:
         """See ``Sink``."""
         if self._served:
             return
-        if len(self._outbox) >= MAX_UNSENT:
+        # A relay may be answered for each rank of one message, which may be refused for each of them.
+        most = MOST_ENTRIES if self._guest.is_relay else MAX_UNSENT
+        if len(self._outbox) >= most:
             self._outbox.clear()
-            self._guest.end(refusals.slow_consumer(MAX_UNSENT))
+            self._guest.end(refusals.slow_consumer(most))
             if self._patience.when() is None:
                 self._patience.reschedule(0)
             return

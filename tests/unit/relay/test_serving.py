@@ -17,6 +17,7 @@ from muster.relay.upstream import Upstream
 from muster.service.core.limits import Limits
 from muster.service.rpc.server import options as coordinators
 from muster.v1 import session_pb2 as pb
+from tests.support.patience import PATIENCE
 from tests.support.virtual_time import START, in_virtual_time
 
 HELLO = pb.ConnectRequest(
@@ -118,6 +119,30 @@ async def test_call_whose_request_does_not_come_is_refused_by_relay():
     await handler.stream_stream(None, context)
     assert f"must come within {READ_TIMEOUT:g} s" in context.refused.details
     assert asyncio.get_running_loop().time() == START + READ_TIMEOUT
+
+
+@pytest.mark.parametrize(("relay", "most"), [("", 1_000), ("lower", 65_536)])
+async def test_guest_that_does_not_read_is_cut_off_later_when_it_is_a_relay(relay: str, most: int):
+    """One Arrive of a relay may be refused for each of its ranks."""
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", counts=Counts())
+
+    async def room(_: Iterable[Line]) -> None: ...
+
+    session = Session(Relay(upstream.open_line, upstream.addresses, "0"), Anyone(), room)
+    hello = pb.Hello(run_id="job", protocol_version=1, relay=relay)
+    if not relay:
+        hello.processes.add(rank=0, incarnation="i", host="h", pid=1)
+    session._guest.hear(pb.ConnectRequest(hello=hello).SerializeToString())
+    waiting = len(session._outbox)
+    for _ in range(most - waiting):
+        session.send(b"")
+    assert session._refusal is None
+    with pytest.raises(TimeoutError):
+        async with session._patience:
+            session.send(b"")
+            await asyncio.sleep(PATIENCE)
+    await upstream.close()
+    assert "SLOW_CONSUMER" in str(session._refusal)
 
 
 async def test_there_is_room_on_lines_that_are_over():

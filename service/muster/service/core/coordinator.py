@@ -216,9 +216,9 @@ class Coordinator:
         for record in kept.get(StoreKeyRecord, []):
             assert isinstance(record, StoreKeyRecord)
             self.runs[record.run_id].store.restore_key(record)
-        for record in kept.get(StoreOperationRecord, []):
-            assert isinstance(record, StoreOperationRecord)
-            self.runs[record.run_id].store.restore_operation(record)
+        operations = [r for r in kept.get(StoreOperationRecord, []) if isinstance(r, StoreOperationRecord)]
+        for operation in sorted(operations, key=lambda one: one.order):
+            self.runs[operation.run_id].store.restore_operation(operation)
         for run in self.runs.values():
             for process in run.roster:
                 for group in run.groups.values():

@@ -200,6 +200,8 @@ class StoreOperationRecord:
     client: str
     number: int
     answer: Changed
+    order: int = 0
+    """Counts the changes of the run: the client whose newest change is the oldest is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)

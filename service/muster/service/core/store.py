@@ -109,6 +109,8 @@ class Store:
         self._total = total
         self._watchers: dict[str, dict[SessionId, Waiter]] = {}
         """By key. Each waiter stands at one key only, so that a write costs what it wakes and no more."""
+        self._changes = 0
+        """How many changes clients have named, to restore them in their order."""
         self._last: dict[str, StoreOperationRecord] = {}
         """The last named change of each client, the client that was heard least recently first."""
         self._last_bytes = 0
@@ -122,7 +124,8 @@ class Store:
         self._put(record.key, record.value)
 
     def restore_operation(self, record: StoreOperationRecord) -> None:
-        """Take back a client's last change from storage."""
+        """Take back a client's last change from storage; they come in the order of the changes."""
+        self._changes = record.order
         self._keep(record)
 
     def end(self) -> None:
@@ -309,7 +312,8 @@ class Store:
 
     def _remember(self, id: OperationId, answer: Changed, effects: Effects) -> None:
         """Keep a change's answer; the clients that were heard least recently are forgotten for it."""
-        record = StoreOperationRecord(self.run_id, id.client, id.number, answer)
+        self._changes += 1
+        record = StoreOperationRecord(self.run_id, id.client, id.number, answer, self._changes)
         self._keep(record)
         effects.records.append(record)
         limits = self._limits

@@ -366,7 +366,9 @@ def _participant_from_pb(message: state_pb2.ParticipantRecord) -> ParticipantRec
 
 
 def _operation_to_pb(record: StoreOperationRecord) -> state_pb2.StoreOperationRecord:
-    message = state_pb2.StoreOperationRecord(run_id=record.run_id, client=record.client, number=record.number)
+    message = state_pb2.StoreOperationRecord(
+        run_id=record.run_id, client=record.client, number=record.number, order=record.order
+    )
     match record.answer:
         case Number(number):
             message.number_answer = number
@@ -388,4 +390,4 @@ def _operation_from_pb(message: state_pb2.StoreOperationRecord) -> StoreOperatio
             answer = Flag(message.flag_answer)
         case _:
             answer = Done()
-    return StoreOperationRecord(message.run_id, message.client, message.number, answer)
+    return StoreOperationRecord(message.run_id, message.client, message.number, answer, message.order)

@@ -367,7 +367,7 @@ class Job(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_the_dead(self) -> None:
-        """Who may still take the place of a dead process has not been there for long."""
+        """Who may still take the place of a dead process came not long ago, as this coordinator knows."""
         for group in (group for run in self.world.coordinator.runs.values() for group in run.groups.values()):
             speakers = group.speakers if group.open is not None else {}
             for rank in set(speakers) - set(group.open.arrivals if group.open is not None else ()):
@@ -440,15 +440,30 @@ class Job(RuleBasedStateMachine):
                 assert client.rank in self.evicted
             case Reason.SESSION_REPLACED:
                 assert client.broken_session is None or client.session is not None
-            case Reason.SUPERSEDED | Reason.NOT_JOINED | Reason.SEQUENCE_BEHIND:
-                # Whoever took its place may be forgotten with its life: then it goes on where it is told.
-                assert any(
-                    other.rank == client.rank and other.ordinal > client.ordinal
+            case Reason.SUPERSEDED | Reason.NOT_JOINED:
+                assert self.was_superseded(client, refused.prefix)
+            case Reason.SEQUENCE_BEHIND:
+                # Whoever took its place, for a barrier or for good, may be forgotten with its life: then it
+                # goes on where it is told. If nobody did, it must hear the release that it arrived at.
+                assert self.was_superseded(client, refused.prefix) or any(
+                    other.arrived_at(refused.prefix, some(refused.sequence))
                     for other in self.world.clients
-                    if refused.prefix in other.seats and other.generation == client.generation
+                    if other is not client and self.is_of_same_rank(other, client)
                 )
             case _:
                 raise AssertionError(refused.refusal.message)
+
+    def was_superseded(self, client: Client, prefix: str) -> bool:
+        """Whether a newer process of its rank has taken part in a group."""
+        return any(
+            prefix in other.seats and other.ordinal > client.ordinal
+            for other in self.world.clients
+            if self.is_of_same_rank(other, client)
+        )
+
+    @staticmethod
+    def is_of_same_rank(one: Client, other: Client) -> bool:
+        return (one.rank, one.generation) == (other.rank, other.generation)
 
     def teardown(self) -> None:
         """Whatever happened: in the end nothing is left open, and all that was heard keeps the rules."""

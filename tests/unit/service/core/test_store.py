@@ -487,6 +487,17 @@ def test_limits_not_luck_too_many_clients_forgets_the_one_heard_least_recently()
     assert {record.client for record in kept} == {"a", "c"}
 
 
+def test_client_heard_least_recently_is_forgotten_first_after_a_restart_too():
+    stores = Stores(max_store_clients=3)
+    for client, number in [("z", 1), ("b", 1), ("a", 1), ("b", 2)]:
+        stores.ask(Add("n", 1, OperationId(client, number)))
+    for client in ("c", "d"):
+        stores.world.crash()
+        stores.ask(Add("n", 1, OperationId(client, 1)))
+    assert list(stores.store._last) == ["b", "c", "d"]
+    assert stores.ask(Add("n", 1, OperationId("b", 2))) == Number(4), "it is carried out once"
+
+
 def test_limits_not_luck_the_answers_that_are_kept_have_room_too():
     stores = Stores(max_store_bytes=100)
     stores.set(k=b"x" * 60)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,33 @@ def test_the_file_says_that_it_is_musters(engine: SqliteEngine, path: Path):
 
 def test_a_commit_is_synced_before_it_returns(engine: SqliteEngine):
     assert engine._db is not None
-    assert engine._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
+    assert engine._db.execute("PRAGMA synchronous").fetchone() == (3,), "EXTRA"
+
+
+class WithoutLog(sqlite3.Connection):
+    """On a file system that maps no shared memory: SQLite keeps the journal that it has, and says so."""
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        return super().execute(sql.replace("journal_mode = WAL", "journal_mode"), *parameters)
+
+
+def test_commit_is_synced_with_its_folder_when_the_file_system_allows_no_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    connect = sqlite3.connect
+
+    def connect_without_log(path: Path, **options: Any) -> sqlite3.Connection:
+        return connect(path, factory=WithoutLog, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connect_without_log)
+    engine = SqliteEngine(path)
+    engine.open()
+    assert engine._db is not None
+    engine.commit({b"a": b"1"})
+    assert engine._db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert engine._db.execute("PRAGMA synchronous").fetchone() == (3,), "EXTRA"
+    assert dict(engine.scan()) == {b"a": b"1"}
+    engine.close()
 
 
 def test_a_second_coordinator_is_kept_out_until_the_first_lets_go(engine: SqliteEngine, path: Path):

@@ -229,6 +229,8 @@ class Client:
         self.host = f"node-{rank // 8}"
         self.pid = 4000 + world.count()
         self.ordinal = 0
+        self.welcomed_at: float | None = None
+        """When it was welcomed first."""
         self.session: int | None = None
         self.broken_session: int | None = None
         """A stream that is gone, of which the coordinator does not know yet."""
@@ -386,6 +388,8 @@ class Client:
             case Welcome():
                 assert self.ordinal in (0, message.ordinals[0]), "an incarnation keeps its ordinal"
                 (self.ordinal,) = message.ordinals
+                if self.welcomed_at is None:
+                    self.welcomed_at = self.world.now
             case GroupJoined():
                 seat = self.seats[message.prefix]
                 ((_, start),) = message.positions
@@ -445,10 +449,22 @@ class Client:
         if refused.prefix in self.seats:
             seat = self.seats[refused.prefix]
             seat.refused, seat.waiting = refused.refusal.reason, False
+            self._go_on_after(refused, seat)
         if refused.final:
             for seat in self.seats.values():
                 seat.refused, seat.waiting = refused.refusal.reason, False
             self.lose_connection()
+
+    def _go_on_after(self, refused: Refused, seat: Seat) -> None:
+        """Go on at another barrier, if the coordinator has no outcome of this one for the process."""
+        if refused.refusal.reason is Reason.SEQUENCE_BEHIND:
+            start = int(refused.refusal.metadata["start_sequence"])
+        elif refused.refusal.reason is Reason.SEQUENCE_FORGOTTEN:
+            start = int(refused.refusal.metadata["next_sequence"])
+        else:
+            return
+        seat.position = start
+        self.world.history.append(history.MovedOn(self.life, refused.prefix, start))
 
     # ------------------------------------------------------------------ for assertions
 

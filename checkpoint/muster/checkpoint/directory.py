@@ -28,6 +28,7 @@ from muster.checkpoint.committed import (
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.manifest import MANIFEST
 from muster.checkpoint.retry import retrying
+from muster.checkpoint.source import home
 
 logger = logging.getLogger(__name__)
 
@@ -371,16 +372,16 @@ def write_marker(folder: Path, marker: dict[str, Any]) -> None:
     sync(folder)
 
 
-def mark(folder: Path, name: str, data: bytes = b"") -> None:
-    """Put a mark into a checkpoint, on the disk."""
-    write_synced(folder / name, data)
-    sync(folder)
+def mark(path: Path, name: str, data: bytes = b"") -> None:
+    """Put a mark into a checkpoint, a folder or a file, on the disk."""
+    write_synced(home(path) / name, data)
+    sync(home(path))
 
 
-def unmark(folder: Path, name: str) -> None:
-    """Take a mark out of a checkpoint, on the disk."""
-    (folder / name).unlink(missing_ok=True)
-    sync(folder)
+def unmark(path: Path, name: str) -> None:
+    """Take a mark out of a checkpoint, a folder or a file, on the disk."""
+    (home(path) / name).unlink(missing_ok=True)
+    sync(home(path))
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -7,6 +7,8 @@ PING_INTERVAL_MS = 500
 """Least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
+READ_TIMEOUT = 60.0
+"""Seconds that the request of a call may take to come."""
 MAX_CONNECTIONS = 2**31 - 2
 """gRPC takes no bound above that."""
 IDENTITY = 1

@@ -98,6 +98,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             replicas=part.replicas,
             keepalive_ms=part.keepalive_ms,
             snapshots=snapshots,
+            audit=gate.audit,
         )
         application = build_site(
             lambda: _scrape(engine, state, metrics),

@@ -302,7 +302,7 @@ class Coordinator:
                 self.forgetting.review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
-            elif (run := self._expire(item, now, effects)) is not None:
+            elif (run := self._process_on_time(item, now, effects)) is not None:
                 runs[run.run_id] = run
         # All who died at once are known before a barrier fails, so that its report names them all.
         for run in runs.values():
@@ -315,18 +315,31 @@ class Coordinator:
                 self.forgetting.used(self.runs.get(group.run_id), now, effects)
         self.forgetting.review(now, effects)
 
-    def _expire(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Give a process up whose session did not come back, if that is still so."""
+    def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
+        """Give a process up whose session did not come back, and end the time in which it may be an heir.
+
+        Returns:
+            Its run, if its barriers are to be checked.
+        """
         run = self.runs.get(process.run_id)
-        if run is None or not run.owns(process) or process.state is not MemberState.DISCONNECTED:
+        if run is None or not run.owns(process):
             return None
-        due = process.since + self.session_ttl
-        if now.monotonic < due:
-            self._timers.arm(process, due)
-            return None
-        process.expire()
-        run.gone(process, effects)
-        return run
+        changed = False
+        if process.heir_until is not None:
+            if now.monotonic < process.heir_until:
+                self._timers.arm(process, process.heir_until)
+            else:
+                run.end_heir(process)
+                changed = True
+        if process.state is MemberState.DISCONNECTED:
+            due = process.since + self.session_ttl
+            if now.monotonic < due:
+                self._timers.arm(process, due)
+            else:
+                process.expire()
+                run.gone(process, effects)
+                changed = True
+        return run if changed else None
 
     # ------------------------------------------------------------------ barriers
 

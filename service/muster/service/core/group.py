@@ -784,7 +784,8 @@ class Group:
 
 def _takes_over(newest: Process, speaker: Process) -> bool:
     """Whether a rank's newest process, which has not joined, is the one to name for it."""
-    return newest.ordinal > speaker.ordinal and speaker.state.gone and not newest.state.gone
+    heir = newest.heir_until is not None and not newest.state.gone
+    return newest.ordinal > speaker.ordinal and speaker.state.gone and heir
 
 
 def _shape_text(shape: Shape) -> str:

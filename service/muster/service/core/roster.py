@@ -76,11 +76,12 @@ class Roster:
         Args:
             rank: the rank.
             speaker: the process that spoke for the rank in the group in question, if any. A newer
-                living process of the rank may yet join and take its place; an older one may not.
+                living process of the rank may join for a while and take its place; an older one may not.
         """
         if speaker is not None and not speaker.state.gone:
             return False
         heirs = self.of_rank(rank)
         if speaker is not None:
-            return not any(p.ordinal > speaker.ordinal and not p.state.gone for p in heirs)
+            newer = (p for p in heirs if p.ordinal > speaker.ordinal and not p.state.gone)
+            return all(p.heir_until is None for p in newer)
         return all(p.state.gone for p in heirs) and not all(p.past for p in heirs)

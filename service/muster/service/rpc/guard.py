@@ -13,16 +13,17 @@ from typing import Any, TypeVar
 
 import grpc
 
+from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.rpc.open_reads import OPEN_REQUEST_BYTES, OpenReads
+from muster.service.rpc.unsent import SMALL, InFlight
 from muster.service.security import access
 from muster.service.security.access import Access
+from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
-READ_TIMEOUT = 60.0
-"""Seconds that the request of a call may take to come."""
 SMALL_READ_TIMEOUT = 5.0
 """The same, where requests are small: of callers that have no token, or may only look."""
 FEW = 8
@@ -80,6 +81,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         self._traffic = traffic
         self._small_reads: Counter[Grant] = Counter()
         self._open_reads = OpenReads()
+        self.in_flight = InFlight()
+        """What answers wait to be read."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -94,6 +97,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             self._traffic,
             self._small_reads,
             self._open_reads,
+            self.in_flight,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
@@ -117,6 +121,7 @@ class _Guarded:
     small_reads: Counter[Grant]
     """Under way, by token."""
     open_reads: OpenReads
+    in_flight: InFlight
     method: str
     metadata: Metadata
     parse: Parse | None
@@ -208,7 +213,23 @@ class _Guarded:
         if admission.grant is not None:
             response = access.narrowed(admission.grant, self._rule, response)
         if response is not None:
+            write = self._write(admission, response, context)
+            del response  # So that it is freed once its bytes are made.
+            await write
+        if (call := CALL.get()) is not None:
+            call.answer()
+
+    async def _write(self, admission: Admission, response: Any, context: Any) -> None:
+        size = response.ByteSize() if self.serialize else 0
+        if size <= SMALL:
             await context.write(self.serialize(response) if self.serialize else response)
+            return
+        caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
+        async with self.in_flight.answer(size, admission.peer, f"{caller} ({self.method})"):
+            # The values of a store are copied once into the response, and once more into its bytes.
+            data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
+            del response
+            await context.write(data)
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

@@ -12,6 +12,7 @@ from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
+from muster.service.rpc.audit import AuditInterceptor
 from muster.service.rpc.barrier import BarrierServicer
 from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
@@ -22,6 +23,7 @@ from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
 from muster.service.rpc.session import SessionServicer
 from muster.service.rpc.store import StoreServicer
+from muster.service.security.audit import Write
 from muster.service.snapshots import Snapshots
 from muster.v1 import (
     barrier_pb2,
@@ -69,6 +71,8 @@ MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
+UNSENT_GATHERS = 8
+"""The payloads of so many barriers may wait for one peer that does not read."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 
@@ -98,6 +102,13 @@ class RpcServer:
         await self.server.stop(grace)
 
 
+def max_message_bytes(limits: Limits) -> int:
+    """The bytes that one message of a client may have."""
+    payloads = limits.max_payload_bytes * RANKS_PER_MESSAGE
+    values = limits.max_store_value_bytes * VALUES_PER_MESSAGE
+    return max(payloads, values) + MESSAGE_HEADROOM
+
+
 def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
     """The channel options of the server.
 
@@ -107,11 +118,7 @@ def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tu
     return server_options(
         max_streams=limits.max_sessions,
         max_connections=max_connections,
-        max_message_bytes=MESSAGE_HEADROOM
-        + max(
-            limits.max_payload_bytes * RANKS_PER_MESSAGE,
-            limits.max_store_value_bytes * VALUES_PER_MESSAGE,
-        ),
+        max_message_bytes=max_message_bytes(limits),
         keepalive_ms=max(1_000, int(session_ttl * 1000 / 3)),
     )
 
@@ -128,6 +135,7 @@ def build_server(
     replicas: Replicas = no_replicas,
     keepalive_ms: int = 0,
     snapshots: Snapshots | None = None,
+    audit: Write | None = None,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -142,9 +150,11 @@ def build_server(
         replicas: all coordinators of this state, if there can be several.
         keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
         snapshots: views of runs that are shared with others who look; None: they are the server's own.
+        audit: takes the entries of the audit log; None: there is none. It needs the guard.
     """
     kinds = METHODS | methods_of(HEALTH)
-    interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
+    audited = [AuditInterceptor(audit, kinds)] if audit is not None else []
+    interceptors = [CallInterceptor(observer, kinds), *audited, *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
 
     def addresses() -> list[str]:
@@ -156,6 +166,8 @@ def build_server(
         replicas=addresses,
         keepalive_ms=keepalive_ms,
         heard=inspector.hear,
+        max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
+        in_flight=guard.in_flight if guard is not None else None,
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)

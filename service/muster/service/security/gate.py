@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from muster.service.security import tokens
+from muster.service.security import audit, tokens
 from muster.service.security.access import Access
 from muster.service.security.config import Security
 from muster.service.security.files import INTERVAL, Reloaded, keep_fresh
@@ -33,6 +33,8 @@ class Gate:
         self.traffic = Traffic(security.traffic, time.monotonic)
         self.tls: Tls | None = None
         self.access: Access | None = None
+        self.audit = audit.writer(security.audit_log) if security.audit_log else None
+        """Takes the entries of the audit log; None: there is none."""
         if security.tls is not None:
             self.tls = Tls(security.tls)
             self._files.append(self.tls.certificates)

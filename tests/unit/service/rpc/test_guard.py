@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
+from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.guard import (
     ADMISSION,
     CROWDED_READ_TIMEOUT,
     FEW,
-    READ_TIMEOUT,
     SMALL_READ_TIMEOUT,
     Admission,
     GuardInterceptor,

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from muster.worker.integrations.aside import (
     Aside,
     Marker,
     ReplacedError,
+    finish,
     latest,
     mark_damaged,
     read,
@@ -27,6 +29,7 @@ from muster.worker.integrations.aside import (
     remove,
     restore,
 )
+from muster.worker.integrations.contents import manifest_of_file, verify_share
 from tests.support.synced import Synced
 
 
@@ -188,11 +191,17 @@ def test_the_latest_is_what_was_committed_last(tmp_path: Path):
 
 
 def saved_file(path: Path, content: str, number: int = 1) -> None:
-    aside = Aside(path, 0, number, "job", alias="another")
+    aside = Aside(path, 0, number, "job", alias="another", within=path.name)
     aside.prepare()
-    assert aside.unfinished.name == f".another.0-{number}-fbd8e0f8"
+    aside.unfinished.parent.mkdir()
+    assert aside.unfinished.parent.name == f".another.0-{number}-fbd8e0f8"
     aside.unfinished.write_text(content)
-    aside.commit(marker())
+    aside.commit(marker(), manifest_of_file(aside.unfinished))
+
+
+def damage_in(path: Path) -> Damage | None:
+    """Verify a checkpoint as a load does."""
+    return verify_share(path, read(path)[1].manifest, 0, 1)
 
 
 def test_a_checkpoint_may_be_a_file_and_one_rename_replaces_it(tmp_path: Path):
@@ -201,7 +210,63 @@ def test_a_checkpoint_may_be_a_file_and_one_rename_replaces_it(tmp_path: Path):
     for number, content in enumerate(("one", "two"), 1):
         saved_file(path, content, number)
         assert path.read_text() == content
-        assert names(path.parent) == {"last"}
+        assert names(path.parent) == {"last", ".last.committed"}
+        assert read(path)[1].order == number
+        assert damage_in(path) is None
+        assert latest(path.parent) == path
+
+
+@pytest.mark.parametrize(("renamed", "found"), [(0, "one"), (1, "one"), (2, "two"), (3, "two"), (4, "two")])
+def test_file_and_what_describes_it_agree_whenever_its_commit_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, found: str
+):
+    path = tmp_path / "last"
+    saved_file(path, "one")
+    saved_file(path, "one", 2)
+    rename = Path.rename
+    done: list[Path] = []
+
+    def dying(self: Path, target: Path) -> Path:
+        if len(done) == renamed:
+            raise KeyboardInterrupt
+        done.append(target)
+        return rename(self, target)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(Path, "rename", dying)
+        saved_file(path, "two", 3)
+    finish(path)
+    assert path.read_text() == found
+    assert damage_in(path) is None
+    assert read(path)[1].order == (2 if found == "one" else 3)
+    saved_file(path, "three", 4)
+    assert damage_in(path) is None
+    assert names(tmp_path) == {"last", ".last.committed"}
+
+
+def test_file_that_is_damaged_is_found_and_marked(tmp_path: Path):
+    path = tmp_path / "last"
+    saved_file(path, "one")
+    saved_file(tmp_path / "other", "other")
+    (tmp_path / "link").symlink_to("last")
+    path.write_text("oni")
+    damage = damage_in(path)
+    assert damage is not None
+    assert damage.file == "last"
+    assert damage_in(tmp_path / "link") is not None
+    mark_damaged(path, read(path)[1], damage)
+    assert latest(tmp_path) == tmp_path / "other"
+    with pytest.raises(CorruptCheckpointError, match="last is damaged: last at offset 0"):
+        read_whole(path)
+    remove(path)
+    assert names(tmp_path) == {"other", ".other.committed", "link"}
+
+
+def test_file_without_its_marker_was_written_by_something_else(tmp_path: Path):
+    (tmp_path / "theirs").write_text("content")
+    with pytest.raises(UncommittedError):
+        read(tmp_path / "theirs")
+    assert latest(tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["link", "committed folder", "folder"])
@@ -215,7 +280,8 @@ def test_a_file_takes_the_place_of_whatever_has_its_name(tmp_path: Path, kind: s
         saved(path, "one")
     saved_file(path, "two", 2)
     assert path.read_text() == "two"
-    assert names(tmp_path) == {"last"}
+    assert names(tmp_path) == {"last", ".last.committed"}
+    assert damage_in(path) is None
 
 
 def test_a_link_is_replaced_and_what_it_leads_to_is_kept(tmp_path: Path):

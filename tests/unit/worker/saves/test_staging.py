@@ -374,7 +374,7 @@ def test_shared_tensor_in_an_object_does_not_survive_a_fork(hide: Callable[[Any]
 
 
 class Slotted:
-    """An object without a ``__dict__``, with a lock that no copy can be made of."""
+    """An object without a ``__dict__``, which may hold a lock that no copy can be made of."""
 
     __slots__ = ("lock", "own", "weight")
 
@@ -435,6 +435,30 @@ def test_only_the_shared_tensor_of_an_object_is_copied():
     assert copied.own is one.own
     own = [Slotted(torch.ones(10))]
     assert unshared(own) is own
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensor_of_shared_parts_is_copied(layout: torch.layout):
+    dense = torch.eye(3).to_sparse(layout=layout)
+    if layout is torch.sparse_coo:
+        values = dense.values().share_memory_()
+        tensor = torch.sparse_coo_tensor(dense.indices(), values, (3, 3), check_invariants=True)
+    else:
+        compressed, plain = (
+            (dense.crow_indices(), dense.col_indices())
+            if layout is torch.sparse_csr
+            else (dense.ccol_indices(), dense.row_indices())
+        )
+        values = dense.values().share_memory_()
+        tensor = torch.sparse_compressed_tensor(
+            compressed, plain, values, (3, 3), layout=layout, check_invariants=True
+        )
+    assert not survive_fork([tensor])
+    copied = unshared([tensor])[0]
+    values.fill_(7)
+    assert survive_fork([copied])
+    assert torch.equal(copied.to_dense(), torch.eye(3))
 
 
 @pytest.mark.parametrize("why", ["a lock", "itself"])

@@ -8,7 +8,7 @@ they go back to the pool, and the next save copies into them without allocating 
 import gc
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
@@ -196,14 +196,23 @@ def survive_fork(state: object) -> bool:
     )
 
 
-def _items_in(leaf: object) -> Iterator[object]:
-    """Return the tensors and arrays that a value holds: itself, or those in its attributes and items.
+def _items_in(leaf: object) -> Sequence[object]:
+    """Return the tensors and arrays that a value holds: itself, or those in its attributes and items."""
+    if type(leaf) in ATOMS:
+        return ()
+    if isinstance(leaf, torch.Tensor) or _is_array(leaf):
+        return (leaf,)
+    return list(_held_by(leaf))
+
+
+def _held_by(holder: object) -> Iterator[object]:
+    """Return the tensors and arrays that an object holds.
 
     The garbage collector knows what an object holds, whatever the object is: a dataclass, a set, a deque, one
     with slots. Functions, classes and modules are passed over, as they are by a copy.
     """
     found: set[int] = set()
-    left = [leaf]
+    left = [holder]
     while left:
         value = left.pop()
         if type(value) in ATOMS or isinstance(value, type | ModuleType) or id(value) in found:
@@ -217,10 +226,20 @@ def _items_in(leaf: object) -> Iterator[object]:
 
 def _data_of(item: object) -> Iterator[object]:
     """Return the parts of a tensor or array that have a place in memory each."""
-    if isinstance(item, torch.Tensor):
-        yield from _parts_of(item)
-    else:
+    if not isinstance(item, torch.Tensor):
         yield item
+        return
+    for part in _parts_of(item):
+        if part.layout is torch.strided:
+            yield part
+        elif part.layout is torch.sparse_coo:
+            yield from (part._indices(), part._values())
+        elif part.layout in (torch.sparse_csr, torch.sparse_bsr):
+            yield from (part.crow_indices(), part.col_indices(), part.values())
+        elif part.layout in (torch.sparse_csc, torch.sparse_bsc):
+            yield from (part.ccol_indices(), part.row_indices(), part.values())
+        else:
+            yield part
 
 
 def _is_array(value: object) -> bool:
@@ -239,7 +258,7 @@ def unshared(state: Any) -> Any:  # noqa: ANN401
         TypeError: an object that holds something in shared memory cannot be copied.
     """
     leaves = {id(leaf): leaf for leaf in leaves_of(state)}
-    held = {key: items for key, leaf in leaves.items() if (items := list(_items_in(leaf)))}
+    held = {key: items for key, leaf in leaves.items() if (items := _items_in(leaf))}
     if not held:
         return state  # Without a look at the memory, which is a part of every save's stall.
     memory = SharedMemory()

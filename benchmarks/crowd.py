@@ -1,6 +1,7 @@
 """Runs on lines of eight ranks, each with a barrier a second: `PORT NUMBER RUNS RANKS SECONDS`.
 
-It prints how long each decision took after the last arrival, in milliseconds, as JSON.
+It prints two figures of each decision, as JSON: when its last arrival was sent, in seconds on
+CLOCK_MONOTONIC, and how many milliseconds it took from then on.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from benchmarks.peers.base import RoundTimes
 from benchmarks.peers.muster_lines import Line, nodes_of
 
 
-async def job(port: int, run_id: str, ranks: int, seconds: float) -> list[float]:
+async def job(port: int, run_id: str, ranks: int, seconds: float) -> list[tuple[float, float]]:
     """One run, from its begin at a moment of its own."""
     lines = [Line(node, port, run_id) for node in nodes_of(range(ranks))]
     await asyncio.gather(*(line.join(ranks) for line in lines))
@@ -23,7 +24,8 @@ async def job(port: int, run_id: str, ranks: int, seconds: float) -> list[float]
     for _ in range(round(seconds)):
         pause = asyncio.create_task(asyncio.sleep(1.0))
         times = RoundTimes.of_ranks(await asyncio.gather(*(line.pass_barriers(1) for line in lines)))
-        waits.append((times.last_releases_ns[0] - times.last_arrivals_ns[0]) / 1e6)
+        (arrived,), (released,) = times.last_arrivals_ns, times.last_releases_ns
+        waits.append((arrived / 1e9, (released - arrived) / 1e6))
         await pause
     return waits
 

@@ -43,6 +43,7 @@ MADE_BY_THE_CHART = {
     "etcd_user",
     "etcd_password_file",
     "tokens_file",
+    "insecure",
     "http_tls",
     "http_tokens",
 }

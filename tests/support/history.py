@@ -49,6 +49,15 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class MovedOn:
+    """A process was told that it hears no outcome of its barrier, and where it goes on."""
+
+    life: Life
+    prefix: str
+    start: int
+
+
+@dataclass(frozen=True)
 class Arrived:
     """A process is about to arrive, or to arrive again, at a barrier."""
 
@@ -72,7 +81,7 @@ class Heard:
     """By rank; None if the process did not write them down."""
 
 
-Event: TypeAlias = Joined | Arrived | Heard
+Event: TypeAlias = Joined | MovedOn | Arrived | Heard
 Barrier: TypeAlias = tuple[str, str, int]
 """(run, prefix, sequence)"""
 
@@ -186,6 +195,8 @@ class _Judge:
         for event in self.history:
             if isinstance(event, Joined):
                 next_of.setdefault((event.life, event.prefix), event.start)
+            if isinstance(event, MovedOn):
+                next_of[event.life, event.prefix] = event.start
             if not isinstance(event, Heard):
                 continue
             barrier = (event.life.run, event.prefix, event.sequence)
@@ -235,7 +246,7 @@ def from_lines(lines: Iterable[str]) -> list[Event]:
 
 
 def _from(data: dict[str, Any]) -> Event:
-    kinds: dict[str, type[Event]] = {"Joined": Joined, "Arrived": Arrived, "Heard": Heard}
+    kinds: dict[str, type[Event]] = {"Joined": Joined, "MovedOn": MovedOn, "Arrived": Arrived, "Heard": Heard}
     kind = kinds[data.pop("event")]
     data["life"] = Life(**data["life"])
     for name in ("required", "missing"):

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import NO_RANKS, Effects, Kept, Look, Message, Notice, RoundRecord
+from muster.service.core.elapsed import COMING_BACK
 from muster.service.core.events import Event, SessionId, Tick
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant
@@ -39,6 +40,10 @@ from muster.service.storage.engine import Engine, StorageError
 
 T = TypeVar("T")
 
+LATE = 1.0
+"""Seconds: a timer that fires later than that shows that this process stood still."""
+MAX_PUT_OFF = 3
+"""How often a tick is put off, so that a process that is always late still lets time pass."""
 COMMITS_REMEMBERED = 128
 """To tell how long a commit takes at present."""
 
@@ -166,6 +171,11 @@ class Driver:
         self._committing_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
+        self._no_tick_before = float("-inf")
+        """After a pause of this process: until then queued input is read first."""
+        self._put_off = 0
+        """How often the next tick was put off."""
+        self._serves = False
         self._sinks: dict[SessionId, Sink] = {}
         self._last_session = 0
         self._watchers: set[asyncio.Event] = set()
@@ -180,9 +190,18 @@ class Driver:
         self._idle.set()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         """Ends with the exception that stopped the driver; otherwise it stays pending."""
-        self._arm_timer(clock.now())
 
     # ------------------------------------------------------------------ in
+
+    def serve(self) -> None:
+        """Callers can reach the coordinator from now on: the time begins for those who were there before.
+
+        The first event or query begins it as well.
+        """
+        self._serves = True
+        now = self._clock.now()
+        self.coordinator.serve(now)
+        self._arm_timer(now)
 
     def connect(self, sink: Sink) -> SessionId:
         """Name a new stream or call; its answers go to ``sink`` until :meth:`disconnect`.
@@ -283,6 +302,8 @@ class Driver:
         self._pump_scheduled = False
         if self.failed.done():
             return
+        if not self._serves:
+            self.serve()
         now = self._clock.now()
         inbox, self._inbox = self._inbox, []
         stepped = False
@@ -373,7 +394,10 @@ class Driver:
 
     def _arm_timer(self, now: Instant) -> None:
         deadline = self.coordinator.next_deadline()
-        if self.retired or deadline is None or deadline >= self._timer_at:
+        if self.retired or deadline is None:
+            return
+        deadline = max(deadline, self._no_tick_before)
+        if deadline >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -382,8 +406,18 @@ class Driver:
         self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
+        now = self._clock.now()
+        late = now.monotonic - self._timer_at
         self._timer = None
         self._timer_at = float("inf")
+        if late > LATE and self._put_off < MAX_PUT_OFF:
+            # This process stood still (SIGSTOP, a frozen cgroup), and what came meanwhile is not read yet:
+            # arrivals, and members that come back. Their time must not be over before they are heard.
+            self._put_off += 1
+            self._no_tick_before = now.monotonic + COMING_BACK
+            self._arm_timer(now)
+            return
+        self._put_off = 0
         self._enter(Tick())
 
     # ------------------------------------------------------------------ end

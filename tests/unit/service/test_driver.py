@@ -25,6 +25,7 @@ from muster.service.core.effects import (
     Standing,
     Welcome,
 )
+from muster.service.core.elapsed import COMING_BACK
 from muster.service.core.events import (
     Arrival,
     Arrive,
@@ -40,7 +41,7 @@ from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Instant, NodeInfo, Outcome, RendezvousSettings
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.core.retention import FOR_EVER, Retention
-from muster.service.driver import Driver, Outgoing
+from muster.service.driver import MAX_PUT_OFF, Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError
@@ -48,7 +49,7 @@ from muster.service.storage.memory import MemoryEngine
 from tests.support.expect import of_kind
 from tests.support.held_engine import Commit, HeldEngine
 from tests.support.patience import PATIENCE
-from tests.support.virtual_time import START, WALL, LoopClock, in_virtual_time
+from tests.support.virtual_time import START, WALL, LoopClock, VirtualTimeLoop, in_virtual_time
 
 T = TypeVar("T")
 
@@ -169,6 +170,17 @@ async def driving(
         await driver.close()
 
 
+def join(driver: Driver, round: int | None = None) -> Rank:
+    """A node that is a round alone; it comes back to that round."""
+    node = Rank(driver, 0)
+    asked = RendezvousSettings(
+        min_nodes=1, max_nodes=1, join_timeout=60.0, last_call_timeout=30.0, keep_alive_timeout=15.0
+    )
+    info = NodeInfo("life", "node", 1)
+    driver.submit(JoinRendezvous(node.id, "job", info, 1, asked, round))
+    return node
+
+
 async def settle() -> None:
     """Let the loop do all that it can do without waiting for a commit."""
     for _ in range(20):
@@ -257,11 +269,7 @@ async def test_a_batch_without_records_needs_no_commit():
 async def test_no_round_is_told_before_the_commit_returns():
     engine, observer = HeldEngine(), Recorder()
     async with driving(engine, observer) as driver:
-        node = Rank(driver, 0)
-        asked = RendezvousSettings(
-            min_nodes=1, max_nodes=1, join_timeout=60.0, last_call_timeout=30.0, keep_alive_timeout=15.0
-        )
-        driver.submit(JoinRendezvous(node.id, "job", NodeInfo("life", "node", 1), 1, asked))
+        node = join(driver)
         commit = await engine.begun.get()
         assert commit.kinds == ["participant", "round", "run"]
         await settle()
@@ -693,6 +701,95 @@ async def test_those_who_do_not_come_back_after_a_restart_are_given_up_after_the
         assert asyncio.get_running_loop().time() == START + TTL
         assert decision.outcome is Outcome.MEMBER_LOST
         assert [one.rank for one in decision.missing] == [1]
+
+
+@in_virtual_time
+async def test_restored_members_have_the_ttl_from_when_the_coordinator_serves():
+    """Reading a large state takes longer than the TTL, and so does binding the ports behind it."""
+    engine, loop = MemoryEngine(), asyncio.get_running_loop()
+    async with driving(engine, clock=LoopClock()) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        node = join(driver)
+        await one.hears(GroupJoined)
+        complete = await node.hears(RoundComplete)
+    async with driving(engine, clock=LoopClock()) as driver:
+        await asyncio.sleep(2 * TTL)
+        driver.serve()
+        await asyncio.sleep(TTL - 1.0)
+        zero = Rank(driver, 0, ordinal=of_kind(Welcome, zero.told[0]).ordinals[0]).hello().arrive()
+        again = join(driver, complete.round)
+        await again.hears(RoundComplete)
+        decision = await zero.hears(Decision)
+        assert loop.time() == START + 3 * TTL
+        assert [one.rank for one in decision.missing] == [1]
+
+
+def stand_still(seconds: float) -> None:
+    """This process is stopped, as by SIGSTOP, while the clock goes on."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.now += seconds
+
+
+@in_virtual_time
+async def test_barrier_waits_for_queued_arrivals_when_the_coordinator_was_paused():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        zero.arrive(timeout=20.0)
+        await settle()
+        stand_still(60.0)
+        await asyncio.sleep(0.5)
+        one.arrive()
+        assert (await zero.hears(Decision)).outcome is Outcome.RELEASED
+
+
+@in_virtual_time
+async def test_member_that_comes_back_is_not_given_up_when_the_coordinator_was_paused():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        zero, one = (Rank(driver, number).hello() for number in range(2))
+        zero.arrive()
+        await one.hears(GroupJoined)
+        driver.disconnect(one.id)
+        driver.submit(Disconnected(one.id))
+        await asyncio.sleep(TTL / 2)
+        stand_still(TTL)
+        await asyncio.sleep(0.5)
+        Rank(driver, 1, ordinal=of_kind(Welcome, one.told[0]).ordinals[0]).hello().arrive()
+        assert (await zero.hears(Decision)).outcome is Outcome.RELEASED
+
+
+@in_virtual_time
+async def test_barrier_times_out_a_moment_after_the_coordinator_was_paused():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        zero = Rank(driver, 0).hello().arrive(timeout=20.0)
+        await settle()
+        stand_still(60.0)
+        assert (await zero.hears(Decision)).outcome is Outcome.TIMED_OUT
+        assert asyncio.get_running_loop().time() == START + 60.0 + COMING_BACK
+
+
+@in_virtual_time
+async def test_barrier_times_out_when_the_coordinator_is_always_late():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        zero = Rank(driver, 0).hello().arrive(timeout=20.0)
+        await settle()
+        while Decision not in zero.heard:
+            stand_still(60.0)
+            await settle()
+        assert asyncio.get_running_loop().time() == START + 60.0 * (MAX_PUT_OFF + 1)
+
+
+@in_virtual_time
+async def test_first_event_begins_the_time_of_restored_members():
+    engine = MemoryEngine()
+    async with driving(engine, clock=LoopClock()) as driver:
+        zero = Rank(driver, 0).hello()
+        await zero.hears(GroupJoined)
+    async with driving(engine, clock=LoopClock()) as driver:
+        await asyncio.sleep(2 * TTL)
+        one = Rank(driver, 1).hello().arrive()
+        await one.hears(Decision)
+        assert asyncio.get_running_loop().time() == START + 3 * TTL
 
 
 # ---------------------------------------------------------------------- the end

@@ -115,6 +115,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             port = await start_rpc(rpc.server, config.listen, gate)
             http = await start_site(site, config, gate)
             await part.serving()
+            driver.serve()
             warn_if_open(config)
             log.info(
                 "serving",

@@ -27,6 +27,7 @@ from muster.service.core.effects import (
     RunRecord,
     SaveRecord,
     SaveRequested,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -174,9 +175,11 @@ class Coordinator:
         return min((time for time in times if time is not None), default=None)
 
     def restore(self, records: Iterable[Record], now: Instant) -> None:
-        """Take the durable state back, once, before the first event.
+        """Take the durable state back, once, before :meth:`serve`.
 
-        Every process that was there has the session TTL, counted from now, to come back.
+        Args:
+            records: the state.
+            now: this moment.
         """
         kept: dict[type, list[Record]] = {}
         for record in records:
@@ -204,6 +207,9 @@ class Coordinator:
         for record in kept.get(CheckpointsRecord, []):
             assert isinstance(record, CheckpointsRecord)
             self.runs[record.run_id].checkpoints.restore(record)
+        for record in kept.get(ShapeRecord, []):
+            assert isinstance(record, ShapeRecord)
+            self.runs[record.run_id].groups[record.prefix].restore_shape(record)
         for record in kept.get(SpeakerRecord, []):
             assert isinstance(record, SpeakerRecord)
             self._restore_speaker(record, now)
@@ -218,6 +224,20 @@ class Coordinator:
                 for group in run.groups.values():
                     group.refresh(process.rank)
         self.forgetting.restore(now)
+
+    def serve(self, now: Instant) -> None:
+        """Callers can reach the coordinator from now on.
+
+        Processes that were there before have the session TTL to come back, and nodes their keep-alive
+        timeout, counted from now: reading the state takes seconds, in which nobody can come.
+        """
+        for run in self.runs.values():
+            for process in run.roster:
+                if process.state is MemberState.DISCONNECTED:
+                    process.disconnect(now.monotonic)
+                    self._timers.arm(process, now.monotonic + self.session_ttl)
+            run.rendezvous.serve(now)
+        self.forgetting.serve(now)
 
     def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
         rounds: dict[str, list[RoundRecord]] = {}
@@ -256,8 +276,6 @@ class Coordinator:
             )
             if group.generation == run.generation:
                 run.roster.add(process)
-                if process.state is MemberState.DISCONNECTED:
-                    self._timers.arm(process, now.monotonic + self.session_ttl)
         group.restore_speaker(process, record.start_sequence, record.shape)
 
     # ------------------------------------------------------------------ streams, and time
@@ -284,7 +302,7 @@ class Coordinator:
                 self.forgetting.review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
-            elif (run := self._expire(item, now, effects)) is not None:
+            elif (run := self._process_on_time(item, now, effects)) is not None:
                 runs[run.run_id] = run
         # All who died at once are known before a barrier fails, so that its report names them all.
         for run in runs.values():
@@ -297,18 +315,31 @@ class Coordinator:
                 self.forgetting.used(self.runs.get(group.run_id), now, effects)
         self.forgetting.review(now, effects)
 
-    def _expire(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Give a process up whose session did not come back, if that is still so."""
+    def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
+        """Give a process up whose session did not come back, and end the time in which it may be an heir.
+
+        Returns:
+            Its run, if its barriers are to be checked.
+        """
         run = self.runs.get(process.run_id)
-        if run is None or not run.owns(process) or process.state is not MemberState.DISCONNECTED:
+        if run is None or not run.owns(process):
             return None
-        due = process.since + self.session_ttl
-        if now.monotonic < due:
-            self._timers.arm(process, due)
-            return None
-        process.expire()
-        run.gone(process, effects)
-        return run
+        changed = False
+        if process.heir_until is not None:
+            if now.monotonic < process.heir_until:
+                self._timers.arm(process, process.heir_until)
+            else:
+                run.end_heir(process)
+                changed = True
+        if process.state is MemberState.DISCONNECTED:
+            due = process.since + self.session_ttl
+            if now.monotonic < due:
+                self._timers.arm(process, due)
+            else:
+                process.expire()
+                run.gone(process, effects)
+                changed = True
+        return run if changed else None
 
     # ------------------------------------------------------------------ barriers
 

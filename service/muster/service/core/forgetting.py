@@ -29,17 +29,20 @@ class Forgetting:
         self._next_review = -math.inf
         """They pause until then."""
         self._began = -math.inf
-        """When the state was taken back."""
+        """When the coordinator began to serve."""
         self._taken_back: set[Run] = set()
         """The runs of that state."""
 
     def restore(self, now: Instant) -> None:
         """The runs were taken back: look at each in its time."""
-        self._began = now.monotonic
         self._taken_back = set(self._runs.values())
         for run in self._runs.values():
             # What an older version kept is looked at soon, so that its time is written down.
             self._reviews.arm(run, self._retention.due(run) if run.noted is not None else now.monotonic)
+
+    def serve(self, now: Instant) -> None:
+        """Callers can come back from now on."""
+        self._began = now.monotonic
 
     def next_time(self) -> float | None:
         """When there may be a run to look at, on the monotonic clock."""

@@ -12,7 +12,6 @@ The rules of design.md §3 that are kept here, each in the method named:
 - the newest incarnation speaks (11), and is told where it stands (12): ``join``
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from muster.service.core.effects import (
     Look,
     Progress,
     Refused,
+    ShapeRecord,
     SpeakerRecord,
 )
 from muster.service.core.elapsed import elapsed
@@ -46,6 +46,7 @@ from muster.service.core.model import (
 from muster.service.core.process import Process, answer, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.roster import Roster
+from muster.service.core.shapes import Shapes
 from muster.service.core.timers import Alarms
 
 
@@ -59,6 +60,8 @@ class Speaker:
     shape: Shape
     last: int | None = None
     """The last sequence that it arrived at, as far as is known."""
+    refused: int = 0
+    """The last sequence at which its arrival was refused: it has heard all decisions before that."""
     binds: bool = False
     """Whether its shape is counted among those of the living."""
 
@@ -107,12 +110,12 @@ class Group:
         self._former: dict[int, SpeakerRecord] = {}
         """By rank: the process of an earlier life that arrived at the newest release, and may not have heard
         it yet. A newer process of the rank takes its place."""
+        self._behind: int | None = None
+        """A rank that had still to hear the oldest decision when that was looked for last."""
         self._gone: set[int] = set()
         """Ranks for which nobody is left to arrive."""
-        self._shapes: Counter[Shape] = Counter()
-        """The shapes of the living speakers; more than one is a disagreement."""
-        self._interned: dict[Shape, Shape] = {}
-        """One object per shape, so that arrivals compare shapes by identity."""
+        self._shapes = Shapes(run_id, prefix)
+        """Of the speakers; more than one of living speakers is a disagreement."""
         self._refresh_all()
 
     # ------------------------------------------------------------------ restoring
@@ -124,12 +127,19 @@ class Group:
         if decision.outcome is Outcome.RELEASED and decision.generation == self.generation:
             self._last_release = decision.sequence
 
-    def restore_speaker(self, process: Process, start: int, shape: Shape) -> None:
-        """Take back a speaker from storage, after the decisions."""
+    def restore_shape(self, record: ShapeRecord) -> None:
+        """Take back a shape from storage, before the speakers."""
+        self._shapes.restore(record)
+
+    def restore_speaker(self, process: Process, start: int, shape: Shape | int) -> None:
+        """Take back a speaker from storage, after the decisions.
+
+        Raises:
+            KeyError: its shape has no record.
+        """
         released = self._last_release
         last = released if released is not None and start <= released else None
-        shape = self._interned.setdefault(shape, shape)
-        self.speakers[process.rank] = Speaker(process, start, shape, last)
+        self.speakers[process.rank] = Speaker(process, start, self._shapes.restored(shape), last)
         process.prefixes.add(self.prefix)
 
     def restore_former(self, record: SpeakerRecord) -> None:
@@ -189,30 +199,28 @@ class Group:
         returns = self._is_former(process.rank, process.incarnation)
         start = self._start_of(process.rank, process.incarnation)
         self._former.pop(process.rank, None)
+        joined = Speaker(process, start, self._shapes.add(shape), last=start if returns else None)
         if speaker is not None:
             self._withdraw(speaker, process, effects)
-        shape = self._interned.setdefault(shape, shape)
-        joined = Speaker(process, start, shape, last=start if returns else None)
         self.speakers[process.rank] = joined
         process.prefixes.add(self.prefix)
-        effects.records.append(self._speaker_record(joined))
+        self._keep_speaker(joined, effects)
         self.refresh(process.rank)
         return start
 
     @property
     def _is_abandoned(self) -> bool:
         """Whether someone spoke here, and nobody of them lives any more."""
-        return bool(self.speakers) and not any(s.process.state.living for s in self.speakers.values())
+        return bool(self.speakers) and not self._shapes.any_living
 
     def _start_of(self, rank: int, incarnation: str) -> int:
         """The first sequence that an incarnation may arrive at which does not speak for the rank yet."""
         if rank in self.speakers:
             return self.next_sequence
-        if self._last_release is None:
-            return self.first_sequence
-        if self._is_former(rank, incarnation):
-            return self._last_release
-        return max(self.first_sequence, self._last_release + 1)
+        released = self._last_release
+        if released is not None and self._is_former(rank, incarnation):
+            return released
+        return max(self.first_sequence, self._oldest, -1 if released is None else released + 1)
 
     def _is_former(self, rank: int, incarnation: str) -> bool:
         """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
@@ -229,22 +237,17 @@ class Group:
         speaker = self.speakers.get(rank)
         if speaker is not None and speaker.binds != speaker.process.state.living:
             speaker.binds = not speaker.binds
-            self._count_shape(speaker.shape, 1 if speaker.binds else -1)
+            self._shapes.count_living(speaker.shape, 1 if speaker.binds else -1)
         if self._roster.is_gone(rank, speaker.process if speaker else None):
             self._gone.add(rank)
         else:
             self._gone.discard(rank)
 
-    def _count_shape(self, shape: Shape, more: int) -> None:
-        self._shapes[shape] += more
-        if not self._shapes[shape]:
-            del self._shapes[shape]
-
     def standing_changed(self, rank: int, effects: Effects) -> None:
         """A speaker died or came back from the dead: keep that, for the next start."""
         speaker = self.speakers.get(rank)
         if speaker is not None:
-            effects.records.append(self._speaker_record(speaker))
+            self._keep_speaker(speaker, effects)
 
     def begin_life(self, effects: Effects) -> None:
         """Nobody speaks any more; the next sequence is the first of a new life.
@@ -258,11 +261,11 @@ class Group:
         for rank, speaker in self.speakers.items():
             speaker.process.prefixes.discard(self.prefix)
             if same_job and self._last_release is not None and speaker.start <= self._last_release:
-                self._former[rank] = self._speaker_record(speaker)
+                self._former[rank] = self._speaker_record(speaker, speaker.shape)
             else:
                 effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
         self.speakers.clear()
-        self._shapes.clear()
+        self._shapes.clear(effects)
         self.first_sequence = self.next_sequence
         if not same_job:
             self.generation = self._roster.generation
@@ -270,7 +273,6 @@ class Group:
             self._forget_heard(self._kept_from, self.next_sequence, effects)
             self._last_release = None
         self._gone.clear()
-        self._interned.clear()
         self._refresh_all()
         effects.records.append(self.record)
 
@@ -287,7 +289,8 @@ class Group:
         """A newer incarnation takes over: what the older one left open does not count any more."""
         old.process.prefixes.discard(self.prefix)
         if old.binds:
-            self._count_shape(old.shape, -1)
+            self._shapes.count_living(old.shape, -1)
+        self._shapes.remove(old.shape, effects)
         if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
             return
         self.open.withdraw(old.process.rank)
@@ -318,7 +321,8 @@ class Group:
         if sequence >= self.next_sequence:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
-                self._check_unheard(speaker.shape)
+                speaker.refused = sequence
+                self._forget_until(self._check_unheard(speaker.shape, process.rank, sequence), effects)
                 begin = sequence, speaker.shape, timeout, progress_after, now.monotonic
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
@@ -387,7 +391,7 @@ class Group:
             return None  # Of the barrier that it will find aborted.
         self._check_arrival(name, sequence, upcoming, arrival)
         if self.open is None and not anew:
-            self._check_unheard(shape)
+            self._check_unheard(shape, arrival.rank, sequence)
         return None
 
     def _decided(self, process: Process | str, start: int, sequence: int) -> Decision:
@@ -415,9 +419,23 @@ class Group:
             )
         return decision
 
-    def _check_unheard(self, shape: Shape) -> None:
-        unheard = self.next_sequence - self._unheard_from
+    def _check_unheard(self, shape: Shape, rank: int, sequence: int) -> int:
+        """Refuse the first arrival at a barrier if too many decisions must still be heard.
+
+        Args:
+            shape: of the barrier.
+            rank: the rank that arrives.
+            sequence: the barrier.
+
+        Returns:
+            The first decision that a rank must still hear. While there is room, it may be a later one.
+        """
         most = self._limits.unheard_decisions(shape.size)
+        needed = self._unheard_from
+        if self.next_sequence - needed > most * 3 // 4:
+            # Before it is urgent: after a restart nobody knows who heard what, until all arrive again.
+            needed = self._needed_from(shape, rank, sequence)
+        unheard = self.next_sequence - needed
         if unheard >= most:
             raise limit_exceeded(
                 "max_unheard_decisions",
@@ -425,6 +443,28 @@ class Group:
                 f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
                 "a release, and a rank that was missing must still hear each of them",
             )
+        return needed
+
+    def _needed_from(self, shape: Shape, rank: int, sequence: int) -> int:
+        """The first decision that a rank must still hear, when ``rank`` arrives at ``sequence``."""
+        oldest, lowest = self._unheard_from, sequence
+        known = self._behind
+        if known is not None and known != rank and known in shape and self._needs(known) <= oldest:
+            return oldest
+        for other in shape:
+            needs = sequence if other == rank else self._needs(other)
+            if needs <= oldest:
+                self._behind = other
+                return oldest
+            lowest = min(lowest, needs)
+        return lowest
+
+    def _needs(self, rank: int) -> int:
+        """The first decision that a rank may still ask for: who arrives has heard all that came before."""
+        speaker = self.speakers.get(rank)
+        if speaker is None:
+            return self._start_of(rank, "")
+        return max(speaker.start if speaker.last is None else speaker.last, speaker.refused)
 
     def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
         """Decide, if there is nothing left to wait for after an arrival at the open barrier."""
@@ -439,7 +479,7 @@ class Group:
             barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
             self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects, process.rank)
             return
-        if speaker.shape is not barrier.shape or len(self._shapes) > 1:
+        if speaker.shape is not barrier.shape or self._shapes.disagree:
             other = self._disagreeing(speaker)
             if other is not None:
                 self._decide(Outcome.MISMATCHED, _disagreement(speaker, other), now, effects)
@@ -459,7 +499,7 @@ class Group:
         arrived = self.open.arrivals if self.open else {}
         for other in self.speakers.values():
             counts = other.binds or arrived.get(other.process.rank) is other.process
-            if counts and other.shape != speaker.shape:
+            if counts and other.shape is not speaker.shape:
                 return other
         return None
 
@@ -571,7 +611,7 @@ class Group:
             if rank not in barrier.arrivals:
                 # Not needed, and not there: it must not hear of this release as if it had arrived.
                 speaker.start = barrier.sequence + 1
-                effects.records.append(self._speaker_record(speaker))
+                self._keep_speaker(speaker, effects)
 
     @property
     def _kept_from(self) -> int:
@@ -581,7 +621,12 @@ class Group:
     @property
     def _unheard_from(self) -> int:
         """No rank of this life needs a decision before this one."""
-        return max(self.first_sequence, self._kept_from)
+        return max(self.first_sequence, self._kept_from, self._oldest)
+
+    @property
+    def _oldest(self) -> int:
+        """The first decision that is kept."""
+        return next(iter(self.decisions), self.next_sequence)
 
     def _forget_heard(self, start: int, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
@@ -606,8 +651,16 @@ class Group:
         A process of theirs that comes back later than that is told to join again.
         """
         most = self._limits.unheard_decisions(ranks)
-        while len(self.decisions) > most and (oldest := next(iter(self.decisions))) < self._unheard_from:
-            self._forget(oldest, effects)
+        while len(self.decisions) > most and self._oldest < self._unheard_from:
+            self._forget(self._oldest, effects)
+
+    def _forget_until(self, sequence: int, effects: Effects) -> None:
+        """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
+        if sequence <= self._unheard_from:
+            return
+        most = self._limits.unheard_decisions(max(one.required for one in self.decisions.values())) // 2
+        while len(self.decisions) > max(1, most) and self._oldest < sequence:
+            self._forget(self._oldest, effects)
 
     def _forget(self, sequence: int, effects: Effects) -> None:
         del self.decisions[sequence]
@@ -705,7 +758,11 @@ class Group:
             newer_pid=newer.pid,
         )
 
-    def _speaker_record(self, speaker: Speaker) -> SpeakerRecord:
+    def _keep_speaker(self, speaker: Speaker, effects: Effects) -> None:
+        shape = self._shapes.reference(speaker.shape, effects)
+        effects.records.append(self._speaker_record(speaker, shape))
+
+    def _speaker_record(self, speaker: Speaker, shape: Shape | int) -> SpeakerRecord:
         process = speaker.process
         state = process.state
         if not state.gone:
@@ -719,7 +776,7 @@ class Group:
             host=process.host,
             pid=process.pid,
             start_sequence=speaker.start,
-            shape=speaker.shape,
+            shape=shape,
             state=state,
             life=self.first_sequence,
         )
@@ -727,7 +784,8 @@ class Group:
 
 def _takes_over(newest: Process, speaker: Process) -> bool:
     """Whether a rank's newest process, which has not joined, is the one to name for it."""
-    return newest.ordinal > speaker.ordinal and speaker.state.gone and not newest.state.gone
+    heir = newest.heir_until is not None and not newest.state.gone
+    return newest.ordinal > speaker.ordinal and speaker.state.gone and heir
 
 
 def _shape_text(shape: Shape) -> str:

@@ -10,6 +10,10 @@ from muster.service.core.effects import NO_RANKS, Delivery, Effects
 from muster.service.core.events import SessionId
 from muster.service.core.model import Decision, MemberState, Sight, Step
 
+HEIR_TIME = 60.0
+"""Seconds after its first hello in which a process may take over the groups of a dead process of its rank.
+One that has not joined by then is a helper: nobody waits for it in place of the dead one."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
@@ -38,6 +42,9 @@ class Process:
     noticed late, and an eviction is another's word. -inf if it was gone before a restart."""
     past: bool = False
     """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
+    heir_until: float | None = None
+    """Until when it may take over the groups of a dead process of its rank, on the monotonic clock; None: no
+    more, or its rank had no other process at its first hello."""
     prefixes: set[str] = field(default_factory=set)
     """The groups that it speaks in."""
     sight: Sight | None = None

@@ -219,7 +219,7 @@ class Rendezvous:
             self._vacate(node, effects)
             self._move_to(ask.session, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
-        if not self._others_there(node):
+        if self._alone(node):
             self.settings = ask.settings
         self._arrivals += 1
         node.arrival = self._arrivals
@@ -439,12 +439,15 @@ class Rendezvous:
             self._last_call = now.monotonic + settings.last_call_timeout
             self._timers.arm(self, self._last_call)
         full = count >= settings.max_nodes
-        if (full or now.monotonic >= self._last_call) and self._all_there():
+        if (full or now.monotonic >= self._last_call) and self._all_content(count):
             self._complete_round(now, effects)
 
-    def _all_there(self) -> bool:
-        """Whether no participant's stream is lost: a round is not begun with a node that may be dead."""
-        return all(node.session is not None for node in self._places.participants.values())
+    def _all_content(self, count: int) -> bool:
+        """Whether a round of so many nodes is what every participant asked for, and none may be dead."""
+        return all(
+            node.session is not None and node.settings.min_nodes <= count <= node.settings.max_nodes
+            for node in self._places.participants.values()
+        )
 
     def _complete_round(self, now: Instant, effects: Effects) -> None:
         nodes = self.of(NodeStanding.PARTICIPANT)
@@ -508,22 +511,32 @@ class Rendezvous:
     # ------------------------------------------------------------------ refusals
 
     def _check_settings(self, ask: JoinRendezvous, own: Node | None) -> None:
-        """All nodes must want the same; a node that is alone may want what it likes."""
-        if self.settings is None or not self._others_there(own):
+        """All nodes must want the same; a node that is alone may want what it likes.
+
+        A node that is away may come back within its keep-alive timeout, so it binds the others until then.
+        """
+        if self.settings is None or self._alone(own):
             return
         wanted = ask.settings.min_nodes, ask.settings.max_nodes
         agreed = self.settings.min_nodes, self.settings.max_nodes
-        if wanted != agreed:
-            raise Refusal(
-                Reason.SETTINGS_DIFFER,
-                f"node {report.node_name(ask.node)} asks for {report.nodes_wanted(ask.settings)}, and the "
-                f"nodes of run {self.run_id} for {report.nodes_wanted(self.settings)}. Start every node with "
-                "the same --nnodes.",
+        if wanted == agreed:
+            return
+        text = (
+            f"node {report.node_name(ask.node)} asks for {report.nodes_wanted(ask.settings)}, and the "
+            f"nodes of run {self.run_id} for {report.nodes_wanted(self.settings)}. Start every node with "
+            "the same --nnodes."
+        )
+        if all(node.session is None for node in self if node is not own):
+            most = max(node.settings.keep_alive_timeout for node in self if node is not own)
+            text += (
+                " The connections of these nodes are lost at present; their places are given up "
+                f"{report.seconds(most)} after that, and then the node may join."
             )
+        raise Refusal(Reason.SETTINGS_DIFFER, text)
 
-    def _others_there(self, own: Node | None) -> bool:
-        """Whether another node has its stream open: one that is away may be dead, and binds nobody."""
-        return any(node is not own and node.session is not None for node in self)
+    def _alone(self, own: Node | None) -> bool:
+        """Whether no other node has a place."""
+        return all(node is own for node in self)
 
     def _removed(self, ask: JoinRendezvous) -> Refusal:
         gone = next((one for one in self.departed if one.info.incarnation == ask.node.incarnation), None)
@@ -568,8 +581,7 @@ class Rendezvous:
     ) -> None:
         """Take the durable state back: the last rounds, and who was in the complete one.
 
-        Every node has its keep-alive timeout, counted from now, to come back. Joins that wait are soft:
-        their nodes ask again.
+        Joins that wait are soft: their nodes ask again.
         """
         self.rounds.extend(sorted(rounds, key=lambda record: record.round))
         if not self.rounds:
@@ -590,10 +602,16 @@ class Rendezvous:
             self._places.participants[record.node.incarnation] = node
             self._ranks[record.node.incarnation] = record.rank
             self.settings = record.settings
-            self._timers.arm(self, now.monotonic + record.settings.keep_alive_timeout)
         self.complete = bool(self._places.participants)
         if not self.complete:
             self.round += 1
+
+    def serve(self, now: Instant) -> None:
+        """Every node of the round has its keep-alive timeout, counted from now, to come back."""
+        for node in self:
+            if node.session is None:
+                node.since = now.monotonic
+                self._timers.arm(self, now.monotonic + node.settings.keep_alive_timeout)
 
 
 def run_closed(run_id: str, closed: Closed) -> Refusal:

@@ -11,6 +11,8 @@ class Roster:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self._by_rank: dict[int, list[Process]] = {}
+        self._living: set[Process] = set()
+        """The processes of the roster that live, so that a hello need not look at every rank."""
 
     def __iter__(self) -> Iterator[Process]:
         for rank in sorted(self._by_rank):
@@ -38,10 +40,19 @@ class Roster:
         kept.append(process)
         kept.sort(key=lambda p: p.ordinal)
         self._by_rank[process.rank] = kept
+        self.refresh(process)
+
+    def refresh(self, process: Process) -> None:
+        """Count a process of the roster as living, or no more, after its state changed."""
+        if process.state.living:
+            self._living.add(process)
+        else:
+            self._living.discard(process)
 
     def clear(self) -> None:
         """Forget everyone."""
         self._by_rank.clear()
+        self._living.clear()
 
     def pass_on(self, begun: float | None) -> None:
         """Everyone has gone, and a newcomer comes that may be of the same life of the job, or of its next.
@@ -57,7 +68,7 @@ class Roster:
     @property
     def deserted(self) -> bool:
         """Whether nobody lives any more."""
-        return not any(process.state.living for process in self)
+        return not self._living
 
     def is_gone(self, rank: int, speaker: Process | None) -> bool:
         """Whether nobody is left to arrive for a rank (design rule 6).
@@ -65,11 +76,12 @@ class Roster:
         Args:
             rank: the rank.
             speaker: the process that spoke for the rank in the group in question, if any. A newer
-                living process of the rank may yet join and take its place; an older one may not.
+                living process of the rank may join for a while and take its place; an older one may not.
         """
         if speaker is not None and not speaker.state.gone:
             return False
         heirs = self.of_rank(rank)
         if speaker is not None:
-            return not any(p.ordinal > speaker.ordinal and not p.state.gone for p in heirs)
+            newer = (p for p in heirs if p.ordinal > speaker.ordinal and not p.state.gone)
+            return all(p.heir_until is None for p in newer)
         return all(p.state.gone for p in heirs) and not all(p.past for p in heirs)

@@ -9,7 +9,7 @@ from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, Pro
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
 from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
-from muster.service.core.process import Process, audience
+from muster.service.core.process import HEIR_TIME, Process, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
@@ -172,6 +172,7 @@ class Run:
         process = self.roster.find(info.rank, info.incarnation)
         if process is None:
             self._restart_if_deserted(info, now, effects)
+            heir_until = now.monotonic + HEIR_TIME if self.roster.of_rank(info.rank) else None
             process = Process(
                 run_id=self.run_id,
                 rank=info.rank,
@@ -187,8 +188,11 @@ class Run:
                 last_here=now.monotonic,
                 relay=relay,
                 node_rank=info.node_rank,
+                heir_until=heir_until,
             )
             self.roster.add(process)
+            if heir_until is not None:
+                self._timers.arm(process, heir_until)
             self._refresh(process)
         else:
             was_gone = not process.state.living
@@ -262,12 +266,18 @@ class Run:
         why = f": {report.shown(reason)}" if reason else ""
         effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
 
+    def end_heir(self, process: Process) -> None:
+        """A process may not take over for the dead of its rank any more. The caller checks the barriers."""
+        process.heir_until = None
+        self._refresh(process)
+
     def check(self, now: Instant, effects: Effects) -> None:
         """Fail every barrier that needs a rank that is gone."""
         for group in self.groups.values():
             group.check(now, effects)
 
     def _refresh(self, process: Process) -> None:
+        self.roster.refresh(process)
         for group in self.groups.values():
             group.refresh(process.rank)
 

@@ -67,7 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
 
@@ -78,7 +78,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
 
@@ -90,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     await behavior(requests, context)
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
 
@@ -103,9 +103,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(_each_parsed(parse, requests, method), context):
                         yield response
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
+
+
+async def end_with(refusal: Refusal, context: Any) -> None:
+    """End a call with the status of a refusal.
+
+    gRPC keeps the exception of the abort with the call, and its traceback keeps the call: a cycle that would
+    hold a large request or answer until the next full garbage collection.
+    """
+    try:
+        await context.abort_with_status(errors.grpc_status(refusal))
+    except grpc.aio.AbortError as abort:
+        abort.__traceback__ = abort.__context__ = None
 
 
 async def _each_parsed(parse: Parse | None, requests: Any, method: str) -> AsyncIterator[Any]:

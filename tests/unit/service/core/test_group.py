@@ -6,6 +6,7 @@ from muster.service.core.effects import GroupJoined, Refused
 from muster.service.core.events import Abort, Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, MissingState, Outcome
+from muster.service.core.process import HEIR_TIME
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
 from tests.support.expect import of_kind, some
@@ -915,6 +916,64 @@ def test_a_latecomer_of_a_new_generation_starts_at_the_generations_first_sequenc
     one = world.start(1, generation=1)
     assert one.join() == 1
     assert one.arrive() == failed
+
+
+@pytest.mark.parametrize("acts_elsewhere", [False, True])
+def test_helper_does_not_hide_the_death_of_its_trainer(world, acts_elsewhere):
+    zero, one = world.ranks()
+    helper = world.start(1)
+    if acts_elsewhere:
+        helper.join("helper")
+    world.wait(HEIR_TIME)
+    zero.arrive()
+    one.die()
+    world.wait(TTL)
+    assert zero.outcomes == [Outcome.MEMBER_LOST]
+    (missing,) = zero.last.missing
+    assert (missing.pid, missing.state) == (one.pid, MissingState.CONNECTION_LOST)
+    world.assert_good()
+
+
+def test_new_helper_hides_the_death_of_its_trainer_for_a_while_only(world):
+    zero, one = world.ranks()
+    world.wait(100.0)
+    world.start(1)
+    zero.arrive()
+    one.die()
+    world.wait(HEIR_TIME - 1.0)
+    assert zero.outcomes == []
+    world.wait(1.0)
+    assert zero.outcomes == [Outcome.MEMBER_LOST]
+    assert zero.last.missing[0].pid == one.pid
+
+
+def test_new_helper_that_was_away_for_a_moment_is_an_heir_no_longer_than_before(world):
+    zero, one = world.ranks()
+    helper = world.start(1)
+    world.wait(HEIR_TIME - TTL / 2)
+    helper.lose_connection()
+    zero.arrive()
+    one.die()
+    world.wait(1.0)
+    helper.connect()
+    world.wait(TTL)
+    assert zero.outcomes == [Outcome.MEMBER_LOST]
+
+
+def test_new_process_takes_over_from_a_dead_one_within_its_time(world):
+    zero, one = world.ranks()
+    zero.arrive()
+    one.lose_connection()
+    world.wait(TTL - 1.0)
+    new = world.start(1)
+    world.wait(HEIR_TIME - 1.0)
+    assert zero.outcomes == []
+    assert new.arrive().outcome is Outcome.RELEASED
+    world.wait(2.0)
+    new.die()
+    zero.arrive()
+    world.wait(TTL)
+    assert zero.outcomes == [Outcome.RELEASED, Outcome.MEMBER_LOST]
 
 
 def test_a_single_restarted_rank_back_within_the_ttl_takes_part_in_the_open_barrier(world):

@@ -7,7 +7,7 @@ import pytest
 from muster.service.core.effects import Refused
 from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
-from muster.service.core.model import Outcome
+from muster.service.core.model import Decision, Outcome
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
 from tests.support.expect import some
@@ -120,6 +120,55 @@ def test_limits_not_luck_too_many_decisions_in_a_row_that_someone_must_still_hea
     assert world.group().open is None
     late = world.start(1)
     assert [late.arrive() for _ in failed] == failed
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_group_goes_on_when_every_rank_heard_each_of_many_failures(restarts):
+    world = World(3, limits=Limits(max_unheard_decisions=20))
+    clients = world.ranks()
+    for sequence in range(100):
+        clients[sequence % 3].arrive(failure="no")
+        for client in clients:
+            if client is not clients[sequence % 3]:
+                assert some(client.arrive()).outcome is Outcome.ABORTED
+        if restarts and sequence % 7 == 0:
+            world.crash()
+            for client in clients:
+                client.connect()
+    assert [client.refusals for client in clients] == [[]] * 3
+    assert len(world.disk.of_kind(Decision)) <= 20
+    for client in clients:
+        client.arrive()
+    assert [client.last.outcome for client in clients] == [Outcome.RELEASED] * 3
+
+
+def test_rank_that_has_not_heard_the_failures_still_bounds_them_and_is_waited_for():
+    world = World(3, limits=Limits(max_unheard_decisions=20))
+    zero, one = (world.start(rank) for rank in range(2))
+    for _ in range(20):
+        zero.arrive(failure="no")
+        one.arrive()
+    for client in (zero, one):
+        event = Arrive(some(client.session), CKPT, 20, TIMEOUT, (Arrival(client.rank),))
+        assert_limited(world.refused(event), "max_unheard_decisions", 20, "20 decisions in a row")
+    late = world.start(2)
+    for _ in range(20):
+        assert some(late.arrive()).outcome is Outcome.ABORTED
+    for client in (late, zero, one):
+        client.arrive()
+    assert one.last.outcome is Outcome.RELEASED
+    world.assert_good()
+
+
+def test_rank_outside_the_shape_starts_behind_the_failures_that_all_others_heard():
+    world = World(2, limits=Limits(max_unheard_decisions=4))
+    clients = world.ranks()
+    for _ in range(10):
+        clients[0].arrive(failure="no")
+        clients[1].arrive()
+    stranger = world.start(2)
+    stranger.join(world_size=3)
+    assert stranger.seats[CKPT].position == min(world.group().decisions) > 0
 
 
 def test_limits_not_luck_a_new_generation_may_go_on_after_too_many_failures():

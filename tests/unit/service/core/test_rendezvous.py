@@ -849,14 +849,45 @@ def test_a_later_round_too_is_numbered_above_the_generation_that_has_been():
     assert world.rendezvous.round == 4
 
 
-def test_the_dead_do_not_bind_the_settings_of_a_job_that_is_started_again():
+@pytest.mark.parametrize("restarts", [False, True])
+def test_nodes_that_are_away_bind_the_settings_until_their_places_are_given_up(restarts):
+    world = RendezvousWorld(nodes(2))
+    agents = world.several("a", "b")
+    for agent in agents:
+        agent.lose_stream()
+    if restarts:
+        world.crash()
+    stray = world.agent("c", settings=nodes(1))
+    assert stray.reason is Reason.SETTINGS_DIFFER
+    assert "are lost at present; their places are given up 15 s after that" in some(stray.refusal).message
+    for agent in agents:
+        agent.connect()
+    for agent in agents:
+        agent.join()
+    assert world.ranks_of(*agents) == [0, 1]
+    assert [agent.reason for agent in agents] == [None, None]
+
+
+def test_lost_nodes_bind_no_settings_after_their_keep_alive_timeout():
     world = RendezvousWorld(nodes(2))
     for agent in world.several("a", "b"):
         agent.lose_stream()
-    c = world.agent("c", settings=nodes(1))
-    assert c.reason is None
     world.wait(KEEP_ALIVE)
-    assert world.rendezvous.complete
+    c = world.agent("c", settings=nodes(1))
+    assert c.place == RoundComplete(1, 0, 1)
+
+
+def test_round_that_forms_keeps_its_settings_while_all_nodes_are_away():
+    world = RendezvousWorld(nodes(4))
+    agents = world.several("a", "b", "c")
+    for agent in agents:
+        agent.lose_stream()
+    stray = world.agent("x", settings=nodes(2))
+    assert stray.reason is Reason.SETTINGS_DIFFER
+    for agent in agents:
+        agent.connect()
+    agents.append(world.agent("d"))
+    assert world.ranks_of(*agents) == [0, 1, 2, 3]
 
 
 def test_those_who_time_out_a_moment_apart_are_one_company():

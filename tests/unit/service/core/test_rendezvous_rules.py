@@ -5,6 +5,8 @@ What must hold at every step is watched by :mod:`tests.support.rendezvous_world`
 passed.
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -112,6 +114,28 @@ class Job(RuleBasedStateMachine):
             agent.lose_stream()
             self.world.crash_next = crash
             agent.leave_unheard("scaled down")
+
+    @rule(fewest=st.integers(1, 3), crash=crashes)
+    def a_stray_node_asks_for_other_settings(self, fewest: int, crash: Crash | None) -> None:
+        """It belongs to another job. It must not replace what the nodes that have a place agreed on."""
+        own = self.world.settings
+        most = own.max_nodes - 1 or own.max_nodes + 1
+        settings = replace(own, min_nodes=min(fewest, most), max_nodes=most)
+        before = [agent for agent in self.world.agents if self.has_place(agent)]
+        self.world.crash_next = crash
+        stray = self.world.agent("stray", settings)
+        self.gone.add(stray)
+        if stray.session is not None:
+            assert not before, "the settings of nodes that have a place are replaced"
+        elif stray.refusal is not None:
+            assert stray.refusal.reason in (Reason.SETTINGS_DIFFER, Reason.RUN_CLOSED)
+            stray.refusal = None
+        self.world.crash_next = None
+        stray.leave()
+
+    def has_place(self, agent: Agent) -> bool:
+        run = self.world.coordinator.runs.get(RUN)
+        return run is not None and run.rendezvous.find(agent.incarnation) is not None
 
     @rule(number=index)
     def a_node_is_killed(self, number: int) -> None:

@@ -1,8 +1,11 @@
 import pytest
 
+from muster.service.core.effects import Effects, Welcome
+from muster.service.core.events import Hello, ProcessInfo
 from muster.service.core.model import MemberState
 from muster.service.core.process import Process
 from muster.service.core.roster import Roster
+from tests.support.core_world import RUN, World
 
 
 def a_process(ordinal, state=MemberState.CONNECTED, rank=0):
@@ -57,6 +60,32 @@ def test_it_is_deserted_when_nobody_lives():
     assert not a_roster(a_process(1, MemberState.LEFT), a_process(2, MemberState.DISCONNECTED)).deserted
 
 
+def test_roster_is_deserted_once_its_last_living_process_is_refreshed_as_dead():
+    process = a_process(1)
+    roster = a_roster(process)
+    process.leave(5.0)
+    roster.refresh(process)
+    assert roster.deserted
+    process.connect(session=2, now=6.0)
+    roster.refresh(process)
+    assert not roster.deserted
+
+
+def test_hello_looks_at_no_other_rank(monkeypatch):
+    world = World(3)
+    world.start(0)
+    world.start(1)
+
+    def looked_at(self):
+        raise AssertionError("a hello looks at every rank: a job start costs the square of its ranks")
+
+    monkeypatch.setattr(Roster, "__iter__", looked_at)
+    effects = Effects()
+    world.coordinator.step(Hello(9, RUN, 0, (ProcessInfo(2, "p2", "node-0", 7),)), world.instant, effects)
+    (delivery,) = effects.deliveries
+    assert isinstance(delivery.message, Welcome)
+
+
 def test_it_iterates_by_rank_and_forgets_everyone_when_cleared():
     roster = a_roster(a_process(4, rank=2), a_process(3, rank=0), a_process(5, rank=0))
     assert [(p.rank, p.ordinal) for p in roster] == [(0, 3), (0, 5), (2, 4)]
@@ -89,4 +118,7 @@ def test_only_a_newer_process_may_take_the_place_of_a_dead_speaker():
     older, speaker, newer = a_process(1), a_process(2, MemberState.LOST), a_process(3)
     speaker.prefixes.add("checkpoint")
     assert a_roster(older, speaker).is_gone(0, speaker)
+    newer.heir_until = 60.0
     assert not a_roster(speaker, newer).is_gone(0, speaker)
+    newer.heir_until = None
+    assert a_roster(speaker, newer).is_gone(0, speaker)

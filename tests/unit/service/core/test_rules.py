@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from muster.service.core.checkpoints import MAX_FAILURES
 from muster.service.core.effects import Refused
 from muster.service.core.events import Evict, WriteReport
-from muster.service.core.model import MemberState, Outcome, Shape
+from muster.service.core.model import MemberState, Outcome, Ranks, Shape
+from muster.service.core.process import HEIR_TIME, Process
 from muster.service.core.refusal import Reason
 from tests.support.core_lines import Line
 from tests.support.core_world import RUN, Client, Crash, Seat, World
@@ -23,7 +24,9 @@ from tests.support.expect import some
 PREFIXES = ("checkpoint", "checkpoint", "eval")
 SAVES = "checkpoint"
 """The group whose barriers are those of saves."""
-TIMEOUTS = (4.0, 30.0)
+HELPERS = "helper"
+"""The group of processes that are not a rank's trainer."""
+TIMEOUTS = (4.0, 30.0, 300.0)
 
 index = st.integers(0, 11)
 prefixes = st.sampled_from(PREFIXES)
@@ -50,6 +53,8 @@ class Job(RuleBasedStateMachine):
         """Each relay's, by relay and generation."""
         self.evicted: set[int] = set()
         """Ranks, at any time."""
+        self.helpers: set[Client] = set()
+        """Processes of a rank that take part in a group of their own, and in no other."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -71,6 +76,8 @@ class Job(RuleBasedStateMachine):
         return among[number % len(among)] if among else None
 
     def takes_part(self, client: Client, prefix: str) -> bool:
+        if client in self.helpers:
+            return prefix == HELPERS
         return prefix != "eval" or not self.subset or client.rank in self.subset
 
     def shape_of(self, client: Client, prefix: str) -> tuple[int, tuple[int, ...]]:
@@ -93,7 +100,7 @@ class Job(RuleBasedStateMachine):
         self.start_missing_ranks(way)
 
     def start_missing_ranks(self, way: int | None = None) -> None:
-        here = {client.rank for client in self.current}
+        here = {client.rank for client in self.current if client not in self.helpers}
         for rank in sorted(set(range(self.world.world_size)) - here):
             self.start_one(rank, way)
 
@@ -113,6 +120,17 @@ class Job(RuleBasedStateMachine):
             client = self.world.start(rank, generation=self.generation, connect=not late)
             if odd:
                 self.odd.add(client)
+
+    @rule(rank=index, acts=st.booleans(), way=ways)
+    def start_a_helper(self, rank: int, acts: bool, way: int | None) -> None:
+        """It says hello for a rank that may have other processes, and speaks for it elsewhere, if at all."""
+        if len(self.alive) < 9:
+            helper = self.start_one(rank % self.world.world_size, way)
+            self.helpers.add(helper)
+            if acts and helper.session is not None:
+                helper.join(HELPERS, self.world.world_size, (helper.rank,))
+            if acts and helper.session is not None:
+                helper.arrive(HELPERS)
 
     @rule(number=index, how=st.sampled_from(["killed", "killed and started again", "leaves"]), way=ways)
     def a_process_ends(self, number: int, how: str, way: int | None) -> None:
@@ -159,7 +177,7 @@ class Job(RuleBasedStateMachine):
         """It begins when the last rank arrives; and a new process says hello before anyone is back."""
         self.start_missing_ranks()
         self.reconnect_all()
-        current = self.current
+        current = [client for client in self.current if client not in self.helpers]
         for client in current[:-1]:
             self.arrive_of(client, prefix, timeout, str(client.rank).encode(), None)
         for client in current[hears:]:
@@ -232,7 +250,8 @@ class Job(RuleBasedStateMachine):
         joining = [c for c in riders if prefix not in c.seats or c.seats[prefix].position is None]
         if joining and len(shapes) == 1:
             for client in joining:
-                client.seats.setdefault(prefix, Seat(Shape(*min(shapes))))
+                size, participants = min(shapes)
+                client.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
             line.join(joining, prefix, *min(shapes))
         seats = {client: client.seats[prefix] for client in riders if prefix in client.seats}
         ready = {c: s.position for c, s in seats.items() if c.line is line and s.position is not None}
@@ -313,7 +332,7 @@ class Job(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ time and crashes
 
-    @rule(duration=st.sampled_from([0.5, 3.0, 9.0, 11.0, 40.0]), late=st.booleans())
+    @rule(duration=st.sampled_from([0.5, 3.0, 9.0, 11.0, 40.0, 70.0]), late=st.booleans())
     def time_passes(self, duration: float, late: bool) -> None:
         if late:
             self.world.tick(self.world.now + duration)
@@ -345,6 +364,21 @@ class Job(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_in_vain(self) -> None:
         self.world.assert_nobody_waits_in_vain()
+
+    @invariant()
+    def nobody_waits_for_the_dead(self) -> None:
+        """Who may still take the place of a dead process has not been there for long."""
+        for group in (group for run in self.world.coordinator.runs.values() for group in run.groups.values()):
+            speakers = group.speakers if group.open is not None else {}
+            for rank in set(speakers) - set(group.open.arrivals if group.open is not None else ()):
+                dead = speakers[rank].process
+                if dead.state.gone and group.open is not None and rank in group.open.shape:
+                    assert any(self.may_take_over(client, dead) for client in self.world.clients)
+
+    def may_take_over(self, client: Client, dead: Process) -> bool:
+        welcomed = client.welcomed_at
+        newer = client.rank == dead.rank and client.ordinal > dead.ordinal
+        return newer and welcomed is not None and self.world.now < welcomed + HEIR_TIME
 
     @invariant()
     def each_line_speaks_for_those_who_ride_on_it(self) -> None:
@@ -406,7 +440,8 @@ class Job(RuleBasedStateMachine):
                 assert client.rank in self.evicted
             case Reason.SESSION_REPLACED:
                 assert client.broken_session is None or client.session is not None
-            case Reason.SUPERSEDED | Reason.NOT_JOINED:
+            case Reason.SUPERSEDED | Reason.NOT_JOINED | Reason.SEQUENCE_BEHIND:
+                # Whoever took its place may be forgotten with its life: then it goes on where it is told.
                 assert any(
                     other.rank == client.rank and other.ordinal > client.ordinal
                     for other in self.world.clients

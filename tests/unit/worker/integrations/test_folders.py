@@ -1,5 +1,6 @@
 """Folders that all ranks commit, without a coordinator: who arrives at which barrier."""
 
+import errno
 import os
 import pickle
 import threading
@@ -12,17 +13,17 @@ from typing import Any, TypeVar
 import pytest
 
 from muster.checkpoint.committed import MARKER
-from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage
 from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.worker.decision import Outcome
-from muster.worker.errors import BarrierAbortedError, MusterError
+from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.integrations import commitment as module
 from muster.worker.integrations import contents, folders
 from muster.worker.integrations.aside import Aside, Marker, mark_damaged, read
 from muster.worker.integrations.commitment import BEGINS
 from muster.worker.integrations.contents import encoded, leave_note
-from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
+from muster.worker.integrations.folders import FolderSaves, newest, numbered, rotate
 from tests.support.damage import flip
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
@@ -48,7 +49,7 @@ def saves_of(barrier: FakeBarrier) -> tuple[FolderSaves, Any]:
 
 def checkpoint_in(folder: Path) -> Path:
     """One that all ranks have committed."""
-    aside = Aside(folder / "step-1", 0, 0, "folders")
+    aside = Aside(folder / "step-1", 0, 0, "job", "folders")
     aside.prepare()
     aside.unfinished.mkdir(exist_ok=True)
     (aside.unfinished / "weights").write_bytes(b"weights")
@@ -212,11 +213,17 @@ def test_other_jobs_write_beside_it(tmp_path: Path):
 def test_rotation_keeps_what_was_committed_last_whatever_its_number(tmp_path: Path):
     made: list[Path] = []
     for number in (5, 6, 0):
-        aside = Aside(tmp_path / f"checkpoint_{number}", 0, number, "folders")
+        aside = Aside(tmp_path / f"checkpoint_{number}", 0, number, "job", "folders")
         aside.begin()
         aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        os.utime(aside.path / "committed.json", (len(made), len(made)))
+        os.utime(aside.path / MARKER, (-len(made), -len(made)))  # As a copy has another time.
         made.append(aside.path)
+    assert [one.found.marker.order for one in numbered(tmp_path, "checkpoint_") if one.found.marker] == [
+        1,
+        2,
+        3,
+    ]
+    assert newest(tmp_path, "checkpoint_") == made[-1]
     rotate(tmp_path, "checkpoint_", 2, {made[-1]})
     assert [path.exists() for path in made] == [False, True, True]
     rotate(tmp_path, "checkpoint_", 1, {made[1], made[-1]})
@@ -279,6 +286,34 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path / "new" / "job")
+
+
+AWAY = OutcomeUnknownError("the coordinator is away", "save", 0, Outcome.UNKNOWN)
+
+
+@pytest.mark.parametrize("barrier", [0, 1])
+def test_choice_after_one_whose_end_is_unknown_goes_on_or_says_what_to_do(job: Job, barrier: int):
+    job.save(1)
+    seat = job.ranks[1][1]
+    seat.raises = {seat.sequence + barrier: [AWAY]}
+
+    def choose(saves: FolderSaves, seat: Any) -> Path:
+        find = partial(newest, job.folder, "step-")
+        if seat.rank == 1:
+            with pytest.raises(OutcomeUnknownError):
+                saves.choose(seat, job.folder, find)
+        try:
+            return saves.choose(seat, job.folder, find)
+        finally:
+            if seat.rank == 1 and barrier:
+                job.table.lose(1)
+
+    heard = job.each(choose)
+    if barrier:
+        assert [type(one) for one in heard] == [MemberLostError, MusterError]
+        assert "Restart the job on all ranks" in str(heard[1])
+    else:
+        assert heard == [job.folder / "step-1"] * RANKS
 
 
 def test_a_manifest_says_what_all_have_written(job: Job, monkeypatch: pytest.MonkeyPatch):
@@ -373,7 +408,7 @@ def test_damage_that_one_rank_finds_makes_all_step_down(job: Job, damage: Callab
     assert job.choose() == [job.folder / "step-2"] * RANKS
     damage(job.folder / "step-2")
     assert job.choose() == [job.folder / "step-1"] * RANKS
-    assert [path.name for path in committed(job.folder, "step-")] == ["step-1"], "later lives pass it over"
+    assert newest(job.folder, "step-") == job.folder / "step-1", "later lives pass it over"
     assert job.save(2) == [None, None], "the step is saved again"
     assert job.choose() == [job.folder / "step-2"] * RANKS
 
@@ -415,7 +450,7 @@ def test_what_was_replaced_while_it_was_verified_is_not_marked(job: Job, monkeyp
 
     def replaced(folder: Path, reference: Any, rank: int, world_size: int) -> Damage | None:
         if rank == 1:
-            aside = Aside(folder, 9, 9, "folders")
+            aside = Aside(folder, 9, 9, "job", "folders")
             aside.begin()
             aside.commit(Marker("job", 0, 2, "checkpoint/folders", 9))
             return verify(folder, reference, rank, world_size)
@@ -439,16 +474,39 @@ def test_a_checkpoint_without_digests_is_loaded_with_a_line_in_the_log(
 def test_a_damaged_checkpoint_does_not_count_and_goes_when_it_is_outdated(tmp_path: Path):
     made: list[Path] = []
     for number in range(4):
-        aside = Aside(tmp_path / f"step-{number}", 0, number, "folders")
+        aside = Aside(tmp_path / f"step-{number}", 0, number, "job", "folders")
         aside.begin()
         aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        os.utime(aside.path / MARKER, (number, number))
+        os.utime(aside.path / MARKER, (-number, -number))
         made.append(aside.path)
     mark_damaged(made[1], read(made[1])[1], Damage("weights", "flipped"))
     rotate(tmp_path, "step-", 3, set())
     assert [path.exists() for path in made] == [True] * 4, "three whole ones"
     rotate(tmp_path, "step-", 2, set())
     assert [path.exists() for path in made] == [False, False, True, True]
+
+
+def test_checkpoint_that_is_marked_as_kept_is_not_removed(tmp_path: Path):
+    made: list[Path] = []
+    for number in range(5):
+        aside = Aside(tmp_path / f"step-{number}", 0, number, "job", "folders")
+        aside.begin()
+        aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
+        made.append(aside.path)
+    mark_damaged(made[1], read(made[1])[1], Damage("weights", "flipped"))
+    for path in (made[0], made[1]):
+        (path / KEPT).touch()
+    rotate(tmp_path, "step-", 1, set())
+    assert [path.exists() for path in made] == [True, True, False, False, True]
+
+
+def test_rotation_that_fails_does_not_stop_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    checkpoint_in(tmp_path)
+    monkeypatch.setattr(folders, "entries", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    rotate(tmp_path, "step-", 1, set())
+    assert "are not removed" in caplog.text
 
 
 def test_a_file_of_the_framework_that_has_a_name_of_ours_is_not_lost(
@@ -531,7 +589,6 @@ def test_manifest_is_complete_where_rank_0_sees_outdated_files(
 def test_a_damaged_checkpoint_that_has_lost_its_marker_goes_as_well(job: Job):
     for number in (1, 2):
         job.save(number)
-    os.utime(job.folder / "step-1" / MANIFEST, (1, 1))
     (job.folder / "step-1" / MARKER).unlink()
     rotate(job.folder, "step-", 2, set())
     assert (job.folder / "step-1").exists()

@@ -13,8 +13,8 @@ import torch
 
 from muster.checkpoint.committed import Life
 from muster.checkpoint.damage import Damage, DamageError
-from muster.worker.decision import Decision
-from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError
+from muster.worker.decision import Decision, Outcome
+from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.saves import Checkpointer, Committed, CorruptCheckpointError
 from muster.worker.saves.bucket_place import BucketPlace
 from muster.worker.saves.folder import FolderPlace
@@ -328,3 +328,40 @@ def test_name_of_a_bucket_leads_nowhere_else(tmp_path: Path):
     for name in ("file:///elsewhere/step-1", "../step-1", "..", ""):
         with pytest.raises(ValueError, match="that is no name in a folder"):
             place.path(name)
+
+
+AWAY = OutcomeUnknownError("the coordinator is away", "save/load", 0, Outcome.UNKNOWN)
+
+
+def test_load_whose_beginning_is_unknown_can_be_called_again(job: Job):
+    seat: Any = job.ranks[1]._load._barrier
+    seat.raises = {seat.sequence: [AWAY]}
+
+    def load(one: Checkpointer, rank: int) -> tuple[int, float]:
+        if rank == 1:
+            with pytest.raises(OutcomeUnknownError):
+                resumed(one, rank)
+        return resumed(one, rank)
+
+    assert job.all(load) == [(3, 3)] * RANKS
+
+
+@pytest.mark.parametrize("barrier", [1, 2], ids=["opened", "loaded"])
+def test_load_after_one_whose_end_is_unknown_says_what_to_do(job: Job, barrier: int):
+    """Else this rank takes what the others say of the last load for what they say of this one."""
+    seat: Any = job.ranks[1]._load._barrier
+    seat.raises = {seat.sequence + barrier: [AWAY]}
+
+    def load(one: Checkpointer, rank: int) -> object:
+        if rank != 1:
+            return one.resume(state(-1))
+        with pytest.raises(OutcomeUnknownError):
+            one.resume(state(-1))
+        try:
+            return one.resume(state(-1))
+        finally:
+            job.table.lose(1)
+
+    heard = job.all(load)
+    assert [type(one) for one in heard] == [MemberLostError, MusterError, MemberLostError]
+    assert "restart the job on all ranks" in str(heard[1])

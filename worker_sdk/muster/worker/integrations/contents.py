@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.checkpoint.committed import MARKER
-from muster.checkpoint.damage import DAMAGED, Damage, DamageError
+from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
-from muster.checkpoint.source import FolderSource
+from muster.checkpoint.source import FolderSource, Source, source_of
 from muster.checkpoint.verification import check_present, confirmed, present, read_item, read_manifest
 
 NOTES = ".ranks"
@@ -29,7 +29,7 @@ SEGMENT = 16 * 2**20
 """Bytes of a segment; the last one of a file is shorter."""
 THREADS = 4
 """Segments that a rank reads at the same time."""
-OURS = {MARKER, MANIFEST, DAMAGED}
+OURS = {MARKER, MANIFEST, DAMAGED, KEPT}
 """Files that Muster adds to a checkpoint."""
 
 
@@ -96,6 +96,19 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         digest = digests.get(piece) or _digest(folder, piece)
         files[piece.file].append(Segment(piece.length, digest))
     return Manifest({name: FileEntry(tuple(segments)) for name, segments in files.items()})
+
+
+def manifest_of_file(path: Path) -> Manifest:
+    """Return the manifest of a checkpoint that is one file. Only the rank that has written it calls this.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    pieces = list(_pieces({path.name: path.stat().st_size}))
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-digest") as pool:
+        digests = list(pool.map(lambda piece: _digest(path.parent, piece), pieces))
+    segments = (Segment(piece.length, digest) for piece, digest in zip(pieces, digests, strict=True))
+    return Manifest({path.name: FileEntry(tuple(segments))})
 
 
 def encoded(digests: Mapping[Piece, bytes]) -> bytes:
@@ -215,12 +228,12 @@ def _share(pieces: Iterator[Piece], rank: int, world_size: int) -> list[Piece]:
 
 
 def verify_share(
-    folder: Path, reference: ManifestReference | None, rank: int, world_size: int
+    path: Path, reference: ManifestReference | None, rank: int, world_size: int
 ) -> Damage | None:
     """Verify this rank's share of a checkpoint, before all ranks load it.
 
     Args:
-        folder: the checkpoint.
+        path: the checkpoint, a folder or a file.
         reference: the marker's reference to its manifest; None if it has none, and cannot be verified.
         rank: this rank.
         world_size: the number of ranks that do so.
@@ -231,7 +244,7 @@ def verify_share(
     Raises:
         OSError: it cannot be read.
     """
-    source = FolderSource(folder)
+    source = source_of(path)
     try:
         manifest = read_manifest(source, reference)
         if manifest is None:
@@ -259,7 +272,7 @@ def _placed(entry: FileEntry) -> Iterator[tuple[int, Segment]]:
         offset += segment.length
 
 
-def _verify(source: FolderSource, piece: Piece, segment: Segment) -> None:
+def _verify(source: Source, piece: Piece, segment: Segment) -> None:
     buffer = memoryview(bytearray(segment.length))
 
     def read() -> None:

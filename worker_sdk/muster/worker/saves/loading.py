@@ -88,6 +88,8 @@ class AgreedLoad:
         """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
         """The checkpoint that is being loaded, which retention must leave."""
+        self._left = False
+        """Whether this rank has left a load in whose midst the others may still be."""
 
     def newest(self, load: Callable[[VerifyingReader], None], *, overwrites: bool = True) -> Committed | None:
         """Load the newest whole checkpoint.
@@ -169,7 +171,16 @@ class AgreedLoad:
             look: finds it, on rank 0.
             locate: returns where this rank finds the name that rank 0 tells.
             named: the path that the script names, on all ranks; empty: the newest checkpoint.
+
+        Raises:
+            MusterError: the last load ended before this rank heard how it ends.
         """
+        if self._left:
+            raise MusterError(
+                "the last load ended here before this rank heard from the coordinator how it ends, and the "
+                "other ranks may be in the midst of it. Build the state again, and restart the job on all "
+                "ranks."
+            )
         payload, error, mine = named.encode(), None, None
         if self._barrier.rank == 0:
             try:
@@ -177,7 +188,8 @@ class AgreedLoad:
                 payload = json.dumps([named, mine.encode()]).encode()
             except BaseException as failed:  # The others wait for this rank, whatever happens to it.
                 error = failed
-        decision = self._meet(error, payload)
+        # Who does not hear of this barrier can call again: the next load begins with the same one.
+        decision = self._meet(error, payload, begins=True)
         said, chosen = json.loads(decision.payloads[0])
         for rank in range(1, self._barrier.world_size):
             if (word := decision.payloads.get(rank, b"").decode()) != said:
@@ -279,7 +291,7 @@ class AgreedLoad:
 
     def _hear_who_is_lost(self, made: Committed, error: BaseException) -> NoReturn:
         """Raise the coordinator's error for the rank that is to blame for a failed collective."""
-        decision = self._barrier.vote(None, self._timeout, BROKEN)
+        decision = self._vote(None, BROKEN)
         raise (_wrapped(made, error) if decision.released else error_for(decision)) from error
 
     def _own(self, damage: Damage) -> Damage:
@@ -287,9 +299,15 @@ class AgreedLoad:
 
     # ------------------------------------------------------------------ what all ranks hear
 
-    def _meet(self, error: BaseException | None, payload: bytes) -> Decision:
+    def _vote(self, failure: str | None, payload: bytes, *, begins: bool = False) -> Decision:
+        self._left = not begins
+        decision = self._barrier.vote(failure, self._timeout, payload)
+        self._left = False
+        return decision
+
+    def _meet(self, error: BaseException | None, payload: bytes, *, begins: bool = False) -> Decision:
         """Meet all ranks. If one fails, all fail."""
-        decision = self._barrier.vote(None if error is None else failure_text(error), self._timeout, payload)
+        decision = self._vote(None if error is None else failure_text(error), payload, begins=begins)
         if error is not None:
             raise error
         if not decision.released:

@@ -1,5 +1,6 @@
 # The image of the coordinator:  docker build -t REGISTRY/muster-coordinator:0.2.0.dev0 .
-# tests/integration/test_image.py runs these same steps without Docker.
+# tests/integration/test_image.py runs these same steps without Docker. Before a release, `make pin-base` writes the
+# digest of the base image into the next line.
 ARG PYTHON=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON} AS build
@@ -17,6 +18,9 @@ COPY checkpoint checkpoint
 COPY worker_sdk worker_sdk
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 RUN pip --python /opt/muster/bin/python install --no-cache-dir --no-index --no-deps dist/*.whl
+COPY dev/sbom.py dev/
+ARG PYTHON
+RUN BASE="${PYTHON}" /opt/muster/bin/python dev/sbom.py > /opt/muster/sbom.cdx.json
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="muster-coordinator" org.opencontainers.image.licenses="Apache-2.0"

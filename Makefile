@@ -9,24 +9,29 @@ SOURCES := service relay client checkpoint worker_sdk tests examples benchmarks 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv frameworks tools demo failover test quick thorough compat lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
+.PHONY: help venv frameworks tools demo failover test quick thorough compat pin-base lint types stubs check-stubs dashboards docs dist unit bench bench-venv soak format clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-.venv/.installed: requirements/dev.txt requirements/peers.txt pyproject.toml
+# Every package but torch is pinned with the hashes of its release's files; dev/hash-requirements.sh makes them.
+INSTALL = -m pip install --quiet --disable-pip-version-check
+HASHED = $(INSTALL) --require-hashes -r
+
+.venv/.installed: requirements/torch.txt requirements/dev.txt requirements/peers.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Muster needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/peers.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python $(HASHED) requirements/dev.txt
+	$(BIN)/python $(INSTALL) -r requirements/torch.txt
+	$(BIN)/python $(HASHED) requirements/peers.txt --no-deps
+	$(BIN)/python $(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 venv: .venv/.installed ## Set up .venv.
 
 .venv/.frameworks-installed: .venv/.installed requirements/frameworks.txt requirements/frameworks-alone.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/frameworks.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/frameworks-alone.txt
+	$(BIN)/python $(HASHED) requirements/frameworks.txt
+	$(BIN)/python $(HASHED) requirements/frameworks-alone.txt --no-deps
 	@touch $@
 
 frameworks: .venv/.frameworks-installed
@@ -89,13 +94,16 @@ test-gpu: venv ## The saves on a real GPU; GPU_PYTHON=… is a Python with a tor
 compat: venv .tools/etcd-server/.fetched ## The SDK under torch 2.9 to 2.15, the service under Python 3.12 to 3.14; ONLY="torch-2.11 …" for some.
 	$(BIN)/python -m dev.compat $(ONLY)
 
+pin-base: ## Pin the base image of the Dockerfile by its digest, before a release; needs docker and its registry.
+	dev/pin-base.sh
+
 dashboards: venv ## Generate the dashboards' files again.
 	$(BIN)/python -m dev.dashboards
 
 # A virtual environment of its own: without torch, and with nothing that the tests need.
 .venv-docs/.installed: requirements/docs.txt requirements/docs-assets.txt
 	test -x $(DOCS)/python || $(PYTHON) -m venv .venv-docs
-	$(DOCS)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	$(DOCS)/python $(HASHED) requirements/docs.txt
 	rm -rf .venv-docs/assets
 	$(DOCS)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
 	  --python-version 3.12 --dest .venv-docs/assets -r requirements/docs-assets.txt
@@ -107,7 +115,7 @@ docs: .venv-docs/.installed ## Make the site in build/site from docs/, the SDK's
 
 .tools/twine/.installed: requirements/dist.txt
 	test -x .tools/twine/bin/python || $(PYTHON) -m venv .tools/twine
-	.tools/twine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dist.txt
+	.tools/twine/bin/python $(HASHED) requirements/dist.txt
 	@touch $@
 
 dist: venv .tools/twine/.installed ## Make wheel and sdist in dist/, and check them in clean environments, with each extra.
@@ -118,7 +126,7 @@ dist: venv .tools/twine/.installed ## Make wheel and sdist in dist/, and check t
 	$(BIN)/python dev/check-wheel.py dist/*.whl
 
 .venv/.bench-installed: .venv/.installed requirements/bench.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
+	$(BIN)/python $(HASHED) requirements/bench.txt
 	@touch $@
 
 bench-venv: .venv/.bench-installed

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Installs a wheel into clean environments, with each of its extras, and sees that what was asked for works.
 
-The versions are those of requirements/dev.txt, which the tests run on.
+The versions are those of requirements/torch.txt and dev.txt, which the tests run on.
 
 Usage: dev/check-wheel.py WHEEL
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CONSTRAINTS = ROOT / "requirements/dev.txt"
+PINS = [ROOT / "requirements" / name for name in ("torch.txt", "dev.txt")]
 EXAMPLE = ROOT / "examples/with_and_without_barrier.py"
 """Starts a coordinator, and processes that meet at its barriers."""
 SERVICE_ONLY = ("aiohttp", "prometheus_client", "rich", "structlog", "typer", "uvloop")
@@ -32,7 +33,11 @@ class Environment:
         self.bin = folder / "bin"
         venv.create(folder, with_pip=True)
         wanted = f"muster-coordinator{extras} @ {wheel.resolve().as_uri()}"
-        self.run("pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), wanted)
+        # Without the hashes: pip would ask for one of the wheel, too.
+        pins = re.findall(r"^[\w.-]+==[^\s\\]+", "".join(one.read_text() for one in PINS), re.MULTILINE)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("\n".join(pins))
+        self.run("pip", "install", "--quiet", "--constraint", str(constraints), wanted)
         self.run("pip", "check")
 
     def run(self, program: str, *arguments: str) -> str:

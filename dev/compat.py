@@ -1,13 +1,14 @@
 """Run the SDK's tests under other versions of torch, and the service's under other versions of Python.
 
 Each version has a virtual environment of its own below ``.tools/compat``, which later runs use again. The
-versions of all other packages are those of ``requirements/dev.txt``. A table comes last: what ran, passed and
+versions of all other packages are those of ``requirements/``. A table comes last: what ran, passed and
 failed.
 
 Usage: python -m dev.compat [NAME ...], such as ``torch-2.11 python-3.13``; default: all.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / ".tools"
 HOME = TOOLS / "compat"
 REPORTS = ROOT / "build/compat"
-PINS = ROOT / "requirements/dev.txt"
+PINS = [ROOT / "requirements" / name for name in ("dev.txt", "peers.txt")]
 
 TORCH = {
     "torch-2.9": "2.9.1",
@@ -278,7 +279,12 @@ def _debian(release: str) -> list[str]:
 
 
 def _stamp(version: str) -> str:
-    return "\n".join([version, *TEST_PACKAGES, *TORCH_PACKAGES, PINS.read_text()])
+    return "\n".join([version, *TEST_PACKAGES, *TORCH_PACKAGES, *_pins()])
+
+
+def _pins() -> list[str]:
+    """Return the pins of packages. Constraints have no hashes: pip would ask for one of every package."""
+    return re.findall(r"^[\w.-]+==[^\s\\]+", "".join(one.read_text() for one in PINS), re.MULTILINE)
 
 
 def _is_set_up(home: Path, version: str) -> bool:
@@ -290,8 +296,7 @@ def _environ() -> dict[str, str]:
     """Return the commands' environment: without our settings for Python, and with our pins of packages."""
     HOME.mkdir(parents=True, exist_ok=True)
     constraints = HOME / "constraints.txt"
-    pins = [line for line in PINS.read_text().splitlines() if not line.startswith("torch==")]
-    constraints.write_text("\n".join([*pins, ""]))
+    constraints.write_text("\n".join([*_pins(), ""]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return kept | {"PIP_CONSTRAINT": str(constraints), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 

@@ -7,7 +7,7 @@ out=${1:-proto}
 tools=.tools/stubs
 if [ ! -x "$tools/bin/protoc-gen-mypy" ]; then
   python3 -m venv "$tools"
-  "$tools/bin/pip" install -q -r requirements/stubs.txt
+  "$tools/bin/pip" install -q --require-hashes -r requirements/stubs.txt
 fi
 export PATH="$PWD/$tools/bin:$PATH"
 protoc() { "$tools/bin/python" -m grpc_tools.protoc -I proto "$@"; }

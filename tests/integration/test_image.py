@@ -1,5 +1,6 @@
 """The Dockerfile's own steps, carried out without Docker, and the coordinator that comes of them."""
 
+import json
 import signal
 import subprocess
 import urllib.request
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.support import dockerfile
 from tests.support.coordinator import free_port
@@ -14,6 +16,11 @@ from tests.support.dockerfile import Image
 from tests.support.patience import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
+PINNED = (ROOT / "requirements/service.txt").read_text()
+LIST = """
+import importlib.metadata, json
+print(json.dumps({one.name: one.version for one in importlib.metadata.distributions()}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +75,22 @@ def test_the_coordinator_starts_as_the_user_and_ends_on_the_signal(
     assert image.at("/var/lib/muster/muster.db").exists()
     process.send_signal(getattr(signal, image.signal))
     assert process.wait(timeout=PATIENCE) == 0
+
+
+def test_image_has_a_bill_of_its_packages(image: Image):
+    """All that is installed there, at the versions that are pinned with hashes."""
+    bill = json.loads(image.at("/opt/muster/sbom.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "muster-coordinator")
+    listed = {one["name"]: one["version"] for one in bill["components"]}
+    installed = run(image, str(image.at("/opt/muster/bin/python")), "-c", LIST)
+    assert listed == {
+        canonicalize_name(name): version
+        for name, version in json.loads(installed.stdout).items()
+        if name != "muster-coordinator"
+    }
+    for one in bill["components"]:
+        assert one["purl"] == f"pkg:pypi/{one['name']}@{one['version']}"
+        assert f"\n{one['name']}=={one['version']} " in PINNED
 
 
 def ready(port: int) -> bool:

@@ -407,6 +407,14 @@ def test_a_port_in_use_is_named(coordinator: Coordinator):
     assert f"cannot listen on 127.0.0.1:{coordinator.http_port}" in taken.stderr
 
 
+def test_port_beyond_loopback_is_not_opened_without_tls_and_tokens():
+    listen = f"0.0.0.0:{free_port()}"
+    ended = serve(f"--listen={listen}", free("http"), "--state=memory:")
+    assert ended.returncode == 1
+    assert f"--listen {listen} is reachable from other machines, without TLS" in ended.stderr
+    assert "--insecure" in ended.stderr
+
+
 def test_a_database_in_use_is_named(coordinator: Coordinator):
     second = serve(free("listen"), free("http"), f"--state={coordinator.state}")
     assert second.returncode == 1

@@ -141,36 +141,51 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
     )
 
 
-def warn_if_open(config: Config) -> None:
-    """Say in the log what others may do that can reach a port."""
-    security = config.security
-    has_tokens = security.tokens_file is not None
-    http_knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
-    ports = (
-        (
-            ("--listen", config.listen, "release, abort and read barriers"),
-            (security.tls is not None, "--tls-cert and --tls-key"),
-            (has_tokens or security.knows_clients, "--tokens-file or --tls-client-ca"),
-        ),
-        (
-            ("--http", config.http, "see the runs and the metrics"),
-            (security.http_tls, "--http-tls"),
-            (http_knows_clients, "--http-tokens"),
-        ),
+def check_exposed(address: Address, security: Security, *, insecure: bool, use: str) -> None:
+    """See that a port for workers is closed to strangers on other machines, or need not be.
+
+    Args:
+        address: where it listens.
+        security: what guards it.
+        insecure: whether it may be open to them.
+        use: what a stranger could do there, for people.
+
+    Raises:
+        StartError: it is open.
+    """
+    lacking = [
+        flags
+        for flags, is_there in (
+            ("--tls-cert and --tls-key", security.tls is not None),
+            ("--tokens-file or --tls-client-ca", security.tokens_file is not None or security.knows_clients),
+        )
+        if not is_there
+    ]
+    if address.is_loopback or insecure or not lacking:
+        return
+    raise StartError(
+        f"--listen {address} is reachable from other machines, without "
+        f"{'TLS' if security.tls is None else 'asking who they are'}: {use}. Give "
+        f"{' and '.join(lacking)}, listen on 127.0.0.1, or say --insecure in a trusted network."
     )
-    for (flag, address, use), (has_tls, tls_flags), (has_callers, caller_flags) in ports:
-        if address.is_loopback:
-            continue
-        where = f"{flag} {address} is reachable from other machines, and"
-        if not has_tls:
-            structlog.get_logger().warning(
-                "open.port",
-                reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
-                f"{tls_flags}, or keep it in a trusted network.",
-            )
-        if not has_callers:
-            structlog.get_logger().warning(
-                "open.port",
-                reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give "
-                f"{caller_flags}, or keep it in a trusted network.",
-            )
+
+
+def warn_if_open(config: Config) -> None:
+    """Say in the log what others may do that can reach the HTTP port."""
+    security, address = config.security, config.http
+    knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
+    if address.is_loopback:
+        return
+    where = f"--http {address} is reachable from other machines, and"
+    if not security.http_tls:
+        structlog.get_logger().warning(
+            "open.port",
+            reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
+            "--http-tls, or keep it in a trusted network.",
+        )
+    if not knows_clients:
+        structlog.get_logger().warning(
+            "open.port",
+            reason=f"{where} asks nobody who they are: whoever reaches it can see the runs and the metrics. "
+            "Give --http-tokens, or keep it in a trusted network.",
+        )

@@ -19,6 +19,7 @@ from muster.relay.running import RelayConfig, start
 from muster.service.address import Address
 from muster.service.app.ports import (
     StartError,
+    check_exposed,
     most_connections,
     open_gate,
     open_site_runner,
@@ -56,7 +57,7 @@ class RelaySettings:
     """Seconds."""
     socket_mode: int
     insecure: bool
-    """Whether it may listen to other machines without asking who they are."""
+    """Whether it may listen to other machines without TLS, or without asking who they are."""
     max_message_bytes: int
     """Of one message of a worker."""
     security: Security
@@ -72,7 +73,14 @@ async def run_relay(settings: RelaySettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    check_exposed(settings)
+    # Of a socket, its permissions say who may connect.
+    if settings.listen.path is None:
+        check_exposed(
+            Address.parse(settings.listen.address),
+            settings.security,
+            insecure=settings.insecure,
+            use="whoever reaches it, or is on the way, could speak for every rank, with its own token",
+        )
     gate = open_gate(settings.security)
     counts = Counts()
     config = RelayConfig(
@@ -107,27 +115,6 @@ async def run_relay(settings: RelaySettings) -> None:
             await fresh
         if site is not None:
             await site.cleanup()
-
-
-def check_exposed(settings: RelaySettings) -> None:
-    """See that other machines are asked who they are, or need not be.
-
-    Raises:
-        StartError: they would not be.
-    """
-    security = settings.security
-    asks = security.tokens_file is not None or security.knows_clients
-    # Of a socket, its permissions say who may connect.
-    listens_to_others = (
-        settings.listen.path is None and not Address.parse(settings.listen.address).is_loopback
-    )
-    if listens_to_others and not asks and not settings.insecure:
-        raise StartError(
-            f"--listen {settings.listen.address} is reachable from other machines, and nobody would be "
-            "asked who they are: whoever reaches it could speak for every rank, with this relay's own token. "
-            "Give --tokens-file or --tls-client-ca, listen on a unix:// socket or 127.0.0.1, or say "
-            "--insecure."
-        )
 
 
 def _site(counts: Counts, stop: asyncio.Event) -> web.Application:

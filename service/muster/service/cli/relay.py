@@ -94,7 +94,10 @@ def relay(
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen to other machines without asking who they are.")
+        bool,
+        typer.Option(
+            "--insecure", help="Listen to other machines without TLS, or without asking who they are."
+        ),
     ] = False,
 ) -> None:
     """Run a relay until SIGTERM or SIGINT.

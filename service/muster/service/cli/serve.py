@@ -84,6 +84,7 @@ def configured(ctx: typer.Context) -> Config:
                 http_hosts=tuple(name.strip() for name in given["http_hosts"].split(",") if name.strip()),
                 traffic=TrafficLimits(**_fields(TrafficLimits, given)),
             ),
+            insecure=given["insecure"],
             retention=Retention(closed=given["keep_closed_runs"], idle=given["keep_idle_runs"]),
             advertise=Address.parse(given["advertise"]) if given["advertise"] else None,
             lease_ttl=given["lease_ttl"],
@@ -263,6 +264,13 @@ def serve(
             "localhost. Others are refused. Empty: any name, and none on loopback.",
         ),
     ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            envvar="MUSTER_SERVE_INSECURE",
+            help="Listen to other machines without TLS, or without asking who they are.",
+        ),
+    ] = False,
     audit_log: Annotated[
         str,
         typer.Option(

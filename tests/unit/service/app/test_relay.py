@@ -2,17 +2,14 @@
 
 import asyncio
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from muster.relay.listening import listen_at
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.ports import StartError
-from muster.service.app.relay import REQUESTS, GuardDoor, RelaySettings, check_exposed
+from muster.service.app.relay import REQUESTS, GuardDoor
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
-from muster.service.security.config import Security, TrafficLimits
+from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
 from muster.service.security.traffic import Traffic
@@ -172,34 +169,6 @@ async def test_relay_hands_messages_on_at_the_rate_of_their_address():
         paced = visitor.paced(read)
         assert [await paced(), await paced()] == [b"said"] * 2
     assert slept == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("listen", "outcome"),
-    [
-        ("unix:///s", nullcontext()),
-        ("localhost:1", nullcontext()),
-        ("127.0.0.2:1", nullcontext()),
-        ("[::1]:1", nullcontext()),
-        ("10.0.0.1:1", pytest.raises(StartError, match="reachable from other machines")),
-        ("[::]:1", pytest.raises(StartError, match="reachable from other machines")),
-    ],
-)
-def test_who_listens_to_other_machines_asks_who_they_are(
-    listen: str, outcome: AbstractContextManager[object]
-):
-    settings = RelaySettings(
-        listen=listen_at(listen),
-        upstream="a:1",
-        http=None,
-        patience=0.0,
-        socket_mode=0o600,
-        insecure=False,
-        max_message_bytes=1_000_000,
-        security=Security(),
-    )
-    with outcome:
-        check_exposed(settings)
 
 
 def test_requests_are_those_of_the_protos():

@@ -166,7 +166,7 @@ async def together(waves: int, act: Callable[[int], Awaitable[None]]) -> None:
     """Do the same several times at once; a connection that breaks ends one of them alone."""
 
     async def one(number: int) -> None:
-        with suppress(OSError, grpc.aio.AioRpcError, asyncio.IncompleteReadError):
+        with suppress(OSError, grpc.aio.AioRpcError, asyncio.IncompleteReadError, asyncio.InvalidStateError):
             await act(number)
 
     await asyncio.gather(*(one(number) for number in range(waves)))

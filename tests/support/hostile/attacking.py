@@ -1,4 +1,4 @@
-"""One hostile client as a process: ``python -m tests.support.hostile.attacking NAME SOURCE TARGET ANSWERS BEGIN``.
+"""One hostile client as a process: ``python -m …attacking NAME SOURCE TARGET ANSWERS BEGIN``.
 
 NAME is of an attack, SOURCE the address of this machine that it comes from, TARGET a :class:`Target` in JSON.
 Once there is a file BEGIN it attacks in waves until it is killed. Its answers so far are in the file ANSWERS,
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support.hostile.attacker import Attacker, Target
 from tests.support.hostile.attacks import BY_NAME, Attack
-from tests.support.patience import PACE
+from tests.support.patience import until
 from tests.support.proxy import Proxy
 
 REPORT_INTERVAL = 0.2
@@ -31,11 +31,9 @@ async def report(attacker: Attacker, path: Path) -> None:
         await asyncio.sleep(REPORT_INTERVAL)
 
 
-async def attack_in_waves(attack: Attack, attacker: Attacker, answers: Path, begin: Path) -> None:
+async def attack_in_waves(attack: Attack, attacker: Attacker, answers: Path) -> None:
     """Attack until the process is killed; what fails in a wave of itself ends the process."""
     reporting = asyncio.create_task(report(attacker, answers))
-    while not begin.exists():
-        await asyncio.sleep(PACE)
     while not reporting.done():
         with suppress(OSError):  # It was not let in.
             await attack.act(attacker)
@@ -51,7 +49,9 @@ def main(name: str, source: str, target: str, answers: str, begin: str) -> None:
     attacked = Target(**json.loads(target))
     with Proxy(attacked.port, source) as proxy:
         attacker = Attacker(attacked, proxy.endpoint, source)
-        asyncio.run(attack_in_waves(BY_NAME[name], attacker, Path(answers), Path(begin)))
+        Path(answers).write_text("{}")
+        until(Path(begin).exists, "the attacks do not begin")
+        asyncio.run(attack_in_waves(BY_NAME[name], attacker, Path(answers)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class Attack:
     """How it is refused or limited: at least one of these must come."""
     wrong: Set[str] = frozenset()
     """Answers that must never come."""
-    pause: float = 1.0
+    pause: float = 2.0
     """Seconds between two waves."""
     relayed: bool = False
     """Whether it is there a second time, before a relay."""
@@ -38,15 +38,16 @@ SERVED = frozenset({"OK", "welcome"})
 CLOSED = frozenset({"closed", "GOAWAY"})
 
 ATTACKS = (
-    Attack(act=requests.gzip_bombs, answers={"UNIMPLEMENTED"}, wrong=SERVED, pause=3.0, relayed=True),
+    Attack(act=requests.gzip_bombs, answers={"UNIMPLEMENTED"}, wrong=SERVED, pause=5.0, relayed=True),
     Attack(
-        act=requests.gzip_bombs_with_token, answers={"UNIMPLEMENTED"}, wrong=SERVED, pause=3.0, relayed=True
+        act=requests.gzip_bombs_with_token, answers={"UNIMPLEMENTED"}, wrong=SERVED, pause=5.0, relayed=True
     ),
     Attack(
         act=requests.large_open_requests,
-        answers={"LIMIT_EXCEEDED max_open_request_bytes", "RESOURCE_EXHAUSTED"},
+        # A relay has no open method.
+        answers={"LIMIT_EXCEEDED max_open_request_bytes", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED"},
         wrong=SERVED,
-        pause=3.0,
+        pause=5.0,
         relayed=True,
     ),
     Attack(act=requests.broken_messages, answers={"INVALID_ARGUMENT"}, wrong=SERVED, relayed=True),
@@ -54,7 +55,7 @@ ATTACKS = (
         act=requests.oversized_messages,
         answers={"LIMIT_EXCEEDED max_payload_bytes", "LIMIT_EXCEEDED max_store_value_bytes"},
         wrong=SERVED,
-        pause=2.0,
+        pause=5.0,
         relayed=True,
     ),
     Attack(
@@ -68,18 +69,18 @@ ATTACKS = (
     Attack(act=requests.older_processes, answers={"STALE_GENERATION"}, wrong=SERVED, relayed=True),
     Attack(act=requests.full_store, answers={"LIMIT_EXCEEDED max_store_bytes"}, pause=0.5),
     Attack(act=requests.message_flood, answers={"RELEASED"}, relayed=True),
-    Attack(act=readers.unread_gathers, answers={"SLOW_CONSUMER"}, pause=2.0, relayed=True),
-    Attack(act=readers.unread_decisions, answers={"LIMIT_EXCEEDED"}, pause=2.0),
-    Attack(act=readers.unread_values, answers={"LIMIT_EXCEEDED"}, pause=2.0, relayed=True),
-    Attack(act=readers.unread_dialogues, answers={"SLOW_CONSUMER"}, pause=2.0),
-    Attack(act=readers.watches, answers={"LIMIT_EXCEEDED max_watches_per_caller"}, pause=2.0),
-    Attack(act=readers.health_watches, answers={"LIMIT_EXCEEDED max_watchers"}, pause=2.0),
+    Attack(act=readers.unread_gathers, answers={"SLOW_CONSUMER"}, pause=5.0, relayed=True),
+    Attack(act=readers.unread_decisions, answers={"SLOW_CONSUMER"}, pause=5.0),
+    Attack(act=readers.unread_values, answers={"SLOW_CONSUMER"}, pause=5.0, relayed=True),
+    Attack(act=readers.unread_dialogues, answers={"held back", "SLOW_CONSUMER"}, pause=5.0),
+    Attack(act=readers.watches, answers={"LIMIT_EXCEEDED max_watches_per_caller"}, pause=5.0),
+    Attack(act=readers.health_watches, answers={"LIMIT_EXCEEDED max_watchers"}, pause=5.0),
     Attack(act=readers.silent_sessions, answers={"HELLO_REQUIRED"}, relayed=True),
     Attack(act=connections.silent_connections, answers=CLOSED, relayed=True),
     Attack(act=connections.half_open_tls, answers=CLOSED, relayed=True),
     Attack(act=connections.half_open_http2, answers=CLOSED, relayed=True),
     Attack(act=connections.idle_connections, answers=CLOSED, relayed=True),
-    Attack(act=connections.connection_flood, answers={"SETTINGS"}, relayed=True),
+    Attack(act=connections.connection_flood, answers={"SETTINGS"}, pause=5.0, relayed=True),
     Attack(act=connections.rebound_pages, answers={"421"}, wrong={"200"}),
     Attack(act=connections.slow_pages, answers=CLOSED),
 )

@@ -1,7 +1,8 @@
 """Attacks by clients that ask for much and read little: their answers wait in the coordinator's memory."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -17,34 +18,44 @@ GATHERED = 4
 
 
 async def unread_gathers(attacker: Attacker) -> None:
-    """Row 11: barriers that gather 4 MiB each, on a stream that is never read."""
+    """Row 11: 40 barriers that gather 4 MiB each, on a stream that is not read."""
     channel = attacker.channel()
     stream = attacker.session(channel, attacker.target.stranger)
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-        # It is cut off in the midst of a write, or taken no more from.
-        async with asyncio.timeout(2 * HELD):
-            await stream.write(hello(f"{OWN_RUN}.gathers", ranks=GATHERED))
-            join = session_pb2.JoinGroup(prefix="p", world_size=GATHERED, ranks=range(GATHERED))
-            await stream.write(session_pb2.ConnectRequest(join_group=join).SerializeToString())
-            first = await _position(stream)
-            for sequence in range(first, first + 100):
-                arrivals = [session_pb2.Arrival(rank=rank, payload=bytes(LARGE)) for rank in range(GATHERED)]
-                arrive = session_pb2.Arrive(
-                    prefix="p", sequence=sequence, timeout_ms=60_000, arrivals=arrivals
-                )
-                await stream.write(session_pb2.ConnectRequest(arrive=arrive).SerializeToString())
-    # At last it reads, for only so it hears why it was cut off.
-    try:
-        async with asyncio.timeout(HELD):
-            await attacker.read_end(stream)
-    except TimeoutError:
-        attacker.answered("served")
+
+    async def arrive() -> None:
+        await stream.write(hello(f"{OWN_RUN}.gathers", ranks=GATHERED))
+        join = session_pb2.JoinGroup(prefix="p", world_size=GATHERED, ranks=range(GATHERED))
+        await stream.write(session_pb2.ConnectRequest(join_group=join).SerializeToString())
+        first = await _position(stream)
+        for sequence in range(first, first + 40):
+            arrivals = [session_pb2.Arrival(rank=rank, payload=bytes(LARGE)) for rank in range(GATHERED)]
+            arrive = session_pb2.Arrive(prefix="p", sequence=sequence, timeout_ms=60_000, arrivals=arrivals)
+            await stream.write(session_pb2.ConnectRequest(arrive=arrive).SerializeToString())
+
+    await _talk_and_listen_late(attacker, stream, arrive)
     await channel.close()
 
 
-async def _position(stream: object) -> int:
+async def _talk_and_listen_late(attacker: Attacker, stream: Any, talk: Callable[[], Awaitable[None]]) -> None:
+    """Say all before anything is read: only so it is heard at last why the stream was cut off."""
+    talking = asyncio.ensure_future(together(1, lambda _: talk()))
+    # Not by a timeout: gRPC ends a call whose write is cancelled.
+    await asyncio.wait([talking], timeout=HELD)
+    if not talking.done():
+        attacker.answered("held back")
+    listening = asyncio.ensure_future(attacker.read_end(stream))
+    await asyncio.wait([listening], timeout=HELD)
+    if not listening.done():
+        attacker.answered("served")
+    stream.cancel()
+    for task in (talking, listening):
+        task.cancel()
+    await asyncio.gather(talking, listening, return_exceptions=True)
+
+
+async def _position(stream: Any) -> int:
     """The sequence at which a group stands; reads no further."""
-    while (data := await stream.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+    while (data := await stream.read()) is not grpc.aio.EOF:
         message = session_pb2.ConnectResponse.FromString(data)
         if message.HasField("group_joined"):
             return int(message.group_joined.positions[0].sequence)
@@ -118,12 +129,13 @@ async def unread_dialogues(attacker: Attacker) -> None:
         read = store_pb2.OperateRequest(
             get=store_pb2.StoreServiceGetRequest(run_id=run_id, keys=[entry.key], timeout_ms=1_000)
         )
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-            async with asyncio.timeout(HELD):
-                await stream.write(wrote)
-                for _ in range(100):
-                    await stream.write(read)
-        await attacker.until_ended(stream, HELD)
+
+        async def say() -> None:
+            await stream.write(wrote)
+            for _ in range(100):
+                await stream.write(read)
+
+        await _talk_and_listen_late(attacker, stream, say)
 
     await together(32, talk)
     await channel.close()
@@ -152,7 +164,7 @@ async def watches(attacker: Attacker) -> None:
 
 
 async def health_watches(attacker: Attacker) -> None:
-    """Row 9: 1,500 watches of the health, which need no token."""
+    """Row 9: 1,100 watches of the health, which need no token."""
     channels = [attacker.channel() for _ in range(6)]
     request = health_pb2.HealthCheckRequest()
 
@@ -160,7 +172,7 @@ async def health_watches(attacker: Attacker) -> None:
         call = attacker.call_unread(channels[number % 6], "/grpc.health.v1.Health/Watch", request, "")
         await attacker.until_ended(call, HELD)
 
-    await together(1_500, watch)
+    await together(1_100, watch)
     await asyncio.gather(*(channel.close() for channel in channels))
 
 

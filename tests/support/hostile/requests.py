@@ -65,14 +65,14 @@ async def begin_session(attacker: Attacker, channel: grpc.aio.Channel, token: st
 
 
 async def gzip_bombs(attacker: Attacker) -> None:
-    """Row 9: 32 requests of 16 KiB to the open health method, each of which becomes 16 MiB."""
+    """Row 9: 8 requests of 16 KiB to the open health method, each of which becomes 16 MiB."""
     bomb = bytes(MESSAGE)
-    channels = [attacker.channel() for _ in range(4)]
+    channels = [attacker.channel() for _ in range(2)]
 
     async def send(number: int) -> None:
-        await attacker.call(channels[number % 4], CHECK, bomb, compression=grpc.Compression.Gzip)
+        await attacker.call(channels[number % 2], CHECK, bomb, compression=grpc.Compression.Gzip)
 
-    await together(32, send)
+    await together(8, send)
     await _close(*channels)
 
 
@@ -92,7 +92,7 @@ async def gzip_bombs_with_token(attacker: Attacker) -> None:
         except grpc.aio.AioRpcError as error:
             attacker.answered(error.code().name)
 
-    await together(16, send)
+    await together(8, send)
     await channel.close()
 
 

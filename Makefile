@@ -140,6 +140,7 @@ bench: bench-venv frameworks ## Measure beside the peers and across the engines 
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.relay
+	$(BIN)/python -m benchmarks.size
 
 soak: venv ## Churn a coordinator for half an hour; fails if what it uses does not level off.
 	$(BIN)/python -m benchmarks.soak

@@ -141,8 +141,7 @@ class Replicas:
 
     def target(self, address: str) -> Target:
         """How to call a replica."""
-        names = (name for name, found in self._found.items() if address in found and address != name)
-        tls_name = next(names, "").rpartition(":")[0]
+        tls_name = self._tls_name(address)
         usual, connect_timeout_ms = KEEPALIVE_MS, CONNECT_TIMEOUT_MS
         if self.several:
             usual, connect_timeout_ms = KEEPALIVE_AMONG_SEVERAL_MS, CONNECT_TIMEOUT_AMONG_SEVERAL_MS
@@ -150,6 +149,16 @@ class Replicas:
             connect_timeout_ms = CONNECT_TIMEOUT_TO_RELAY_MS
         keepalive_ms = min(self._keepalive_ms or usual, KEEPALIVE_MS)
         return Target(address, tls_name, connect_timeout_ms, keepalive_ms)
+
+    def _tls_name(self, address: str) -> str:
+        """Whom the certificate of an address must name; empty: the address's host."""
+        if address in self._found:
+            return ""
+        for name, found in self._found.items():
+            if address in found:
+                return _host(name)
+        # A replica named this address. It gets the token, so it must be one of those that were configured.
+        return next((_host(name) for name in self._found if not is_socket(name)), "")
 
     @property
     def several(self) -> bool:
@@ -438,6 +447,10 @@ class Search:
         self._followed: set[str] = set()
         self._met_standby = False
         self._looked_up = False
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _may_be_named(address: str) -> bool:

@@ -365,7 +365,7 @@ def test_the_addresses_of_a_name_are_called_when_the_name_itself_did_not_do():
     assert caller.failed() == ("10.0.0.1:1", True)
 
 
-def test_the_certificate_must_name_what_was_given_and_else_the_address_that_is_called():
+def test_certificate_of_learned_address_must_name_the_configured_endpoint():
     world = World("name:1,other:1", name=["10.0.0.1:1", "10.0.0.2:1"])
     caller = world.search()
     assert caller.search.target.tls_name == ""
@@ -373,9 +373,15 @@ def test_the_certificate_must_name_what_was_given_and_else_the_address_that_is_c
     caller.failed()
     assert (caller.calls, caller.search.target.tls_name) == ("10.0.0.1:1", "name")
     caller.stands_by("told:1")
-    assert (caller.calls, caller.search.target.tls_name) == ("told:1", "")
-    caller.search.answered()
-    assert caller.search.target.tls_name == ""
+    assert (caller.calls, caller.search.target.tls_name) == ("told:1", "name")
+    world.replicas.learn(["other:1", "10.9.9.9:1"])
+    assert [world.replicas.target(one).tls_name for one in ("other:1", "10.9.9.9:1")] == ["", "name"]
+
+
+def test_certificate_of_learned_address_names_its_host_where_only_sockets_were_configured():
+    world = World("unix:///run/muster/relay.sock")
+    world.replicas.learn(["told:1"])
+    assert world.replicas.target("told:1").tls_name == ""
 
 
 def test_a_name_of_one_address_is_used_as_it_is():

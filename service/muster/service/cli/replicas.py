@@ -45,7 +45,10 @@ class Replicas:
 
     def tls_name(self, address: str) -> str:
         """Whom the certificate must name; empty: the address's host."""
-        return self._found.get(address, "")
+        if address in self.given:
+            return ""
+        # A replica named an address that is not there. It gets the token, so it must be one of those given.
+        return self._found.get(address) or Address.parse(self.given[0]).host
 
     def look_up(self) -> None:
         """Find out what the given names stand for."""

@@ -100,7 +100,7 @@ def test_a_name_stands_for_its_addresses_once_it_has_not_done_itself(monkeypatch
     search = Search(replicas)
     assert not replicas.several
     assert turn(search, lambda: search.failed("refused")) == ["name:1", "10.0.0.1:1", "10.0.0.2:1"]
-    assert [replicas.tls_name(one) for one in ("name:1", "10.0.0.1:1")] == ["", "name"]
+    assert [replicas.tls_name(one) for one in ("name:1", "10.0.0.1:1", "told:1")] == ["", "name", "name"]
     hosts[1:] = []
     alone = Replicas("name:1")
     search = Search(alone)

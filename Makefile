@@ -77,7 +77,7 @@ unit: venv frameworks tools ## All tests.
 	$(BIN)/pytest -q -n 5 --dist loadscope --no-loadscope-reorder
 
 thorough: venv frameworks tools ## All tests, and those that are worth more the longer they run for longer.
-	$(BIN)/pytest -q -n 5 --dist loadscope --no-loadscope-reorder --thorough
+	$(BIN)/pytest -q -n 5 --dist loadscope --no-loadscope-reorder --thorough --timeout 1800 -o faulthandler_timeout=2400
 
 # The pinned torch is one without CUDA.
 GPU_PYTHON ?= $(BIN)/python

@@ -483,9 +483,10 @@ saves, Checkpointer asks the kernel to put the state's memory into huge pages. A
 milliseconds (both are below). The rest of its stall is a look at how the memory is mapped, the plan, and the
 wait until the child reports that it lives.
 
-The time to durable of one system differs by a factor of up to three from save to save here. Most of that is the
-memory for the page cache, not the disk: writing 1 GiB into the page cache took 0.2 s to 2.5 s here, and the sync
-after it 0.3 s to 0.4 s. On ext4 and XFS, Checkpointer therefore writes past the page cache (`O_DIRECT`)."""
+The time to durable of one system differs by a factor of up to three from save to save here. Most of that is
+the memory for the page cache, not the disk: writing 1 GiB into the page cache took 0.2 s to 2.5 s here, and
+the sync after it 0.3 s to 0.4 s. On ext4 and XFS, Checkpointer therefore writes past the page
+cache (`O_DIRECT`)."""
 
 _TARGETS = """A system whose checkpoint was not the state at the call is left out of the targets."""
 

@@ -18,6 +18,7 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetRun,
+    ForgetShape,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -27,6 +28,7 @@ from muster.service.core.effects import (
     RoundRecord,
     RunRecord,
     SaveRecord,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -40,6 +42,7 @@ from muster.service.core.model import (
     Instant,
     MemberState,
     NodeInfo,
+    Ranks,
     RendezvousSettings,
     Save,
     SaveState,
@@ -65,9 +68,10 @@ SPEAKER = SpeakerRecord(
     host="node-0",
     pid=4121,
     start_sequence=6,
-    shape=Shape(16, (0, 3, 5)),
+    shape=2,
     state=MemberState.DISCONNECTED,
 )
+SHAPE = ShapeRecord("job1", "checkpoint", 2, Shape(16, Ranks((0, 3, 5))))
 ROUND = RoundRecord("job1", 12, 2, 1_700_000_000.5, 31.25)
 NODE = ParticipantRecord(
     run_id="job1",
@@ -107,12 +111,14 @@ CHECKPOINTS = CheckpointsRecord(
         failures=(FailedSave(None, 1_700_000_004.0, "was aborted: enough", "save", 10),),
     ),
 )
+EVICTION = EvictionRecord("job1", 5, 3, (1 << 32) + 9)
 ALL_KINDS: list[Kept] = [
     RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
     GroupRecord("job1", "checkpoint", 3, 6),
+    SHAPE,
     SPEAKER,
     records.decision(),
-    EvictionRecord("job1", 5, 3, (1 << 32) + 9),
+    EVICTION,
     ROUND,
     NODE,
     SAVE,
@@ -322,13 +328,14 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
     keep(place, *ALL_KINDS, *others)
     forgotten = [
         ForgetDecision("job1", "checkpoint", 7),
+        ForgetShape("job1", "checkpoint", 2),
         ForgetSpeaker("job1", "checkpoint", 3),
         ForgetRound("job1", 12),
         ForgetParticipant("job1", "decaf"),
         ForgetStoreKey("job1", ""),
         ForgetStoreOperation("job1", "c1"),
     ]
-    left = [*ALL_KINDS[:2], ALL_KINDS[4], SAVE, CHECKPOINTS, STORE[0], STORE[3], *others]
+    left = [*ALL_KINDS[:2], EVICTION, SAVE, CHECKPOINTS, STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 
@@ -408,7 +415,8 @@ def test_a_coordinator_takes_them_back(place: Place):
     run = core.run("job1")
     assert run.groups["checkpoint"].decisions == {7: records.decision()}
     assert run.closed == Closed("me", "done", 1_700_000_001.25)
-    assert run.evictions == {5: EvictionRecord("job1", 5, 3, (1 << 32) + 9)}
+    assert run.evictions == {5: EVICTION}
+    assert run.groups["checkpoint"].speakers[3].shape == SHAPE.shape
     assert list(run.rendezvous.rounds) == [ROUND]
     assert run.rendezvous.complete
     assert [(node.info, node.attempt, node.rank) for node in run.rendezvous] == [(NODE.node, 13, 1)]

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,23 @@ def test_garbage_bytes_and_other_protocols_on_the_port(coordinator: Coordinator)
                 pass
 
 
+def test_http_port_on_loopback_is_not_read_by_pages_of_other_sites(coordinator: Coordinator):
+    """Whose name may have been given this port's address (DNS rebinding)."""
+    asked: list[tuple[dict[str, str], int]] = [
+        ({}, 200),
+        ({"Host": f"evil.example:{coordinator.http_port}"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+    ]
+    client = http.client.HTTPConnection("127.0.0.1", coordinator.http_port, timeout=PATIENCE)
+    with closing(client):
+        for path in ("/", "/status.json", "/metrics"):
+            for headers, status in asked:
+                client.request("GET", path, headers=headers)
+                answer = client.getresponse()
+                answer.read()
+                assert (path, headers, answer.status) == (path, headers, status)
+
+
 def test_the_http_port_answers_nonsense_with_404_or_400(coordinator: Coordinator):
     assert coordinator.get("/nothing/here")[0] == 404
     client = http.client.HTTPConnection("127.0.0.1", coordinator.http_port, timeout=PATIENCE)
@@ -387,6 +405,14 @@ def test_a_port_in_use_is_named(coordinator: Coordinator):
     taken = serve(free("listen"), f"--http=127.0.0.1:{coordinator.http_port}", "--state=memory:")
     assert taken.returncode == 1
     assert f"cannot listen on 127.0.0.1:{coordinator.http_port}" in taken.stderr
+
+
+def test_port_beyond_loopback_is_not_opened_without_tls_and_tokens():
+    listen = f"0.0.0.0:{free_port()}"
+    ended = serve(f"--listen={listen}", free("http"), "--state=memory:")
+    assert ended.returncode == 1
+    assert f"--listen {listen} is reachable from other machines, without TLS" in ended.stderr
+    assert "--insecure" in ended.stderr
 
 
 def test_a_database_in_use_is_named(coordinator: Coordinator):

@@ -31,7 +31,7 @@ import torch.distributed.checkpoint as dcp
 
 from muster.worker.integrations.aside import restore
 from muster.worker.integrations.checkpoint import CommittedReader, latest
-from muster.worker.integrations.folders import FolderSaves, committed, newest
+from muster.worker.integrations.folders import FolderSaves, newest, numbered
 from muster.worker.saves import Checkpointer
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.judge import FakeBarrier
@@ -235,9 +235,9 @@ def test_folder_adapter_resumes_after_any_loss_of_power(
         saves = FolderSaves("checkpoint", "one", FakeBarrier(), 60, "raise")  # type: ignore[arg-type]
 
         def find(damaged: Set[Path]) -> Path | None:
-            return newest(place, adapter.named, damaged) if committed(place, adapter.named, damaged) else None
+            return newest(place, adapter.named, damaged) if numbered(place, adapter.named, damaged) else None
 
-        path = saves.choose_any(saves.meet(0, 1), find)
+        path = saves.choose_any(saves.meet(0, 1), place, find)
         if path is None:
             return 0
         step = int(path.name.removeprefix(adapter.named)) + 1 - adapter.first

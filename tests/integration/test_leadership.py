@@ -248,7 +248,14 @@ def test_two_replicas_with_one_address_are_told_apart(three: Replicas):
 
 def test_an_address_that_nobody_can_reach_is_refused(etcd: Cluster):
     done = subprocess.run(
-        [str(MUSTER), "serve", "--listen=0.0.0.0:0", "--http=127.0.0.1:0", f"--state={etcd.state('any')}"],
+        [
+            str(MUSTER),
+            "serve",
+            "--listen=0.0.0.0:0",
+            "--insecure",
+            "--http=127.0.0.1:0",
+            f"--state={etcd.state('any')}",
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

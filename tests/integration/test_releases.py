@@ -234,6 +234,41 @@ def test_the_backup_of_the_last_release_is_restored(left: Left, tmp_path: Path):
         assert_goes_on(coordinator.endpoint)
 
 
+def test_subset_group_of_the_last_release_goes_on(last: Installed, tmp_path: Path):
+    """Its owners' records have the participants; those of today name a record of the group."""
+    with last.coordinator(tmp_path) as coordinator:
+        assert subset_meets(coordinator.endpoint) == (0, common_pb2.OUTCOME_RELEASED)
+        assert coordinator.stop() == 0
+    for sequence in (1, 2):
+        with HEAD.coordinator(tmp_path) as coordinator:
+            assert subset_meets(coordinator.endpoint) == (sequence, common_pb2.OUTCOME_RELEASED)
+            assert coordinator.stop() == 0
+
+
+def subset_meets(endpoint: str) -> tuple[int, int]:
+    """Ranks 0 and 2 of 3 arrive in a group of their own. Returns the sequence and the outcome."""
+    with grpc.insecure_channel(endpoint) as channel:
+        stub = barrier_pb2_grpc.BarrierServiceStub(channel)
+        calls = [
+            stub.Arrive.future(
+                barrier_pb2.ArriveRequest(
+                    run_id="job1",
+                    prefix="subset",
+                    rank=rank,
+                    world_size=3,
+                    participants=(0, 2),
+                    timeout_ms=60_000,
+                    incarnation=f"p{rank}",
+                    host="node-0",
+                ),
+                timeout=TIMEOUT,
+            )
+            for rank in (0, 2)
+        ]
+        (told,) = {(call.result().decision.sequence, call.result().decision.outcome) for call in calls}
+    return told
+
+
 def test_a_state_of_a_layout_to_come_is_refused_by_the_last_release_and_left_alone(
     left: Left, last: Installed, tmp_path: Path
 ):

@@ -21,7 +21,7 @@ from accelerate.utils import ProjectConfiguration
 
 from muster.worker import MusterError
 from muster.worker.integrations.accelerate import commit_together
-from muster.worker.integrations.folders import committed
+from muster.worker.integrations.folders import numbered
 from tests.support.transformers_job import FAULTY, STEPS, chance_at, strike
 
 
@@ -78,7 +78,7 @@ def main() -> None:
 
     if str(accelerator.process_index) == who and when != "before":
         doom(bare, what, when)
-    if life > 0 and (mode == "plain" or committed(folder, "checkpoint_")):
+    if life > 0 and (mode == "plain" or numbered(folder, "checkpoint_")):
         resume()
     while mode == "endless" or bare.weight.item() < STEPS * (1 + life):
         with torch.no_grad():

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from tests.support.helm import CHART, NAMESPACE, Helm, Manifest
+from tests.support.helm import CHART, NAMESPACE, Helm, Manifest, trusted
 from tests.support.rules import immutable
 
 KINDS = {
@@ -283,10 +283,10 @@ class Client:
         self._name = name
 
     def install(self, values: Manifest | None = None, chart: Path = CHART) -> None:
-        self._do("install", str(chart), self._name, values or {})
+        self._do("install", str(chart), self._name, trusted(values, chart))
 
     def upgrade(self, values: Manifest | None = None, chart: Path = CHART) -> None:
-        self._do("upgrade", str(chart), self._name, values or {})
+        self._do("upgrade", str(chart), self._name, trusted(values, chart))
 
     def rollback(self) -> None:
         self._do("rollback", self._name)

@@ -6,7 +6,8 @@ from its first join, arrives there, sends everything again after a reconnect, an
 
 The world holds a few promises of the design by itself, at every step of every test: nothing is told that is
 not on disk (rule 2), a stored decision never changes (rule 1), sequences have no gaps (rule 12), and the
-missing are exactly those who have not arrived (rule 5).
+missing are exactly those who have not arrived (rule 5). It also holds that what the core counts is what it
+would find by looking at every process.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetRun,
+    ForgetShape,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -43,6 +45,7 @@ from muster.service.core.effects import (
     RunRecord,
     SaveAsked,
     SaveRecord,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -67,7 +70,7 @@ from muster.service.core.events import (
 )
 from muster.service.core.group import Group
 from muster.service.core.limits import Limits
-from muster.service.core.model import Closed, Decision, Instant, Outcome, Shape
+from muster.service.core.model import Closed, Decision, Instant, Outcome, Ranks, Shape
 from muster.service.core.refusal import Reason
 from muster.service.core.retention import FOR_EVER, Retention
 from tests.support import history
@@ -110,6 +113,8 @@ class Disk:
             match record:
                 case ForgetRun():
                     self._forget(record.run_id)
+                case ForgetShape():
+                    self._drop("shape", (ShapeRecord, record.run_id, record.prefix, record.number))
                 case ForgetSpeaker():
                     self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
                 case ForgetDecision():
@@ -133,6 +138,8 @@ class Disk:
                 case GroupRecord():
                     self.kept[GroupRecord, record.run_id, record.prefix] = record
                     self.eras[record.run_id, record.prefix] += 1
+                case ShapeRecord():
+                    self.kept[ShapeRecord, record.run_id, record.prefix, record.number] = record
                 case SpeakerRecord():
                     self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
                 case SaveRecord():
@@ -274,7 +281,7 @@ class Client:
     def join(self, prefix: str = CKPT, world_size: int = 0, participants: tuple[int, ...] = ()) -> int | None:
         """Take part in a group. Returns its position there."""
         size = world_size or self.world.world_size
-        self.seats.setdefault(prefix, Seat(Shape(size, participants)))
+        self.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
         self._join(prefix)
         return self.seats[prefix].position
 
@@ -555,6 +562,7 @@ class World:
             if self.watching:
                 earlier = effects.decisions[:decided]
                 self._watch(event, earlier, effects.decisions[decided:], effects.deliveries[delivered:])
+        self._check_counts()
         crash, self.crash_next = self.crash_next, None
         if crash is Crash.BEFORE_PERSIST:
             self.crash()
@@ -573,6 +581,11 @@ class World:
                 elif session in self.lines:
                     self.lines[session].hear(message, ranks)
         return effects
+
+    def _check_counts(self) -> None:
+        for run in self.coordinator.runs.values():
+            living = [process for process in run.roster if process.state.living]
+            assert run.roster.deserted == (not living), "the living are not counted right"
 
     def ask(self, event: Event) -> list[Message]:
         """Do it, and return what the event's own session is answered."""

@@ -9,6 +9,7 @@ from muster.service.core.effects import (
     ParticipantRecord,
     RoundRecord,
     RunRecord,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -25,6 +26,7 @@ from muster.service.core.model import (
     MissingState,
     NodeInfo,
     Outcome,
+    Ranks,
     RendezvousSettings,
     Shape,
     SlowestWrite,
@@ -70,7 +72,7 @@ shapes = st.integers(1, 65_536).flatmap(
     lambda size: st.builds(
         Shape,
         st.just(size),
-        st.sets(st.integers(0, size - 1), max_size=10).map(lambda some: tuple(sorted(some))),
+        st.sets(st.integers(0, size - 1), max_size=10).map(lambda some: Ranks(sorted(some))),
     )
 )
 speakers = st.builds(
@@ -83,10 +85,11 @@ speakers = st.builds(
     host=names,
     pid=pids,
     start_sequence=numbers,
-    shape=shapes,
+    shape=shapes | st.integers(1, 2**32 - 1),
     state=st.sampled_from(MemberState),
     life=st.none() | numbers,
 )
+shape_records = st.builds(ShapeRecord, names, names, st.integers(1, 2**32 - 1), shapes)
 missing_ranks = st.builds(
     MissingRank,
     rank=ranks,
@@ -148,6 +151,7 @@ store_operations = st.builds(StoreOperationRecord, names, names, numbers, change
 kept = (
     runs
     | groups
+    | shape_records
     | speakers
     | decisions
     | evictions

@@ -22,11 +22,13 @@ from muster.checkpoint.committed import (
     committed_from,
     run_mark,
     seal,
+    step_in,
     unseal,
 )
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.manifest import MANIFEST
 from muster.checkpoint.retry import retrying
+from muster.checkpoint.source import home
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +54,8 @@ class Entry:
 
     @property
     def step(self) -> int:
-        """The step in its name; -1 if it is none of ours."""
-        number = self.path.name.removeprefix(STEP)
-        return int(number) if number.isdecimal() else -1
+        """The step in its name; :data:`NO_STEP` if there is none."""
+        return step_in(self.path.name)
 
     @property
     def whole(self) -> bool:
@@ -371,16 +372,16 @@ def write_marker(folder: Path, marker: dict[str, Any]) -> None:
     sync(folder)
 
 
-def mark(folder: Path, name: str, data: bytes = b"") -> None:
-    """Put a mark into a checkpoint, on the disk."""
-    write_synced(folder / name, data)
-    sync(folder)
+def mark(path: Path, name: str, data: bytes = b"") -> None:
+    """Put a mark into a checkpoint, a folder or a file, on the disk."""
+    write_synced(home(path) / name, data)
+    sync(home(path))
 
 
-def unmark(folder: Path, name: str) -> None:
-    """Take a mark out of a checkpoint, on the disk."""
-    (folder / name).unlink(missing_ok=True)
-    sync(folder)
+def unmark(path: Path, name: str) -> None:
+    """Take a mark out of a checkpoint, a folder or a file, on the disk."""
+    (home(path) / name).unlink(missing_ok=True)
+    sync(home(path))
 
 
 def write_synced(path: Path, data: bytes) -> None:

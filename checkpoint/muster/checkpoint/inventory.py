@@ -7,7 +7,7 @@ framework's adapter, or is one checkpoint itself. Looking changes nothing there.
 import logging
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from muster.checkpoint.directory import (
     unmark,
 )
 from muster.checkpoint.retry import retrying
-from muster.checkpoint.source import FolderSource, Source
+from muster.checkpoint.source import Source, home, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +148,14 @@ class FolderInventory:
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all committed checkpoints, newest commit first."""
+        if self._folder.is_file():
+            entries = [entry for entry in [_file_entry(self._folder)] if entry is not None]
+            if not entries:
+                raise NotCommittedError(
+                    f"{self._given} is a file without a marker beside it, {home(self._folder)}. It is not a "
+                    "committed checkpoint, or one that cannot be verified."
+                )
+            return self._all_stored(entries)
         names = retrying(str(self._given), lambda: sorted(names_in(self._folder)))
         if self._folder.name.startswith(_NAMES) or _CONTENT & set(names):
             entry = retrying(str(self._given), lambda: read_entry(self._folder, _marked))
@@ -159,6 +167,9 @@ class FolderInventory:
             entries = [entry]
         else:
             entries = self._entries(names)
+        return self._all_stored(entries)
+
+    def _all_stored(self, entries: list[Entry]) -> list[StoredCheckpoint]:
         stored = [self._stored(entry) for entry in reversed(by_commit(entries))]
         return [one for one in stored if one is not None]
 
@@ -166,7 +177,7 @@ class FolderInventory:
         found: dict[str, Entry] = {}
         for name in sorted(names, key=lambda name: name.startswith(".")):
             replaced = _REPLACED.fullmatch(name)
-            if name.startswith(".") and (replaced is None or replaced[1] in found):
+            if name.startswith(".") and (replaced is None or replaced[1] in found or replaced[1][0] == "."):
                 continue
             entry = self._entry(name)
             if entry is not None:
@@ -175,6 +186,8 @@ class FolderInventory:
 
     def _entry(self, name: str) -> Entry | None:
         path = self._folder / name
+        if path.is_file():
+            return _file_entry(path)
         if name.startswith(STEP):
             return retrying(str(path), lambda: read_entry(path, _marked))
         try:
@@ -189,7 +202,7 @@ class FolderInventory:
         return retrying(str(path), lambda: read_entry(path, _marked))
 
     def _stored(self, entry: Entry) -> StoredCheckpoint | None:
-        source = FolderSource(entry.path)
+        source = source_of(entry.path)
         try:
             sizes = retrying(source.place, source.sizes)
         except FileNotFoundError:
@@ -199,7 +212,7 @@ class FolderInventory:
             entry.path.name,
             None if step == NO_STEP else step,
             entry.made,
-            (entry.made.committed_at if entry.made else 0.0) or _changed_at(entry.path / MARKER),
+            (entry.made.committed_at if entry.made else 0.0) or _changed_at(home(entry.path) / MARKER),
             content_size(sizes),
             entry.damage,
             frozenset(sizes.keys() & MARKS),
@@ -223,6 +236,16 @@ def content_size(sizes: dict[str, int]) -> int:
 def _marked(path: Path) -> Committed:
     said = unseal((path / MARKER).read_bytes())
     return committed_in(path, said) if "step" in said else committed_by_adapter(said, path)
+
+
+def _file_entry(path: Path) -> Entry | None:
+    """Return what is known of a checkpoint that is a file; None if it has no marker beside it."""
+
+    def marked(folder: Path) -> Committed:
+        return committed_by_adapter(unseal((folder / MARKER).read_bytes()), path)
+
+    entry = retrying(str(path), lambda: read_entry(home(path), marked))
+    return None if entry is None else replace(entry, path=path)
 
 
 def _changed_at(path: Path) -> float:

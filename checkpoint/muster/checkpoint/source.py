@@ -93,6 +93,63 @@ class FolderSource:
             os.close(handle)
 
 
+BESIDE = ".committed"
+"""How the name ends of the folder beside a checkpoint that is one file, with what other checkpoints hold."""
+
+
+def beside(path: Path) -> Path:
+    """Return the name of the folder beside a checkpoint that is one file."""
+    return path.with_name(f".{path.name}{BESIDE}")
+
+
+def home(path: Path) -> Path:
+    """Return the folder that holds a checkpoint's marker, manifest and marks.
+
+    Args:
+        path: the checkpoint: a folder, a file, or a link to one.
+
+    Returns:
+        The checkpoint itself; for a file the folder beside it, which may be missing.
+    """
+    return beside(_target(path)) if path.is_file() else path
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+class FileSource:
+    """A checkpoint that is one file, with its manifest in the folder beside it.
+
+    Args:
+        path: the checkpoint, or a link to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = _target(path)
+        self._beside = FolderSource(beside(self._file))
+
+    @property
+    def place(self) -> str:
+        """The checkpoint's path."""
+        return str(self._file)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the file and those beside it, and their sizes in bytes."""
+        return {**self._beside.sizes(), self._file.name: self._file.stat().st_size}
+
+    def open(self, name: str) -> AbstractContextManager[OpenFile]:
+        """Open the file, or one beside it."""
+        return (
+            FolderSource(self._file.parent).open(name) if name == self._file.name else self._beside.open(name)
+        )
+
+
+def source_of(path: Path) -> FolderSource | FileSource:
+    """Return what a checkpoint that is a folder or a file is read from."""
+    return FileSource(path) if path.is_file() else FolderSource(path)
+
+
 class _Handle:
     def __init__(self, handle: int) -> None:
         self._handle = handle

@@ -359,6 +359,7 @@ class SpeakerRecord(google.protobuf.message.Message):
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     prefix: builtins.str
@@ -385,6 +386,10 @@ class SpeakerRecord(google.protobuf.message.Message):
     """The first sequence of the life of the group that it joined. If the group has begun another life since,
     it speaks no more, and is kept only since it arrived at the newest release and may not have heard that.
     """
+    shape: builtins.int
+    """The number of the group's ShapeRecord that says which ranks its barriers cover; 0: world_size and
+    participants above say it.
+    """
     @property
     def participants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The ranks that the group's barriers cover; empty means all."""
@@ -404,12 +409,51 @@ class SpeakerRecord(google.protobuf.message.Message):
         participants: collections.abc.Iterable[builtins.int] | None = ...,
         state: muster.v1.common_pb2.MemberState.ValueType = ...,
         life: builtins.int | None = ...,
+        shape: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_life", b"_life", "life", b"life"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_life", b"_life"]) -> typing.Literal["life"] | None: ...
 
 global___SpeakerRecord = SpeakerRecord
+
+@typing.final
+class ShapeRecord(google.protobuf.message.Message):
+    """ShapeRecord is the world size and the participants that ranks of a group brought. A list of participants
+    is as long as the group is large, so it is kept once for all ranks that bring it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    PARTICIPANTS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    prefix: builtins.str
+    """The group's prefix."""
+    number: builtins.int
+    """Names it in the records of its speakers; from 1."""
+    world_size: builtins.int
+    """The number of ranks of the job."""
+    @property
+    def participants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The ranks that the group's barriers cover, ascending."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        prefix: builtins.str = ...,
+        number: builtins.int = ...,
+        world_size: builtins.int = ...,
+        participants: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "participants", b"participants", "prefix", b"prefix", "run_id", b"run_id", "world_size", b"world_size"]) -> None: ...
+
+global___ShapeRecord = ShapeRecord
 
 @typing.final
 class ReplicaRecord(google.protobuf.message.Message):

@@ -16,6 +16,7 @@ from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search
+from muster.client.server_options import READ_TIMEOUT
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
@@ -44,13 +45,31 @@ class _Call:
     visitor: Visitor
     context: Any
 
-    async def read(self) -> bytes | None:
+    async def read_first(self) -> bytes | None:
+        """As :meth:`read`, within ``READ_TIMEOUT``.
+
+        Raises:
+            Refused: it may not be passed on, or has not come.
+        """
+        try:
+            return await self.read(READ_TIMEOUT)
+        except TimeoutError:
+            why = f"it must come within {READ_TIMEOUT:g} s"
+            raise refusals.invalid("request", "not whole", why) from None
+
+    async def read(self, within: float | None = None) -> bytes | None:
         """The next request; None: there are no more.
 
         Raises:
             Refused: it may not be passed on.
+            TimeoutError: it has not come within so many seconds.
         """
-        request = await self.context.read()
+
+        async def read() -> Any:
+            async with asyncio.timeout(within):
+                return await self.context.read()
+
+        request = await self.visitor.paced(read)()
         if request is grpc.aio.EOF:
             return None
         self.visitor.check_request(self.method, request)
@@ -83,9 +102,11 @@ class Passing(grpc.GenericRpcHandler):
 
         async def call(_: object, context: Any) -> None:
             try:
-                async with self._door.admitted(method, context.invocation_metadata() or ()) as visitor:
+                async with self._door.admitted(
+                    method, context.invocation_metadata() or (), context.peer()
+                ) as visitor:
                     made = _Call(method, visitor, context)
-                    if (request := await made.read()) is not None:
+                    if (request := await made.read_first()) is not None:
                         await self._pass(made, request)
             except refusals.Refused as refused:
                 await context.abort_with_status(status.of(refused.refusal))

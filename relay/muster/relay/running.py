@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from muster.client.server_options import MAX_CONNECTIONS
 from muster.relay.counts import Counts
 from muster.relay.door import Door, OpenDoor
 from muster.relay.line import PATIENCE
@@ -16,6 +17,8 @@ from muster.relay.upstream import Upstream
 
 SOCKET_MODE = 0o600
 """Only the relay's own user may connect."""
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of one message on a socket, where a node's own processes speak; the coordinator's bounds are below it."""
 
 
 def _own_name() -> str:
@@ -37,6 +40,8 @@ class RelayConfig:
     socket_mode: int = SOCKET_MODE
     tls: grpc.ServerCredentials | None = None
     door: Door = field(default_factory=OpenDoor)
+    max_connections: int = MAX_CONNECTIONS
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 async def start(config: RelayConfig, counts: Counts) -> RelayServer:
@@ -55,7 +60,15 @@ async def start(config: RelayConfig, counts: Counts) -> RelayServer:
         config.upstream, name=config.name, version=config.version, counts=counts, patience=config.patience
     )
     relay = Relay(upstream.open_line, upstream.addresses, config.version)
-    served = RelayServer(config.listen, upstream, relay, config.door, counts)
+    served = RelayServer(
+        config.listen,
+        upstream,
+        relay,
+        config.door,
+        counts,
+        max_connections=config.max_connections,
+        max_message_bytes=config.max_message_bytes,
+    )
     try:
         await served.start(config.tls, config.socket_mode)
     except BaseException:

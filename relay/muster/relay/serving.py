@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from muster.client.server_options import server_options
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
@@ -23,11 +24,7 @@ HELLO_TIMEOUT = 10.0
 KEEPALIVE_MS = 1_000
 """Ping a guest after so long without data, and wait so long for the answer: as often as a coordinator with
 the shortest session TTL, so that no death is noticed later than without the relay."""
-PING_INTERVAL_MS = 500
-"""The least milliseconds between two pings of a guest, as the coordinator has it."""
-MOST_MESSAGE = 64 << 20
-"""Bytes of one message."""
-MOST_STREAMS = 20_000
+MAX_STREAMS = 20_000
 """Streams and calls at once."""
 Room = Callable[[Iterable[Line]], Awaitable[None]]
 
@@ -43,6 +40,7 @@ class Session:
 
     def __init__(self, relay: Relay, visitor: Visitor, room: Room) -> None:
         self._room = room
+        self._visitor = visitor
         self._outbox = Outbox()
         self._refusal: pb.Refusal | None = None
         self._served = False
@@ -86,13 +84,14 @@ class Session:
             await context.abort_with_status(status.of(self._refusal))
 
     async def _read(self, context: Any) -> None:
+        read = self._visitor.paced(context.read)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 data = await context.read()
             while data is not grpc.aio.EOF:
                 self._guest.hear(data)
                 await self._room(self._guest.lines)
-                data = await context.read()
+                data = await read()
         except TimeoutError:
             refused = refusals.hello_required(
                 f"no Hello came within {HELLO_TIMEOUT:g} s of opening the session"
@@ -134,7 +133,9 @@ class Sessions(grpc.GenericRpcHandler):
         if self._draining:
             await context.abort_with_status(status.of(refusals.draining()))
         try:
-            async with self._door.admitted(CONNECT, context.invocation_metadata() or ()) as visitor:
+            async with self._door.admitted(
+                CONNECT, context.invocation_metadata() or (), context.peer()
+            ) as visitor:
                 await self._serve(Session(self._relay, visitor, self._room), context)
         except refusals.Refused as refused:
             await context.abort_with_status(status.of(refused.refusal))
@@ -164,14 +165,33 @@ class RelayServer:
         relay: the relay.
         door: who is let in.
         counts: what is measured.
+        max_connections: open at once.
+        max_message_bytes: of one message from below; what the coordinator takes, each guest is told.
     """
 
-    def __init__(self, listen: Listen, upstream: Upstream, relay: Relay, door: Door, counts: Counts) -> None:
+    def __init__(
+        self,
+        listen: Listen,
+        upstream: Upstream,
+        relay: Relay,
+        door: Door,
+        counts: Counts,
+        *,
+        max_connections: int,
+        max_message_bytes: int,
+    ) -> None:
         self._listen = listen
         self._upstream = upstream
         self._sessions = Sessions(relay, door, counts, upstream.room)
         self._passing = Passing(upstream, door, counts)
-        self._server = grpc.aio.server(options=_options())
+        self._server = grpc.aio.server(
+            options=server_options(
+                max_streams=MAX_STREAMS,
+                max_connections=max_connections,
+                max_message_bytes=max_message_bytes,
+                keepalive_ms=KEEPALIVE_MS,
+            )
+        )
         self._server.add_generic_rpc_handlers((self._sessions, self._passing))
 
     async def start(self, tls: grpc.ServerCredentials | None, socket_mode: int) -> None:
@@ -203,23 +223,3 @@ class RelayServer:
         await self._server.stop(grace)
         await self._upstream.close()
         self._listen.remove()
-
-
-def _options() -> list[tuple[str, int]]:
-    return [
-        ("grpc.so_reuseport", 0),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.max_concurrent_streams", MOST_STREAMS),
-        ("grpc.server.max_pending_requests", MOST_STREAMS),
-        ("grpc.server.max_pending_requests_hard_limit", MOST_STREAMS),
-        # What the coordinator takes, each guest is told; this is what a relay holds in memory for one
-        # message.
-        ("grpc.max_receive_message_length", MOST_MESSAGE),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
-    ]

@@ -22,6 +22,8 @@ class Config:
     """Seconds that calls in flight get when the coordinator stops."""
     limits: Limits = field(default_factory=Limits)
     security: Security = field(default_factory=Security)
+    insecure: bool = False
+    """Whether it may listen to other machines without TLS, or without asking who they are."""
     retention: Retention = field(default_factory=Retention)
     advertise: Address | None = None
     """Where workers reach this replica; None: where it listens."""

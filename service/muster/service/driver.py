@@ -108,12 +108,14 @@ class _Query:
 class _Batch:
     effects: Effects = field(default_factory=Effects)
     answers: list[Callable[[], None]] = field(default_factory=list)
+    wakes_watchers: bool = False
+    """Whether an event was taken. A query changes nothing: a watcher that looks must not wake the others."""
 
     @property
     def empty(self) -> bool:
         effects = self.effects
         said = effects.deliveries or effects.notices or effects.looks
-        return not (effects.records or said or self.answers)
+        return not (effects.records or said or self.answers or self.wakes_watchers)
 
 
 class Driver:
@@ -304,12 +306,16 @@ class Driver:
             self.serve()
         now = self._clock.now()
         inbox, self._inbox = self._inbox, []
+        stepped = False
         try:
             for item in inbox:
                 if type(item) is _Query:
                     self._batch.answers.append(_answer(item, self.coordinator, now))
                 else:
                     self.coordinator.step(item, now, self._batch.effects)  # type: ignore[arg-type]
+                    stepped = True
+            if stepped and self._watchers:
+                self._batch.wakes_watchers = True
             self._flush()
         except Exception as error:
             self._fail(error)
@@ -376,8 +382,9 @@ class Driver:
             self.look(look)
         for answer in batch.answers:
             answer()
-        for watcher in self._watchers:
-            watcher.set()
+        if batch.wakes_watchers:
+            for watcher in self._watchers:
+                watcher.set()
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():

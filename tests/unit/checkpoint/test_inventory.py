@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,9 +14,11 @@ from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import CheckpointBucket
 from muster.checkpoint.committed import MARKER, Life, UncommittedError
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
-from muster.checkpoint.directory import CheckpointDirectory
+from muster.checkpoint.digest import Segment, digest_of
+from muster.checkpoint.directory import CheckpointDirectory, write_marker
 from muster.checkpoint.inventory import FolderInventory, NotCommittedError, inventory_of
-from muster.checkpoint.manifest import MANIFEST
+from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
+from muster.checkpoint.verification import read_manifest, verify
 from muster.checkpoint.version import LaterVersionError
 from tests.support.stored_checkpoints import by_adapter, in_bucket, in_folder
 
@@ -132,6 +135,49 @@ def test_place_may_be_one_checkpoint(tmp_path: Path, name: str, monkeypatch: pyt
         assert names(place) == [name]
     monkeypatch.chdir(tmp_path / name)
     assert names(".") == [name]
+
+
+def file_checkpoint(path: Path, content: bytes) -> None:
+    """Make a checkpoint that is one file, as Lightning's adapter does."""
+    path.write_bytes(content)
+    entry = FileEntry((Segment(len(content), digest_of(content)),))
+    data = Manifest({path.name: entry}).encode()
+    beside = path.with_name(f".{path.name}.committed")
+    beside.mkdir()
+    (beside / MANIFEST).write_bytes(data)
+    said = {
+        "run_id": "job",
+        "generation": 0,
+        "world_size": 2,
+        "prefix": "checkpoint/lightning",
+        "sequence": 1,
+    }
+    write_marker(beside, said | {"order": 1, "manifest": asdict(ManifestReference.of(data))})
+
+
+def test_checkpoint_that_is_a_file_is_listed_verified_and_marked(tmp_path: Path):
+    path = tmp_path / "epoch=1-step=500.ckpt"
+    file_checkpoint(path, b"weights")
+    (tmp_path / "theirs.ckpt").touch()
+    (tmp_path / f"..{path.name}.committed.replaced").mkdir()
+    (tmp_path / "link").symlink_to(path)
+    for place in (tmp_path, path, tmp_path / "link"):
+        inventory = FolderInventory(place)
+        one = inventory.checkpoints()[0]
+        assert (one.name, one.step, one.has_digests, one.damage) == (path.name, 500, True, None)
+        assert one.made is not None
+        manifest = read_manifest(one.source, one.made.manifest)
+        assert manifest is not None
+        assert [found.damages for found in verify(one.source, manifest, 1)] == [()]
+    inventory.mark(one, DAMAGED, Damage("", "for a test").encode())
+    (marked,) = inventory.checkpoints()
+    assert marked.marked_damaged
+    inventory.unmark(marked, DAMAGED)
+    (beside,) = tmp_path.glob(".*ckpt.committed")
+    (beside / MARKER).write_text("{")
+    assert inventory.checkpoints()[0].damage is not None
+    with pytest.raises(NotCommittedError, match="without a marker beside it"):
+        FolderInventory(tmp_path / "theirs.ckpt").checkpoints()
 
 
 def test_lost_marker_of_a_checkpoint_without_a_manifest_is_damage(tmp_path: Path):

@@ -29,7 +29,9 @@ def umbrella(tmp_path: Path) -> Path:
     metadata = {"apiVersion": "v2", "name": "training", "version": "1.0.0", "dependencies": parts}
     (chart / "Chart.yaml").write_text(yaml.safe_dump(metadata))
     (chart / "values.yaml").write_text(
-        yaml.safe_dump({"muster": {"enabled": True}, "muster-2": {"enabled": False}})
+        yaml.safe_dump(
+            {name: {"enabled": name == "muster", "allowInsecure": True} for name in ("muster", "muster-2")}
+        )
     )
     (chart / "templates").mkdir()
     return chart

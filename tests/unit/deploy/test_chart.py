@@ -567,7 +567,8 @@ def test_it_is_a_part_of_another_chart_as_documented(helm: Helm, umbrella: Path)
     assert helm.release(values, chart=umbrella, name="training").of_kind("StatefulSet") == []
     depends["dependencies"][0] |= {"alias": "roll-call", "condition": "roll-call.enabled"}
     (umbrella / "Chart.yaml").write_text(yaml.safe_dump(metadata | depends))
-    release = helm.release({"roll-call": {"enabled": True}}, chart=umbrella, name="training")
+    values = {"roll-call": {"enabled": True, "allowInsecure": True}}
+    release = helm.release(values, chart=umbrella, name="training")
     assert release.one("StatefulSet")["metadata"]["name"] in section
 
 
@@ -575,6 +576,33 @@ def test_what_comes_from_the_chart_around_it_is_admitted_as_documented():
     readme = (CHART / "README.md").read_text()
     (sentence,) = re.findall(r"are refused\. Only (.*) are\s+admitted and not used", readme)
     assert set(re.findall(r"`(\w+)`", sentence)) == SCHEMA["properties"].keys() - VALUES.keys()
+
+
+# Closed by default
+
+SECURED = {"tls": {"enabled": True, "existingSecret": "s"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "TLS is off: .* Set tls.enabled=true and tokens.enabled=true"),
+        ({"tokens": {"enabled": True, "existingSecret": "s"}}, "TLS is off"),
+        (SECURED, "tokens are off: .* Set tokens.enabled=true or tls.clientAuth.enabled=true"),
+    ],
+)
+def test_values_without_tls_or_known_callers_are_refused(helm: Helm, values: Manifest, said: str):
+    closed = values | {"test": {"enabled": False}, "allowInsecure": False}
+    with pytest.raises(HelmError, match=said):
+        helm.release(closed)
+    opened = helm.release(closed | {"allowInsecure": True}).one("ConfigMap")["data"]["muster.toml"]
+    assert "insecure = true" in opened.splitlines()
+
+
+def test_secured_coordinator_is_not_told_to_be_insecure(helm: Helm):
+    tokens = {"enabled": True, "existingSecret": "s"}
+    values = SECURED | {"tokens": tokens, "test": {"enabled": False}, "allowInsecure": False}
+    assert "insecure" not in helm.release(values).one("ConfigMap")["data"]["muster.toml"]
 
 
 # Pod security

@@ -43,7 +43,7 @@ def test_the_tokens_file_is_one_that_the_coordinator_reads(release: Release, tmp
     )
     assert found.rules == (
         ServiceAccounts(
-            issuer="cluster", namespace="team-a", account="*", role=Role.WORKER, runs=("team-a-*",)
+            issuer="cluster", namespace="team-a", account="*", role=Role.WORKER, runs=("team-a.*",)
         ),
         ServiceAccounts(
             issuer="cluster", namespace="ml-ops", account='on "call"', role=Role.OPERATOR, runs=("*",)

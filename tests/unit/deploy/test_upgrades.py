@@ -308,7 +308,7 @@ def test_what_its_pod_reads_stays_once_it_is_annotated_as_documented(client: Cli
     text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
     line = r"annotate (\S+) -l app.kubernetes.io/instance=muster,helm.sh/chart=(\S+) (\S+)=(\S+)$"
     ((kinds, chart, key, value),) = re.findall(line, text, re.M)
-    values = values_of("tokens-inline") | ON_DELETE
+    values = {k: v for k, v in values_of("tokens-inline").items() if k != "allowInsecure"} | ON_DELETE
     client.install(values, CHART_0_1_0)
     pod, secrets = pod_of(cluster), cluster.names("Secret")
     for one in cluster.objects.values():

@@ -5,14 +5,20 @@ from typing import Any
 import grpc
 import pytest
 
+from muster.client.server_options import HANDSHAKE_TIMEOUT_MS, READ_TIMEOUT
 from muster.relay.counts import Counts
-from muster.relay.door import Anyone
+from muster.relay.door import Anyone, OpenDoor
 from muster.relay.line import Line
+from muster.relay.listening import listen_at
+from muster.relay.passing import Passing
 from muster.relay.relay import Relay
-from muster.relay.serving import Session
+from muster.relay.serving import RelayServer, Session
 from muster.relay.upstream import Upstream
+from muster.service.core.limits import Limits
+from muster.service.rpc.server import options as coordinators
 from muster.v1 import session_pb2 as pb
 from tests.support.patience import PATIENCE
+from tests.support.virtual_time import START, in_virtual_time
 
 HELLO = pb.ConnectRequest(
     hello=pb.Hello(
@@ -80,6 +86,63 @@ async def test_guest_that_does_not_read_is_cut_off_later_when_it_is_a_relay(rela
             await asyncio.sleep(PATIENCE)
     await upstream.close()
     assert "SLOW_CONSUMER" in str(session._refusal)
+
+
+def test_relay_takes_the_servers_options_of_the_coordinator(monkeypatch: pytest.MonkeyPatch):
+    taken: list[dict[str, int]] = []
+
+    class Server:
+        def __init__(self, options: list[tuple[str, int]], **_: object) -> None:
+            taken.append(dict(options))
+
+        def add_generic_rpc_handlers(self, _: object) -> None: ...
+
+    monkeypatch.setattr(grpc.aio, "server", Server)
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", counts=Counts())
+    relay = Relay(upstream.open_line, upstream.addresses, "0")
+    counts = Counts()
+    RelayServer(
+        listen_at("unix:///s"),
+        upstream,
+        relay,
+        OpenDoor(),
+        counts,
+        max_connections=7,
+        max_message_bytes=8,
+    )
+    (options,) = taken
+    assert options["grpc.max_allowed_incoming_connections"] == 7
+    assert options["grpc.max_receive_message_length"] == 8
+    assert options.keys() == {name for name, _ in coordinators(10.0, Limits(), 7)}
+    assert options["grpc.server_handshake_timeout_ms"] == HANDSHAKE_TIMEOUT_MS
+
+
+@in_virtual_time
+async def test_call_whose_request_does_not_come_is_refused_by_relay():
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", counts=Counts())
+
+    class Silent(Context):
+        refused: grpc.Status
+
+        async def read(self) -> Any:
+            await asyncio.Event().wait()
+
+        def peer(self) -> str:
+            return "ipv4:10.0.0.7:1"
+
+        def invocation_metadata(self) -> None: ...
+
+        async def abort_with_status(self, status: grpc.Status) -> None:
+            self.refused = status
+
+    class Details:
+        method = "/muster.v1.StoreService/Set"
+
+    context = Silent()
+    handler = Passing(upstream, OpenDoor(), Counts()).service(Details())  # type: ignore[arg-type]
+    await handler.stream_stream(None, context)
+    assert f"must come within {READ_TIMEOUT:g} s" in context.refused.details
+    assert asyncio.get_running_loop().time() == START + READ_TIMEOUT
 
 
 async def test_there_is_room_on_lines_that_are_over():

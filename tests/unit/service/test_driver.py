@@ -421,6 +421,14 @@ async def test_a_watcher_is_told_until_it_stops_watching():
         assert not stopped.is_set()
 
 
+async def test_query_wakes_no_watcher():
+    """Else one that looks wakes all others, and they wake it."""
+    async with driving(MemoryEngine()) as driver:
+        watching = driver.watch()
+        await driver.query(lambda core, _: len(core.runs))
+        assert not watching.is_set()
+
+
 async def test_a_decision_is_encoded_once_for_all_who_wait():
     encoded: list[Message] = []
 

@@ -286,10 +286,18 @@ http_tls = {{ .Values.tls.http }}
 tls_client_ca = "/etc/muster/client-ca/ca.crt"
 {{- end }}
 {{- end }}
+{{- if not (include "muster.secured" .) }}
+insecure = true
+{{- end }}
 {{- if .Values.tokens.enabled }}
 tokens_file = "/etc/muster/tokens/tokens.toml"
 http_tokens = {{ .Values.tokens.http }}
 {{- end }}
+{{- end }}
+
+{{- /* Whether the ports for workers speak TLS, and ask who calls. */}}
+{{- define "muster.secured" -}}
+{{- if and .Values.tls.enabled (or .Values.tokens.enabled .Values.tls.clientAuth.enabled) }}yes{{ end }}
 {{- end }}
 
 {{- define "muster.bindHost" -}}
@@ -495,6 +503,9 @@ securityContext:
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled .Values.tokens.enabled .Values.tokens.http (not .Values.client.tokenSecret) }}
 {{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false." }}
+{{- end }}
+{{- if and (not (include "muster.secured" .)) (not .Values.allowInsecure) }}
+{{- fail (printf "%s: whoever reaches the port could list runs, change stores and abort barriers. Set %s (docs/kubernetes.md, \"Secure it\"), or allowInsecure=true in a trusted network." (ternary "tokens are off" "TLS is off" .Values.tls.enabled) (ternary "tokens.enabled=true or tls.clientAuth.enabled=true" "tls.enabled=true and tokens.enabled=true" .Values.tls.enabled)) }}
 {{- end }}
 {{- include "muster.checkRelay" . }}
 {{- if .Release.IsUpgrade }}

@@ -39,7 +39,8 @@ app.kubernetes.io/component: relay
 {{- end }}
 {{- if .Values.tokens.enabled }}
 - --tokens-file=/etc/muster/tokens/tokens.toml
-{{- else if not .Values.tls.clientAuth.enabled }}
+{{- end }}
+{{- if not (include "muster.secured" .) }}
 - --insecure
 {{- end }}
 {{- else }}

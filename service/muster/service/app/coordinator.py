@@ -24,6 +24,7 @@ from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.server import RpcServer, build_server
+from muster.service.snapshots import Snapshots
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.telemetry.logs import EventLog
@@ -85,6 +86,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
         state = StateCollector(driver.coordinator, metrics, around.clock)
         inspector = Inspector(driver)
         driver.look = inspector.look
+        snapshots = Snapshots()
         rpc = build_server(
             driver,
             inspector,
@@ -95,6 +97,8 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             max_connections=most_connections(),
             replicas=part.replicas,
             keepalive_ms=part.keepalive_ms,
+            snapshots=snapshots,
+            audit=gate.audit,
         )
         application = build_site(
             lambda: _scrape(engine, state, metrics),
@@ -102,6 +106,7 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             driver,
             inspector.ask,
             part.replicas,
+            snapshots,
         )
         site = site_runner(application, config, gate)
         freshness = asyncio.create_task(gate.keep_fresh())

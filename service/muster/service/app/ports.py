@@ -2,21 +2,23 @@
 
 import resource
 import ssl
+from collections.abc import Collection
 
 import grpc
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from muster.client.server_options import MAX_CONNECTIONS
 from muster.service.address import Address
 from muster.service.config import Config
 from muster.service.rpc.guard import GuardInterceptor
-from muster.service.rpc.server import MOST_CONNECTIONS
 from muster.service.security.config import Security, TrafficLimits
 from muster.service.security.files import FileError
 from muster.service.security.gate import Gate
 from muster.service.web.access import guarded
 from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
+from muster.service.web.hosts import known_hosts
 
 RESERVED_FILES = 1_500
 """Open files that gRPC's connections leave to the state, the HTTP port and the interpreter."""
@@ -40,7 +42,7 @@ def open_gate(security: Security) -> Gate:
 
 def rpc_guard(security: Security, gate: Gate) -> GuardInterceptor | None:
     """What lets calls in; None if everyone may do everything."""
-    if gate.access is None and security.traffic == TrafficLimits():
+    if gate.access is None and gate.audit is None and security.traffic == TrafficLimits():
         return None
     return GuardInterceptor(gate.access, gate.traffic)
 
@@ -50,6 +52,7 @@ def _http_guard(security: Security, gate: Gate) -> Middleware:
         gate.access if security.http_tokens else None,
         needs_certificate=security.http_tls and security.knows_clients,
         knows_operators=security.http_knows_operators,
+        audit=gate.audit,
     )
 
 
@@ -58,8 +61,8 @@ def most_connections() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
 
 
 async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> int:
@@ -98,13 +101,23 @@ def open_site_runner(application: web.Application) -> web.AppRunner:
 async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
     """Serve HTTP, with TLS where it is asked for; as :func:`start_site_at`."""
     context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
-    return await start_site_at(runner, config.http, context)
+    return await start_site_at(runner, config.http, context, config.security.http_hosts)
 
 
 async def start_site_at(
-    runner: web.AppRunner, address: Address, context: ssl.SSLContext | None = None
+    runner: web.AppRunner,
+    address: Address,
+    context: ssl.SSLContext | None = None,
+    hosts: Collection[str] = (),
 ) -> Address:
     """Serve HTTP.
+
+    Args:
+        runner: serves the site; it has not been set up.
+        address: where.
+        context: for TLS.
+        hosts: the names by which the port may be called, beside IP addresses and ``localhost``. Without any,
+            other names are refused on loopback alone.
 
     Returns:
         Where.
@@ -112,6 +125,7 @@ async def start_site_at(
     Raises:
         StartError: the port cannot be bound.
     """
+    runner.app.middlewares.insert(0, known_hosts(hosts, checks_unnamed=address.is_loopback))
     await runner.setup()
     try:
         await BoundedSite(runner, address.host, address.port, context).start()
@@ -127,36 +141,51 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
     )
 
 
-def warn_if_open(config: Config) -> None:
-    """Say in the log what others may do that can reach a port."""
-    security = config.security
-    has_tokens = security.tokens_file is not None
-    http_knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
-    ports = (
-        (
-            ("--listen", config.listen, "release, abort and read barriers"),
-            (security.tls is not None, "--tls-cert and --tls-key"),
-            (has_tokens or security.knows_clients, "--tokens-file or --tls-client-ca"),
-        ),
-        (
-            ("--http", config.http, "see the runs and the metrics"),
-            (security.http_tls, "--http-tls"),
-            (http_knows_clients, "--http-tokens"),
-        ),
+def check_exposed(address: Address, security: Security, *, insecure: bool, use: str) -> None:
+    """See that a port for workers is closed to strangers on other machines, or need not be.
+
+    Args:
+        address: where it listens.
+        security: what guards it.
+        insecure: whether it may be open to them.
+        use: what a stranger could do there, for people.
+
+    Raises:
+        StartError: it is open.
+    """
+    lacking = [
+        flags
+        for flags, is_there in (
+            ("--tls-cert and --tls-key", security.tls is not None),
+            ("--tokens-file or --tls-client-ca", security.tokens_file is not None or security.knows_clients),
+        )
+        if not is_there
+    ]
+    if address.is_loopback or insecure or not lacking:
+        return
+    raise StartError(
+        f"--listen {address} is reachable from other machines, without "
+        f"{'TLS' if security.tls is None else 'asking who they are'}: {use}. Give "
+        f"{' and '.join(lacking)}, listen on 127.0.0.1, or say --insecure in a trusted network."
     )
-    for (flag, address, use), (has_tls, tls_flags), (has_callers, caller_flags) in ports:
-        if address.is_loopback:
-            continue
-        where = f"{flag} {address} is reachable from other machines, and"
-        if not has_tls:
-            structlog.get_logger().warning(
-                "open.port",
-                reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
-                f"{tls_flags}, or keep it in a trusted network.",
-            )
-        if not has_callers:
-            structlog.get_logger().warning(
-                "open.port",
-                reason=f"{where} asks nobody who they are: whoever reaches it can {use}. Give "
-                f"{caller_flags}, or keep it in a trusted network.",
-            )
+
+
+def warn_if_open(config: Config) -> None:
+    """Say in the log what others may do that can reach the HTTP port."""
+    security, address = config.security, config.http
+    knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
+    if address.is_loopback:
+        return
+    where = f"--http {address} is reachable from other machines, and"
+    if not security.http_tls:
+        structlog.get_logger().warning(
+            "open.port",
+            reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
+            "--http-tls, or keep it in a trusted network.",
+        )
+    if not knows_clients:
+        structlog.get_logger().warning(
+            "open.port",
+            reason=f"{where} asks nobody who they are: whoever reaches it can see the runs and the metrics. "
+            "Give --http-tokens, or keep it in a trusted network.",
+        )

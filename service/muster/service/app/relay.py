@@ -11,20 +11,29 @@ from aiohttp import web
 from google.protobuf.message_factory import GetMessageClass
 
 from muster.relay.counts import Counts
-from muster.relay.door import Metadata, OpenDoor, Visitor
+from muster.relay.door import Metadata, Read, Visitor
 from muster.relay.listening import Listen, ListenError
+from muster.relay.passing import DIALOGUES
 from muster.relay.refusals import Refused
 from muster.relay.running import RelayConfig, start
 from muster.service.address import Address
-from muster.service.app.ports import StartError, open_gate, open_site_runner, start_site_at
+from muster.service.app.ports import (
+    StartError,
+    check_exposed,
+    most_connections,
+    open_gate,
+    open_site_runner,
+    start_site_at,
+)
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import codec
 from muster.service.rpc.interceptor import parsed
-from muster.service.rpc.server import SERVICES
+from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.config import Security
 from muster.service.security.grants import Grant, Role
+from muster.service.security.traffic import Traffic, address_of
 from muster.service.telemetry.relay import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
@@ -48,7 +57,9 @@ class RelaySettings:
     """Seconds."""
     socket_mode: int
     insecure: bool
-    """Whether it may listen to other machines without asking who they are."""
+    """Whether it may listen to other machines without TLS, or without asking who they are."""
+    max_message_bytes: int
+    """Of one message of a worker."""
     security: Security
 
 
@@ -62,7 +73,14 @@ async def run_relay(settings: RelaySettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    check_exposed(settings)
+    # Of a socket, its permissions say who may connect.
+    if settings.listen.path is None:
+        check_exposed(
+            Address.parse(settings.listen.address),
+            settings.security,
+            insecure=settings.insecure,
+            use="whoever reaches it, or is on the way, could speak for every rank, with its own token",
+        )
     gate = open_gate(settings.security)
     counts = Counts()
     config = RelayConfig(
@@ -72,7 +90,9 @@ async def run_relay(settings: RelaySettings) -> None:
         patience=settings.patience,
         socket_mode=settings.socket_mode,
         tls=gate.tls.grpc_credentials() if gate.tls is not None else None,
-        door=TokenDoor(gate.access) if gate.access is not None else OpenDoor(),
+        door=GuardDoor(gate.access, gate.traffic),
+        max_connections=most_connections(),
+        max_message_bytes=settings.max_message_bytes,
     )
     try:
         served = await start(config, counts)
@@ -97,27 +117,6 @@ async def run_relay(settings: RelaySettings) -> None:
             await site.cleanup()
 
 
-def check_exposed(settings: RelaySettings) -> None:
-    """See that other machines are asked who they are, or need not be.
-
-    Raises:
-        StartError: they would not be.
-    """
-    security = settings.security
-    asks = security.tokens_file is not None or security.knows_clients
-    # Of a socket, its permissions say who may connect.
-    listens_to_others = (
-        settings.listen.path is None and not Address.parse(settings.listen.address).is_loopback
-    )
-    if listens_to_others and not asks and not settings.insecure:
-        raise StartError(
-            f"--listen {settings.listen.address} is reachable from other machines, and nobody would be "
-            "asked who they are: whoever reaches it could speak for every rank, with this relay's own token. "
-            "Give --tokens-file or --tls-client-ca, listen on a unix:// socket or 127.0.0.1, or say "
-            "--insecure."
-        )
-
-
 def _site(counts: Counts, stop: asyncio.Event) -> web.Application:
     metrics = RelayMetrics(counts)
     site = web.Application()
@@ -126,41 +125,67 @@ def _site(counts: Counts, stop: asyncio.Event) -> web.Application:
     return site
 
 
-class TokenDoor:
-    """Asks for a token, as the coordinator does.
+class GuardDoor:
+    """Asks for a token and holds the rates, as the coordinator does.
 
     What is passed on bears the relay's token and not the caller's, so nothing is that a worker's does not
     allow.
 
     Args:
-        access: checks tokens.
+        access: checks tokens; None: none are asked for.
+        traffic: the bounds of peers.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access | None, traffic: Traffic) -> None:
         self._access = access
+        self._traffic = traffic
 
     @asynccontextmanager
-    async def admitted(self, method: str, metadata: Metadata) -> AsyncIterator[Visitor]:
+    async def admitted(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Visitor]:
         """See ``Door``."""
-        with as_relays():
-            grant = await self._access.admit(method, metadata)
-            async with self._access.while_granted(grant):
-                yield Caller(grant)
+        address = address_of(peer)
+        with as_relays(), self._counted(method, address):
+            async with self._granted(method, metadata) as grant:
+                yield Caller(grant, self._traffic, address)
+
+    @contextmanager
+    def _counted(self, method: str, address: str) -> Iterator[None]:
+        """Count a stream; what is not known here, the coordinator refuses."""
+        if METHODS.get(method, "unary") == "unary":
+            yield
+            return
+        with self._traffic.stream(address, "dialogue" if method in DIALOGUES else "session"):
+            yield
+
+    @asynccontextmanager
+    async def _granted(self, method: str, metadata: Metadata) -> AsyncIterator[Grant | None]:
+        if self._access is None:
+            yield None
+            return
+        grant = await self._access.admit(method, metadata)
+        async with self._access.while_granted(grant):
+            yield grant
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody with a token."""
+    """Somebody who was let in."""
 
-    grant: Grant
+    grant: Grant | None
+    """None: no token was asked for."""
+    traffic: Traffic
+    address: str
 
     def check_run(self, run_id: str) -> None:
         """See ``Visitor``."""
-        with as_relays():
-            access.check_run(self.grant, run_id)
+        if self.grant is not None:
+            with as_relays():
+                access.check_run(self.grant, run_id)
 
     def check_request(self, method: str, data: bytes) -> None:
         """See ``Visitor``."""
+        if self.grant is None:
+            return
         rule = access.RULES.get(method, access.OPERATES)
         with as_relays():
             # What shows things of several runs would show those that the relay's own token may see.
@@ -172,6 +197,10 @@ class Caller:
                 )
             request = parsed(REQUESTS[method].FromString, data, method)
             access.check_request(self.grant, rule, request)
+
+    def paced(self, read: Read) -> Read:
+        """See ``Visitor``."""
+        return self.traffic.paced(self.address, read)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import gc
 import signal
 
 from muster.service.app import coordinator, replica
-from muster.service.app.ports import open_gate
+from muster.service.app.ports import check_exposed, open_gate
 from muster.service.app.surroundings import Surroundings
 from muster.service.config import Config
 from muster.service.etcd.location import SCHEME
@@ -24,9 +24,16 @@ async def serve(config: Config) -> None:
     """Run a coordinator until SIGTERM or SIGINT.
 
     Raises:
-        StartError: a port cannot be bound, or a certificate or the tokens file cannot be used.
+        StartError: a port is open to strangers or cannot be bound; or a certificate or the tokens file
+            cannot be used.
         StorageError: the state cannot be opened, read or written; or another replica leads now, or may.
     """
+    check_exposed(
+        config.listen,
+        config.security,
+        insecure=config.insecure,
+        use="whoever reaches it, or is on the way, could release, abort and read barriers, and change stores",
+    )
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from muster.client.addresses import checked
 from muster.client.errors import EnvironmentValueError
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
-from muster.service.security.config import Security, tls_files
+from muster.service.security.config import Security, TrafficLimits, tls_files
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_RELAY"}
 """``--patience-ms`` is also ``MUSTER_RELAY_PATIENCE_MS``."""
@@ -70,8 +70,34 @@ def relay(
     tokens_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask workers for one of the tokens in this TOML file.")
     ] = None,
+    max_sessions_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Streams open at once from one IP address, sessions and stores each; 0: no bound."
+        ),
+    ] = 0,
+    max_messages_per_second_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Messages and calls of one IP address; beyond it they are read later. 0: no bound."
+        ),
+    ] = 0,
+    max_messages_per_second: Annotated[
+        int, typer.Option(min=0, help="The same for all together. 0: no bound.")
+    ] = 0,
+    max_message_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1_000_000,
+            help="Bytes of one message. Raise it with the coordinator's bounds of payloads and values. "
+            "Default: what a coordinator takes whose bounds are the default ones.",
+        ),
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen to other machines without asking who they are.")
+        bool,
+        typer.Option(
+            "--insecure", help="Listen to other machines without TLS, or without asking who they are."
+        ),
     ] = False,
 ) -> None:
     """Run a relay until SIGTERM or SIGINT.
@@ -84,6 +110,8 @@ def relay(
     from muster.relay.listening import ListenError, listen_at
     from muster.service.app import StartError
     from muster.service.app.relay import RelaySettings, run_relay
+    from muster.service.core.limits import Limits
+    from muster.service.rpc.server import max_message_bytes as most_of_default
     from muster.service.telemetry import logs
 
     try:
@@ -94,7 +122,16 @@ def relay(
             patience=patience_ms / 1000,
             socket_mode=int(socket_mode, 8),
             insecure=insecure,
-            security=Security(tls=tls_files(tls_cert, tls_key, tls_client_ca), tokens_file=tokens_file),
+            max_message_bytes=max_message_bytes or most_of_default(Limits()),
+            security=Security(
+                tls=tls_files(tls_cert, tls_key, tls_client_ca),
+                tokens_file=tokens_file,
+                traffic=TrafficLimits(
+                    max_sessions_per_peer=max_sessions_per_peer,
+                    max_messages_per_second_per_peer=max_messages_per_second_per_peer,
+                    max_messages_per_second=max_messages_per_second,
+                ),
+            ),
         )
     except (ListenError, ValueError) as error:
         fail(str(error), Exit.USAGE)

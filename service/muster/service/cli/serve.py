@@ -80,8 +80,11 @@ def configured(ctx: typer.Context) -> Config:
                 tokens_file=given["tokens_file"],
                 http_tls=given["http_tls"],
                 http_tokens=given["http_tokens"],
+                audit_log=given["audit_log"],
+                http_hosts=tuple(name.strip() for name in given["http_hosts"].split(",") if name.strip()),
                 traffic=TrafficLimits(**_fields(TrafficLimits, given)),
             ),
+            insecure=given["insecure"],
             retention=Retention(closed=given["keep_closed_runs"], idle=given["keep_idle_runs"]),
             advertise=Address.parse(given["advertise"]) if given["advertise"] else None,
             lease_ttl=given["lease_ttl"],
@@ -252,6 +255,30 @@ def serve(
             envvar="MUSTER_SERVE_HTTP_TOKENS", help="Ask for a viewer's token on the HTTP port, too."
         ),
     ] = False,
+    http_hosts: Annotated[
+        str,
+        typer.Option(
+            envvar="MUSTER_SERVE_HTTP_HOSTS",
+            metavar="NAMES",
+            help="The names by which the HTTP port may be called, with commas, beside IP addresses and "
+            "localhost. Others are refused. Empty: any name, and none on loopback.",
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            envvar="MUSTER_SERVE_INSECURE",
+            help="Listen to other machines without TLS, or without asking who they are.",
+        ),
+    ] = False,
+    audit_log: Annotated[
+        str,
+        typer.Option(
+            envvar="MUSTER_SERVE_AUDIT_LOG",
+            metavar="FILE",
+            help="Append a line of JSON for every call that is refused or changes something. -: to the log.",
+        ),
+    ] = "",
     max_sessions_per_peer: Annotated[
         int,
         typer.Option(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from muster.service.core import report
 from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo, WriteReport
 from muster.service.core.limits import Limits
-from muster.service.core.model import Shape
+from muster.service.core.model import ALL_RANKS, Ranks, Shape
 from muster.service.core.operations import Change, Operation, Waiting
 from muster.service.core.refusal import Reason, Refusal
 
@@ -94,19 +94,19 @@ class Checks:
     def shape(self, event: JoinGroup | ArriveOnce) -> Shape:
         """Whom the barriers of a group cover, as a process sees it."""
         self.name("prefix", event.prefix)
-        world_size, participants = event.world_size, event.participants
+        world_size, participants = event.world_size, Ranks.of(event.participants)
         if len(participants) > self._limits.max_world_size:
-            given = f"{len(participants):,} ranks"
-            raise invalid("participants", given, f"there may be {self._limits.max_world_size:,}")
+            named = f"{len(participants):,} ranks"
+            raise invalid("participants", named, f"there may be {self._limits.max_world_size:,}")
         if not 1 <= world_size <= self._limits.max_world_size:
             raise invalid("world_size", world_size, f"it must be from 1 to {self._limits.max_world_size}")
-        ordered = tuple(sorted(set(participants)))
+        ordered = participants if participants.is_ascending else Ranks(sorted(participants.members))
         if len(ordered) < len(participants):
             raise invalid("participants", list(participants)[:20], "a rank may be named only once")
-        outside = [rank for rank in ordered if not 0 <= rank < world_size]
-        if outside:
+        if ordered and not 0 <= ordered[0] <= ordered[-1] < world_size:
+            outside = [rank for rank in ordered if not 0 <= rank < world_size]
             raise invalid("participants", outside[:20], f"ranks must be from 0 to {world_size - 1}")
-        return Shape(world_size, () if len(ordered) == world_size else ordered)
+        return Shape(world_size, ALL_RANKS if len(ordered) == world_size else ordered)
 
     def node(self, event: JoinRendezvous) -> None:
         """A node says who it is, and what it wants of a round."""

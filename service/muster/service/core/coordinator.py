@@ -27,6 +27,7 @@ from muster.service.core.effects import (
     RunRecord,
     SaveRecord,
     SaveRequested,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -206,6 +207,9 @@ class Coordinator:
         for record in kept.get(CheckpointsRecord, []):
             assert isinstance(record, CheckpointsRecord)
             self.runs[record.run_id].checkpoints.restore(record)
+        for record in kept.get(ShapeRecord, []):
+            assert isinstance(record, ShapeRecord)
+            self.runs[record.run_id].groups[record.prefix].restore_shape(record)
         for record in kept.get(SpeakerRecord, []):
             assert isinstance(record, SpeakerRecord)
             self._restore_speaker(record, now)

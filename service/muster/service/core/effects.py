@@ -128,12 +128,33 @@ class SpeakerRecord:
     host: str
     pid: int
     start_sequence: int
-    shape: Shape
+    shape: Shape | int
+    """Or the number of the group's :class:`ShapeRecord`, which all ranks that bring this shape share."""
     state: MemberState
     """As it last mattered: unless it is gone, IDLE for one that arrives by unary calls, else DISCONNECTED."""
     life: int | None = None
     """The first sequence of the life of the group that it joined. If the group began another since, it
     arrived at the newest release, and may not have heard it. None: the group's newest, as before 0.2.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRecord:
+    """A shape that ranks of a group brought, once for all of them."""
+
+    run_id: str
+    prefix: str
+    number: int
+    """Names it in the records of its speakers; from 1."""
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetShape:
+    """A shape's record is not needed any more."""
+
+    run_id: str
+    prefix: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +215,7 @@ class ForgetStoreOperation:
 Kept: TypeAlias = (
     RunRecord
     | GroupRecord
+    | ShapeRecord
     | SpeakerRecord
     | Decision
     | EvictionRecord
@@ -205,7 +227,13 @@ Kept: TypeAlias = (
     | StoreOperationRecord
 )
 Forget: TypeAlias = (
-    ForgetSpeaker | ForgetDecision | ForgetRound | ForgetParticipant | ForgetStoreKey | ForgetStoreOperation
+    ForgetSpeaker
+    | ForgetShape
+    | ForgetDecision
+    | ForgetRound
+    | ForgetParticipant
+    | ForgetStoreKey
+    | ForgetStoreOperation
 )
 Record: TypeAlias = Kept | Forget | ForgetRun
 

@@ -12,7 +12,6 @@ The rules of design.md §3 that are kept here, each in the method named:
 - the newest incarnation speaks (11), and is told where it stands (12): ``join``
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from muster.service.core.effects import (
     Look,
     Progress,
     Refused,
+    ShapeRecord,
     SpeakerRecord,
 )
 from muster.service.core.elapsed import elapsed
@@ -46,6 +46,7 @@ from muster.service.core.model import (
 from muster.service.core.process import Process, answer, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.roster import Roster
+from muster.service.core.shapes import Shapes
 from muster.service.core.timers import Alarms
 
 
@@ -113,10 +114,8 @@ class Group:
         """A rank that had still to hear the oldest decision when that was looked for last."""
         self._gone: set[int] = set()
         """Ranks for which nobody is left to arrive."""
-        self._shapes: Counter[Shape] = Counter()
-        """The shapes of the living speakers; more than one is a disagreement."""
-        self._interned: dict[Shape, Shape] = {}
-        """One object per shape, so that arrivals compare shapes by identity."""
+        self._shapes = Shapes(run_id, prefix)
+        """Of the speakers; more than one of living speakers is a disagreement."""
         self._refresh_all()
 
     # ------------------------------------------------------------------ restoring
@@ -128,12 +127,19 @@ class Group:
         if decision.outcome is Outcome.RELEASED and decision.generation == self.generation:
             self._last_release = decision.sequence
 
-    def restore_speaker(self, process: Process, start: int, shape: Shape) -> None:
-        """Take back a speaker from storage, after the decisions."""
+    def restore_shape(self, record: ShapeRecord) -> None:
+        """Take back a shape from storage, before the speakers."""
+        self._shapes.restore(record)
+
+    def restore_speaker(self, process: Process, start: int, shape: Shape | int) -> None:
+        """Take back a speaker from storage, after the decisions.
+
+        Raises:
+            KeyError: its shape has no record.
+        """
         released = self._last_release
         last = released if released is not None and start <= released else None
-        shape = self._interned.setdefault(shape, shape)
-        self.speakers[process.rank] = Speaker(process, start, shape, last)
+        self.speakers[process.rank] = Speaker(process, start, self._shapes.restored(shape), last)
         process.prefixes.add(self.prefix)
 
     def restore_former(self, record: SpeakerRecord) -> None:
@@ -193,20 +199,19 @@ class Group:
         returns = self._is_former(process.rank, process.incarnation)
         start = self._start_of(process.rank, process.incarnation)
         self._former.pop(process.rank, None)
+        joined = Speaker(process, start, self._shapes.add(shape), last=start if returns else None)
         if speaker is not None:
             self._withdraw(speaker, process, effects)
-        shape = self._interned.setdefault(shape, shape)
-        joined = Speaker(process, start, shape, last=start if returns else None)
         self.speakers[process.rank] = joined
         process.prefixes.add(self.prefix)
-        effects.records.append(self._speaker_record(joined))
+        self._keep_speaker(joined, effects)
         self.refresh(process.rank)
         return start
 
     @property
     def _is_abandoned(self) -> bool:
         """Whether someone spoke here, and nobody of them lives any more."""
-        return bool(self.speakers) and not any(s.process.state.living for s in self.speakers.values())
+        return bool(self.speakers) and not self._shapes.any_living
 
     def _start_of(self, rank: int, incarnation: str) -> int:
         """The first sequence that an incarnation may arrive at which does not speak for the rank yet."""
@@ -232,22 +237,17 @@ class Group:
         speaker = self.speakers.get(rank)
         if speaker is not None and speaker.binds != speaker.process.state.living:
             speaker.binds = not speaker.binds
-            self._count_shape(speaker.shape, 1 if speaker.binds else -1)
+            self._shapes.count_living(speaker.shape, 1 if speaker.binds else -1)
         if self._roster.is_gone(rank, speaker.process if speaker else None):
             self._gone.add(rank)
         else:
             self._gone.discard(rank)
 
-    def _count_shape(self, shape: Shape, more: int) -> None:
-        self._shapes[shape] += more
-        if not self._shapes[shape]:
-            del self._shapes[shape]
-
     def standing_changed(self, rank: int, effects: Effects) -> None:
         """A speaker died or came back from the dead: keep that, for the next start."""
         speaker = self.speakers.get(rank)
         if speaker is not None:
-            effects.records.append(self._speaker_record(speaker))
+            self._keep_speaker(speaker, effects)
 
     def begin_life(self, effects: Effects) -> None:
         """Nobody speaks any more; the next sequence is the first of a new life.
@@ -261,11 +261,11 @@ class Group:
         for rank, speaker in self.speakers.items():
             speaker.process.prefixes.discard(self.prefix)
             if same_job and self._last_release is not None and speaker.start <= self._last_release:
-                self._former[rank] = self._speaker_record(speaker)
+                self._former[rank] = self._speaker_record(speaker, speaker.shape)
             else:
                 effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
         self.speakers.clear()
-        self._shapes.clear()
+        self._shapes.clear(effects)
         self.first_sequence = self.next_sequence
         if not same_job:
             self.generation = self._roster.generation
@@ -273,7 +273,6 @@ class Group:
             self._forget_heard(self._kept_from, self.next_sequence, effects)
             self._last_release = None
         self._gone.clear()
-        self._interned.clear()
         self._refresh_all()
         effects.records.append(self.record)
 
@@ -290,7 +289,8 @@ class Group:
         """A newer incarnation takes over: what the older one left open does not count any more."""
         old.process.prefixes.discard(self.prefix)
         if old.binds:
-            self._count_shape(old.shape, -1)
+            self._shapes.count_living(old.shape, -1)
+        self._shapes.remove(old.shape, effects)
         if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
             return
         self.open.withdraw(old.process.rank)
@@ -479,7 +479,7 @@ class Group:
             barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
             self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects, process.rank)
             return
-        if speaker.shape is not barrier.shape or len(self._shapes) > 1:
+        if speaker.shape is not barrier.shape or self._shapes.disagree:
             other = self._disagreeing(speaker)
             if other is not None:
                 self._decide(Outcome.MISMATCHED, _disagreement(speaker, other), now, effects)
@@ -499,7 +499,7 @@ class Group:
         arrived = self.open.arrivals if self.open else {}
         for other in self.speakers.values():
             counts = other.binds or arrived.get(other.process.rank) is other.process
-            if counts and other.shape != speaker.shape:
+            if counts and other.shape is not speaker.shape:
                 return other
         return None
 
@@ -611,7 +611,7 @@ class Group:
             if rank not in barrier.arrivals:
                 # Not needed, and not there: it must not hear of this release as if it had arrived.
                 speaker.start = barrier.sequence + 1
-                effects.records.append(self._speaker_record(speaker))
+                self._keep_speaker(speaker, effects)
 
     @property
     def _kept_from(self) -> int:
@@ -758,7 +758,11 @@ class Group:
             newer_pid=newer.pid,
         )
 
-    def _speaker_record(self, speaker: Speaker) -> SpeakerRecord:
+    def _keep_speaker(self, speaker: Speaker, effects: Effects) -> None:
+        shape = self._shapes.reference(speaker.shape, effects)
+        effects.records.append(self._speaker_record(speaker, shape))
+
+    def _speaker_record(self, speaker: Speaker, shape: Shape | int) -> SpeakerRecord:
         process = speaker.process
         state = process.state
         if not state.gone:
@@ -772,7 +776,7 @@ class Group:
             host=process.host,
             pid=process.pid,
             start_sequence=speaker.start,
-            shape=speaker.shape,
+            shape=shape,
             state=state,
             life=self.first_sequence,
         )

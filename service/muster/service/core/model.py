@@ -4,9 +4,10 @@ Enum values are the numbers of ``muster.v1``, so that the wire needs no second t
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -236,17 +237,43 @@ class Failure:
     reason: str
 
 
-@dataclass(frozen=True)
+class Ranks(tuple[int, ...]):
+    """A list of ranks that every rank of a group brings; what follows from it is computed once."""
+
+    @staticmethod
+    def of(ranks: Iterable[int]) -> "Ranks":
+        """The list itself, if it is one already."""
+        return ranks if isinstance(ranks, Ranks) else Ranks(ranks)
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The ranks, to look one up."""
+        return frozenset(self)
+
+    @cached_property
+    def is_ascending(self) -> bool:
+        """Whether every rank is listed once, the lowest first."""
+        return all(one < other for one, other in pairwise(self))
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+ALL_RANKS = Ranks()
+"""The participants of a group whose barriers cover the whole world."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Whom a group's barriers cover, as one process knows it."""
 
     world_size: int
-    participants: tuple[int, ...] = ()
+    participants: Ranks = ALL_RANKS
     """Ascending ranks; empty means all of the world."""
-
-    @cached_property
-    def _members(self) -> frozenset[int]:
-        return frozenset(self.participants)
 
     @property
     def size(self) -> int:
@@ -255,7 +282,7 @@ class Shape:
 
     def __contains__(self, rank: int) -> bool:
         if self.participants:
-            return rank in self._members
+            return rank in self.participants.members
         return 0 <= rank < self.world_size
 
     def __iter__(self) -> Iterator[int]:

@@ -11,6 +11,8 @@ class Roster:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self._by_rank: dict[int, list[Process]] = {}
+        self._living: set[Process] = set()
+        """The processes of the roster that live, so that a hello need not look at every rank."""
 
     def __iter__(self) -> Iterator[Process]:
         for rank in sorted(self._by_rank):
@@ -38,10 +40,19 @@ class Roster:
         kept.append(process)
         kept.sort(key=lambda p: p.ordinal)
         self._by_rank[process.rank] = kept
+        self.refresh(process)
+
+    def refresh(self, process: Process) -> None:
+        """Count a process of the roster as living, or no more, after its state changed."""
+        if process.state.living:
+            self._living.add(process)
+        else:
+            self._living.discard(process)
 
     def clear(self) -> None:
         """Forget everyone."""
         self._by_rank.clear()
+        self._living.clear()
 
     def pass_on(self, begun: float | None) -> None:
         """Everyone has gone, and a newcomer comes that may be of the same life of the job, or of its next.
@@ -57,7 +68,7 @@ class Roster:
     @property
     def deserted(self) -> bool:
         """Whether nobody lives any more."""
-        return not any(process.state.living for process in self)
+        return not self._living
 
     def is_gone(self, rank: int, speaker: Process | None) -> bool:
         """Whether nobody is left to arrive for a rank (design rule 6).

@@ -277,6 +277,7 @@ class Run:
             group.check(now, effects)
 
     def _refresh(self, process: Process) -> None:
+        self.roster.refresh(process)
         for group in self.groups.values():
             group.refresh(process.rank)
 

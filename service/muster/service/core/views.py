@@ -1,6 +1,6 @@
 """What people may see of the state: frozen pictures, made on demand."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
@@ -211,9 +211,11 @@ class ForgettingView:
     """For keys of its store."""
 
 
-def runs(coordinator: Coordinator, now: Instant) -> list[RunView]:
-    """All runs, by id."""
-    return [run(coordinator.runs[run_id], now) for run_id in sorted(coordinator.runs)]
+def runs(
+    coordinator: Coordinator, now: Instant, shown: Callable[[str], bool] = lambda _: True
+) -> list[RunView]:
+    """The runs that are shown, by id; no view is made of the others."""
+    return [run(coordinator.runs[run_id], now) for run_id in sorted(coordinator.runs) if shown(run_id)]
 
 
 def run(run: Run, now: Instant) -> RunView:
@@ -496,13 +498,27 @@ def barrier(
     return decided_barrier(decision)
 
 
-def barriers(coordinator: Coordinator, run_id: str, history: int, now: Instant) -> Iterator[BarrierView]:
+def barriers(
+    coordinator: Coordinator,
+    run_id: str,
+    history: int,
+    now: Instant,
+    shown: Callable[[str], bool] = lambda _: True,
+) -> Iterator[BarrierView]:
     """The open barrier and the newest ``history`` decided ones of every group.
+
+    Args:
+        coordinator: where they are.
+        run_id: of which run; empty: of all that are shown.
+        history: how many decisions of each group.
+        now: this moment.
+        shown: whether a run is.
 
     Raises:
         Refusal: RUN_NOT_FOUND.
     """
-    chosen = [coordinator.run(run_id)] if run_id else [r for _, r in sorted(coordinator.runs.items())]
+    runs = sorted(coordinator.runs.items())
+    chosen = [coordinator.run(run_id)] if run_id else [run for name, run in runs if shown(name)]
     for run in chosen:
         for _, group in sorted(run.groups.items()):
             view = open_barrier(group, now)

@@ -9,6 +9,7 @@ from muster.service.core.model import Decision
 from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call, LongPolls
+from muster.service.rpc.guard import ADMISSION
 from muster.service.wire import barrier_to_pb, decision_to_pb, write_report_from_pb
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
@@ -75,8 +76,9 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
     ) -> barrier_pb2.BarrierServiceListResponse:
         """Show the newest barriers of every group."""
         history = min(request.history or 1, MAX_HISTORY)
+        shown = ADMISSION.get().shows
         found = await self._driver.query(
-            lambda core, now: list(views.barriers(core, request.run_id, history, now))
+            lambda core, now: list(views.barriers(core, request.run_id, history, now, shown))
         )
         return barrier_pb2.BarrierServiceListResponse(barriers=[barrier_to_pb(view) for view in found])
 

@@ -1,6 +1,6 @@
 """Between ``muster.v1`` messages and the core's events and messages."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -22,6 +22,7 @@ from muster.service.core.effects import (
 )
 from muster.service.core.model import Closed, Decision
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.rank_lists import RANK_LISTS, split_join
 from muster.service.rpc import errors
 from muster.service.version import VERSION
 from muster.service.wire import (
@@ -56,6 +57,8 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
         Refusal: it is no message of this protocol, or of another version.
     """
     try:
+        if (parts := split_join(data)) is not None and (large := _large_join(session, *parts)) is not None:
+            return large
         request = session_pb2.ConnectRequest.FromString(data)
     except DecodeError as error:
         raise Refusal(
@@ -114,11 +117,31 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
     )
 
 
+def _large_join(session: events.SessionId, participants: bytes, rest: bytes) -> events.JoinGroup | None:
+    """A join whose list of participants may be known already; None if the list is in pieces."""
+    join = session_pb2.JoinGroup.FromString(rest)
+    if join.participants:
+        return None
+    ranks = RANK_LISTS.decode(participants)
+    check_count("participants", ranks)
+    return events.JoinGroup(session, join.prefix, join.world_size, ranks, at_most("ranks", join.ranks))
+
+
 def at_most(field: str, values: Collection[T], most: int = MOST_ENTRIES) -> tuple[T, ...]:
     """The entries of a repeated field, before any work is done on them.
 
     Raises:
-        Refusal: INVALID_ARGUMENT: there are more of them than any message needs.
+        Refusal: as :func:`check_count`.
+    """
+    check_count(field, values, most)
+    return tuple(values)
+
+
+def check_count(field: str, values: Sized, most: int = MOST_ENTRIES) -> None:
+    """Refuse a repeated field.
+
+    Raises:
+        Refusal: INVALID_ARGUMENT: it has more entries than any message needs.
     """
     if len(values) > most:
         raise Refusal(
@@ -126,7 +149,6 @@ def at_most(field: str, values: Collection[T], most: int = MOST_ENTRIES) -> tupl
             f"{field} = {len(values):,} entries: a message may have {most:,}.",
             field=field,
         )
-    return tuple(values)
 
 
 def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinRequest) -> events.JoinRendezvous:

@@ -13,17 +13,19 @@ from typing import Any, TypeVar
 
 import grpc
 
+from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
+from muster.service.rpc.open_reads import OPEN_REQUEST_BYTES, OpenReads
+from muster.service.rpc.unsent import SMALL, InFlight
 from muster.service.security import access
 from muster.service.security.access import Access
+from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic, address_of
 
-READ_TIMEOUT = 60.0
-"""Seconds that the request of a call may take to come."""
 SMALL_READ_TIMEOUT = 5.0
-"""The same, where requests are small: of who has no token, or may only look."""
+"""The same, where requests are small: of callers that have no token, or may only look."""
 FEW = 8
 """So many of these are waited for at once, for each token; they may turn out to be large all the same."""
 CROWDED_READ_TIMEOUT = 0.2
@@ -51,6 +53,10 @@ class Admission:
         if self.grant is not None:
             access.check_run(self.grant, run_id)
 
+    def shows(self, run_id: str) -> bool:
+        """Whether the caller may see a run."""
+        return self.grant is None or self.grant.allows(run_id)
+
     def paced(self, read: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
         """A stream's ``read`` at the rate of its peer; without bounds it is ``read`` itself."""
         return read if self.traffic is None else self.traffic.paced(self.peer, read)
@@ -73,7 +79,10 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, guard: Access | None, traffic: Traffic) -> None:
         self._guard = guard
         self._traffic = traffic
-        self._small_reads: Counter[Grant | None] = Counter()
+        self._small_reads: Counter[Grant] = Counter()
+        self._open_reads = OpenReads()
+        self.in_flight = InFlight()
+        """What answers wait to be read."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -87,6 +96,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             self._guard,
             self._traffic,
             self._small_reads,
+            self._open_reads,
+            self.in_flight,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
@@ -107,8 +118,10 @@ class _Guarded:
 
     guard: Access | None
     traffic: Traffic
-    small_reads: Counter[Grant | None]
-    """Under way, by token; None stands for no token."""
+    small_reads: Counter[Grant]
+    """Under way, by token."""
+    open_reads: OpenReads
+    in_flight: InFlight
     method: str
     metadata: Metadata
     parse: Parse | None
@@ -145,10 +158,27 @@ class _Guarded:
         return access.RULES.get(self.method, access.OPERATES)
 
     async def _request(self, admission: Admission, context: Any) -> Any:
-        data = await self._read(context, None if self._is_open else admission.grant)
+        if self._is_open:
+            data = await self._read_open(admission.peer, context)
+        else:
+            data = await self._read(context, admission.grant)
         if data is grpc.aio.EOF:
             raise Refusal(Reason.INVALID_ARGUMENT, f"{self.method} was called without a request. Send one.")
         return self._checked(admission, data)
+
+    async def _read_open(self, address: str, context: Any) -> Any:
+        """Read a request of somebody who has no token."""
+        async with self.open_reads.turn(address):
+            data = await self._read_within(SMALL_READ_TIMEOUT, context)
+            if data is grpc.aio.EOF or (size := len(data)) <= OPEN_REQUEST_BYTES:
+                return data
+            del data  # It would live as long as the exception, which knows this frame.
+            self.open_reads.bar(address)
+            raise Refusal(
+                Reason.INVALID_ARGUMENT,
+                f"the request to {self.method} has {size:,} bytes. This call needs no token, and takes "
+                f"{OPEN_REQUEST_BYTES:,}: send less.",
+            )
 
     def _checked(self, admission: Admission, data: bytes) -> Any:
         request = parsed(self.parse, data, self.method)
@@ -158,11 +188,18 @@ class _Guarded:
 
     async def _read(self, context: Any, grant: Grant | None) -> Any:
         """Read the request, but do not hold what has come of it for long: anyone may begin a large one."""
-        is_small = self._is_open or self._rule.role is Role.VIEWER
-        seconds = READ_TIMEOUT
-        if is_small:
-            seconds = SMALL_READ_TIMEOUT if self.small_reads[grant] < FEW else CROWDED_READ_TIMEOUT
-            self.small_reads[grant] += 1
+        if grant is None or self._rule.role is not Role.VIEWER:
+            return await self._read_within(READ_TIMEOUT, context)
+        seconds = SMALL_READ_TIMEOUT if self.small_reads[grant] < FEW else CROWDED_READ_TIMEOUT
+        self.small_reads[grant] += 1
+        try:
+            return await self._read_within(seconds, context)
+        finally:
+            self.small_reads[grant] -= 1
+            if not self.small_reads[grant]:
+                del self.small_reads[grant]
+
+    async def _read_within(self, seconds: float, context: Any) -> Any:
         try:
             async with asyncio.timeout(seconds):
                 return await context.read()
@@ -171,17 +208,28 @@ class _Guarded:
                 Reason.INVALID_ARGUMENT,
                 f"the request to {self.method} did not come within {seconds:g} s. Send it whole.",
             ) from None
-        finally:
-            if is_small:
-                self.small_reads[grant] -= 1
-                if not self.small_reads[grant]:
-                    del self.small_reads[grant]
 
     async def _respond(self, admission: Admission, response: Any, context: Any) -> None:
         if admission.grant is not None:
             response = access.narrowed(admission.grant, self._rule, response)
         if response is not None:
+            write = self._write(admission, response, context)
+            del response  # So that it is freed once its bytes are made.
+            await write
+        if (call := CALL.get()) is not None:
+            call.answer()
+
+    async def _write(self, admission: Admission, response: Any, context: Any) -> None:
+        size = response.ByteSize() if self.serialize else 0
+        if size <= SMALL:
             await context.write(self.serialize(response) if self.serialize else response)
+            return
+        caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
+        async with self.in_flight.answer(size, admission.peer, f"{caller} ({self.method})"):
+            # The values of a store are copied once into the response, and once more into its bytes.
+            data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
+            del response
+            await context.write(data)
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
+from muster.service.security.audit import CALL
 
 Parse = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -66,7 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
 
@@ -77,7 +78,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
 
@@ -89,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     await behavior(requests, context)
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
 
@@ -102,9 +103,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(_each_parsed(parse, requests, method), context):
                         yield response
                 except Refusal as refusal:
-                    await context.abort_with_status(errors.grpc_status(refusal))
+                    await end_with(refusal, context)
 
         return call
+
+
+async def end_with(refusal: Refusal, context: Any) -> None:
+    """End a call with the status of a refusal.
+
+    gRPC keeps the exception of the abort with the call, and its traceback keeps the call: a cycle that would
+    hold a large request or answer until the next full garbage collection.
+    """
+    try:
+        await context.abort_with_status(errors.grpc_status(refusal))
+    except grpc.aio.AbortError as abort:
+        abort.__traceback__ = abort.__context__ = None
 
 
 async def _each_parsed(parse: Parse | None, requests: Any, method: str) -> AsyncIterator[Any]:
@@ -119,13 +132,16 @@ def parsed(parse: Parse | None, data: Any, method: str) -> Any:
         Refusal: INVALID_ARGUMENT.
     """
     try:
-        return parse(data) if parse else data
+        request = parse(data) if parse else data
     except DecodeError as error:
         raise Refusal(
             Reason.INVALID_ARGUMENT,
             f"{len(data):,} bytes that are not a request of {method} ({error}). Speak the protocol of "
             "docs/protocol.md.",
         ) from None
+    if (call := CALL.get()) is not None and parse is not None:
+        call.ask(request)
+    return request
 
 
 class _Timed:

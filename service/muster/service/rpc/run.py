@@ -1,34 +1,52 @@
 """RunService: runs and members, for people and their tools."""
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from muster.service.core import views
+from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Evicted, RunForgotten, SaveRequested
 from muster.service.core.events import CancelSave, Evict, Forget, RequestSave
+from muster.service.core.model import Instant
+from muster.service.core.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.rpc.call import Call
+from muster.service.rpc.guard import ADMISSION
+from muster.service.security.traffic import address_of
+from muster.service.snapshots import ALL, INTERVAL, Snapshot, Snapshots
 from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb, save_to_pb
 from muster.v1 import run_pb2, run_pb2_grpc
 
-WATCH_INTERVAL = 0.2
-"""Seconds between two looks of a Watch, so that a busy coordinator is not slowed by its watchers."""
+MAX_WATCHES = 512
+"""Watches open at once: each looks at the runs whenever something has changed."""
+MAX_WATCHES_PER_CALLER = 64
+"""The same, of one token; or of one address, where no tokens are asked for."""
 
 
 class RunServicer(run_pb2_grpc.RunServiceServicer):
-    """Serves ``muster.v1.RunService``."""
+    """Serves ``muster.v1.RunService``.
 
-    def __init__(self, driver: Driver) -> None:
+    Args:
+        driver: knows the runs.
+        snapshots: makes the views that all watches share.
+    """
+
+    def __init__(self, driver: Driver, snapshots: Snapshots) -> None:
         self._driver = driver
+        self._snapshots = snapshots
+        self._watches: Counter[str] = Counter()
+        """Open ones, by caller."""
 
     async def List(  # noqa: N802
         self, request: run_pb2.RunServiceListRequest, context: Any
     ) -> run_pb2.RunServiceListResponse:
-        """Show every run."""
-        found = await self._driver.query(views.runs)
+        """Show every run that the caller may see."""
+        admission = ADMISSION.get()
+        found = await self._driver.query(lambda core, now: views.runs(core, now, admission.shows))
         return run_pb2.RunServiceListResponse(runs=[run_to_pb(view) for view in found])
 
     async def Get(  # noqa: N802
@@ -102,30 +120,82 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     async def Watch(  # noqa: N802
         self, request: run_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[run_pb2.WatchResponse]:
-        """Show each run now, and again whenever its counts change."""
+        """Show each run now, and again whenever its counts change.
+
+        Raises:
+            Refusal: LIMIT_EXCEEDED, if too many watch already.
+        """
+        with self._counted(context):
+            async for run in self._changes(request.run_id):
+                yield run_pb2.WatchResponse(run=run)
+
+    @contextmanager
+    def _counted(self, context: Any) -> Iterator[None]:
+        """Count a watch for as long as it is open."""
+        caller, who = _caller(context)
+        if self._watches[caller] >= MAX_WATCHES_PER_CALLER:
+            raise _too_many(who, "max_watches_per_caller", MAX_WATCHES_PER_CALLER)
+        if self._watches.total() >= MAX_WATCHES:
+            raise _too_many("the coordinator", "max_watches", MAX_WATCHES)
+        self._watches[caller] += 1
+        try:
+            yield
+        finally:
+            self._watches[caller] -= 1
+            if not self._watches[caller]:
+                del self._watches[caller]
+
+    async def _changes(self, run_id: str) -> AsyncIterator[run_pb2.Run]:
+        grant = ADMISSION.get().grant
+        patterns = ALL if grant is None else grant.runs
         shown: dict[str, views.RunView] = {}
         changed = self._driver.watch()
+
+        def look(core: Coordinator, now: Instant) -> Snapshot:
+            if run_id:
+                taken = self._snapshots.take_one(core, now, run_id)
+            else:
+                taken = self._snapshots.take(core, now, patterns)
+            if taken.taken_at < now.monotonic:
+                changed.set()  # What has changed since is seen at the next look.
+            return taken
+
         try:
             while True:
                 changed.clear()
-                found = await self._driver.query(views.runs)
-                for run_id in shown.keys() - {view.run_id for view in found}:
-                    forgotten = run_to_pb(shown.pop(run_id))
-                    forgotten.forgotten = True
-                    yield run_pb2.WatchResponse(run=forgotten)
-                for view in found:
-                    wanted = request.run_id in ("", view.run_id)
-                    # A store that is used and a job that trains change all the time, and nobody watches it.
-                    counts = dataclasses.replace(view, store_keys=0, store_bytes=0, steps=None)
-                    if (checkpoints := view.checkpoints) is not None:
-                        still = dataclasses.replace(checkpoints, age=0.0, unsaved=None)
-                        counts = dataclasses.replace(counts, checkpoints=still)
-                    if wanted and shown.get(view.run_id) != counts:
-                        shown[view.run_id] = counts
-                        yield run_pb2.WatchResponse(run=run_to_pb(view))
-                await asyncio.sleep(WATCH_INTERVAL)
+                found = await self._driver.query(look)
+                for forgotten in shown.keys() - {one.view.run_id for one in found.runs}:
+                    gone = run_to_pb(shown.pop(forgotten))
+                    gone.forgotten = True
+                    yield gone
+                for one in found.runs:
+                    before = shown.get(one.view.run_id)
+                    if before is not one.counts and before != one.counts:
+                        shown[one.view.run_id] = one.counts
+                        yield run_to_pb(one.view)
+                await asyncio.sleep(INTERVAL)
                 await changed.wait()
                 if self._driver.retired:
                     raise DRAINING
         finally:
             self._driver.unwatch(changed)
+
+
+def _caller(context: Any) -> tuple[str, str]:
+    """Whose watches are counted together: a key, and words for people."""
+    grant = ADMISSION.get().grant
+    if grant is None:
+        address = address_of(context.peer())
+        return address, address
+    issuer = "" if grant.claims is None else grant.claims.issuer
+    return f"{issuer} {grant.name}", f'token "{grant.name}"'
+
+
+def _too_many(who: str, limit: str, value: int) -> Refusal:
+    return Refusal(
+        Reason.LIMIT_EXCEEDED,
+        f"{who} has {value:,} watches of runs open, and the limit {limit} is {value:,}. End one of them, or "
+        "ask with List from time to time.",
+        limit=limit,
+        value=value,
+    )

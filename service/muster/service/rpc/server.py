@@ -7,10 +7,12 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from muster.client.server_options import MAX_CONNECTIONS, server_options
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
+from muster.service.rpc.audit import AuditInterceptor
 from muster.service.rpc.barrier import BarrierServicer
 from muster.service.rpc.coordinator import CoordinatorServicer
 from muster.service.rpc.guard import GuardInterceptor
@@ -21,6 +23,8 @@ from muster.service.rpc.rendezvous import RendezvousServicer
 from muster.service.rpc.run import RunServicer
 from muster.service.rpc.session import SessionServicer
 from muster.service.rpc.store import StoreServicer
+from muster.service.security.audit import Write
+from muster.service.snapshots import Snapshots
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
@@ -67,12 +71,8 @@ MESSAGE_HEADROOM = 1 << 20
 """Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
-PING_INTERVAL_MS = 500
-"""The least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
-HANDSHAKE_TIMEOUT_MS = 10_000
-"""For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
-MOST_CONNECTIONS = 2**31 - 2
-"""gRPC takes no bound above that."""
+UNSENT_GATHERS = 8
+"""The payloads of so many barriers may wait for one peer that does not read."""
 VALUES_PER_MESSAGE = 2
 """A message may carry so many of a store's values: the expected and the desired one."""
 
@@ -102,42 +102,25 @@ class RpcServer:
         await self.server.stop(grace)
 
 
+def max_message_bytes(limits: Limits) -> int:
+    """The bytes that one message of a client may have."""
+    payloads = limits.max_payload_bytes * RANKS_PER_MESSAGE
+    values = limits.max_store_value_bytes * VALUES_PER_MESSAGE
+    return max(payloads, values) + MESSAGE_HEADROOM
+
+
 def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
     """The channel options of the server.
 
     Keepalive finds a dead peer without any work in Python: a ping after a third of the session TTL
-    without data, and a third of it for the answer. Both timers are needed: the ping's own
-    (``ping_timeout``) is what finds a stopped process.
+    without data, and a third of it for the answer.
     """
-    third = max(1_000, int(session_ttl * 1000 / 3))
-    return [
-        ("grpc.so_reuseport", 0),
-        # Probing for bandwidth sends a ping for each small message: a sixth of the cost of an arrival.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.max_concurrent_streams", limits.max_sessions),
-        # A whole job connects at once; by default calls beyond 1,000 that wait to be taken are cancelled.
-        # Who connects and says nothing, or too slowly, is let go.
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.server.max_pending_requests", limits.max_sessions),
-        ("grpc.server.max_pending_requests_hard_limit", limits.max_sessions),
-        (
-            "grpc.max_receive_message_length",
-            max(
-                limits.max_payload_bytes * RANKS_PER_MESSAGE,
-                limits.max_store_value_bytes * VALUES_PER_MESSAGE,
-            )
-            + MESSAGE_HEADROOM,
-        ),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", third),
-        ("grpc.keepalive_timeout_ms", third),
-        ("grpc.http2.ping_timeout_ms", third),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # What clients may send, whatever the session TTL is: they ping before they know it.
-        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
-    ]
+    return server_options(
+        max_streams=limits.max_sessions,
+        max_connections=max_connections,
+        max_message_bytes=max_message_bytes(limits),
+        keepalive_ms=max(1_000, int(session_ttl * 1000 / 3)),
+    )
 
 
 def build_server(
@@ -148,9 +131,11 @@ def build_server(
     limits: Limits,
     observer: CallObserver,
     guard: GuardInterceptor | None = None,
-    max_connections: int = MOST_CONNECTIONS,
+    max_connections: int = MAX_CONNECTIONS,
     replicas: Replicas = no_replicas,
     keepalive_ms: int = 0,
+    snapshots: Snapshots | None = None,
+    audit: Write | None = None,
 ) -> RpcServer:
     """Assemble the server; the caller binds a port and starts it.
 
@@ -164,9 +149,12 @@ def build_server(
         max_connections: how many may be open at once.
         replicas: all coordinators of this state, if there can be several.
         keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
+        snapshots: views of runs that are shared with others who look; None: they are the server's own.
+        audit: takes the entries of the audit log; None: there is none. It needs the guard.
     """
     kinds = METHODS | methods_of(HEALTH)
-    interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
+    audited = [AuditInterceptor(audit, kinds)] if audit is not None else []
+    interceptors = [CallInterceptor(observer, kinds), *audited, *([guard] if guard is not None else [])]
     server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
 
     def addresses() -> list[str]:
@@ -178,6 +166,8 @@ def build_server(
         replicas=addresses,
         keepalive_ms=keepalive_ms,
         heard=inspector.hear,
+        max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
+        in_flight=guard.in_flight if guard is not None else None,
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)
@@ -185,7 +175,7 @@ def build_server(
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
     rendezvous = RendezvousServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
-    run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver), server)
+    run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver, snapshots or Snapshots()), server)
     insight_pb2_grpc.add_InsightServiceServicer_to_server(InsightServicer(driver, inspector), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(

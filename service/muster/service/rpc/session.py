@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from muster.service.core import report
 from muster.service.core.effects import NO_RANKS, Inspect, Refused, Welcome
 from muster.service.core.events import Disconnected, Event, Goodbye, Hello, SessionId
 from muster.service.core.limits import Limits
@@ -16,14 +17,22 @@ from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
+from muster.service.rpc.unsent import SMALL, InFlight, Queued, slow_reader
+from muster.service.security.audit import CALL
 from muster.v1.insight_pb2 import Inspected
 
+MAX_UNSENT_BYTES = 32 << 20
+"""Of messages that may wait for one peer."""
 Heard: TypeAlias = Callable[[SessionId, Inspected], None]
 """Takes what a process on a stream says that it is doing."""
 
 
 def nobody_asked(session: SessionId, answer: Inspected) -> None:
     """Where nobody asks, an answer is of no interest."""
+
+
+def nothing() -> None:
+    """Where a session is alone, there is nobody else to cut off."""
 
 
 class Session:
@@ -35,6 +44,10 @@ class Session:
             relay as many as a message may name ranks, each of which may be answered for itself.
         welcome: puts a Welcome on the wire.
         heard: takes what processes say that they are doing.
+        max_unsent_bytes: of messages that may wait.
+        queued: counts what waits in the outboxes of all sessions.
+        in_flight: lets large messages be written.
+        make_room: is called when too much waits in all outboxes.
     """
 
     def __init__(
@@ -43,16 +56,29 @@ class Session:
         max_unsent: int,
         welcome: Callable[[Welcome], bytes] = codec.encode_welcome,
         heard: Heard = nobody_asked,
+        *,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+        queued: Queued | None = None,
+        in_flight: InFlight | None = None,
+        make_room: Callable[[], None] = nothing,
     ) -> None:
         self._driver = driver
         self._heard = heard
         self._welcome = welcome
         self._max_unsent = max_unsent
+        self._max_unsent_bytes = max_unsent_bytes
+        self._queued = queued if queued is not None else Queued()
+        self._in_flight = in_flight if in_flight is not None else InFlight()
+        self._make_room = make_room
+        self.unsent_bytes = 0
+        """Of the messages in the outbox."""
+        self._name = "a session that has not said Hello"
         self._outbox: deque[bytes] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._patience = asyncio.timeout(None)
         """Ends a write that does not end, since the peer does not read."""
         self._closed = False
+        self._cut_off = False
         self._status: Refusal | None = None
         self.id = driver.connect(self)
 
@@ -82,19 +108,36 @@ class Session:
 
     def _send(self, data: bytes) -> None:
         if len(self._outbox) >= self._max_unsent:
-            self._outbox.clear()
-            self.end(
-                Refusal(
-                    Reason.SLOW_CONSUMER,
-                    f"{self._max_unsent} messages were waiting for this session to read them. Connect "
-                    "again and read what comes.",
-                )
-            )
+            self.cut_off(f"{self._max_unsent} messages")
+        elif self._outbox and self.unsent_bytes + len(data) > self._max_unsent_bytes:
+            self.cut_off(f"messages of {self.unsent_bytes:,} bytes")
+        elif not self._cut_off:
+            self._outbox.append(data)
+            self.unsent_bytes += len(data)
+            self._queued.add(data)
+            self._wake_writer()
+            if self._queued.too_many:
+                self._make_room()
+
+    def cut_off(self, held: str = "") -> None:
+        """End the stream at once, since its peer does not read.
+
+        Args:
+            held: what waits for it; empty: all of the outbox.
+        """
+        if not self._cut_off:
+            self._cut_off = True
+            self.end(slow_reader(self._name, held or f"messages of {self.unsent_bytes:,} bytes"))
+            while self._outbox:
+                self._take()
             if self._patience.when() is None:
                 self._patience.reschedule(0)
-            return
-        self._outbox.append(data)
-        self._wake_writer()
+
+    def _take(self) -> bytes:
+        data = self._outbox.popleft()
+        self.unsent_bytes -= len(data)
+        self._queued.remove(data)
+        return data
 
     def _wake_writer(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -113,8 +156,12 @@ class Session:
                 await self._write(context)
         except TimeoutError:
             pass  # The status says why.
+        except Refusal as refusal:
+            self._status = refusal
         finally:
             reader.cancel()
+            while self._outbox:
+                self._take()
             self._driver.disconnect(self.id)
             self._driver.submit(Disconnected(self.id))
         if self._status is not None:
@@ -125,7 +172,12 @@ class Session:
         outbox = self._outbox
         while True:
             while outbox:
-                await context.write(outbox.popleft())
+                data = self._take()
+                if len(data) <= SMALL:
+                    await context.write(data)
+                else:
+                    async with self._in_flight.message(len(data), lambda: self._name):
+                        await context.write(data)
             if self._closed:
                 break
             self._wake = loop.create_future()
@@ -178,9 +230,21 @@ class Session:
         event = codec.parse_session_message(self.id, data)
         if type(event) is Hello:
             admission.check_run(event.run_id)
+            if (call := CALL.get()) is not None:
+                call.open(event.run_id)
+            self._name = _name(event)
             if event.relay:
                 self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
         return event
+
+
+def _name(hello: Hello) -> str:
+    """Who speaks on a stream, for people."""
+    if hello.relay:
+        return f"relay {hello.relay} of run {hello.run_id}"
+    hosts = ", ".join(dict.fromkeys(process.host for process in hello.processes))
+    ranks = report.ranges(process.rank for process in hello.processes)
+    return f"run {hello.run_id}, rank {ranks} on {hosts}"
 
 
 class SessionServicer:
@@ -194,6 +258,8 @@ class SessionServicer:
         replicas: the addresses of all replicas, for those who are welcomed; empty: there is but this one.
         keepalive_ms: the keepalive that they are asked for; 0: a third of the session TTL.
         heard: takes what processes say that they are doing.
+        max_unsent_bytes: of messages that may wait for one peer.
+        in_flight: lets large messages be written.
     """
 
     def __init__(
@@ -206,9 +272,14 @@ class SessionServicer:
         replicas: Callable[[], Sequence[str]] = tuple,
         keepalive_ms: int = 0,
         heard: Heard = nobody_asked,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+        in_flight: InFlight | None = None,
     ) -> None:
         self._driver = driver
         self._heard = heard
+        self._max_unsent_bytes = max_unsent_bytes
+        self._queued = Queued()
+        self._in_flight = in_flight if in_flight is not None else InFlight()
         self._hello_timeout = hello_timeout
         self._max_unsent = max_unsent
         self._max_open = max_open
@@ -223,7 +294,16 @@ class SessionServicer:
             await context.abort_with_status(errors.grpc_status(DRAINING))
         if (count := len(self.sessions)) >= self._max_open:
             raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
-        session = Session(self._driver, self._max_unsent, self._welcome, self._heard)
+        session = Session(
+            self._driver,
+            self._max_unsent,
+            self._welcome,
+            self._heard,
+            max_unsent_bytes=self._max_unsent_bytes,
+            queued=self._queued,
+            in_flight=self._in_flight,
+            make_room=self._cut_slowest_off,
+        )
         self.sessions.add(session)
         try:
             await session.serve(context, self._hello_timeout)
@@ -232,6 +312,9 @@ class SessionServicer:
 
     def _welcome(self, message: Welcome) -> bytes:
         return codec.encode_welcome(message, self._replicas(), self._keepalive_ms)
+
+    def _cut_slowest_off(self) -> None:
+        max(self.sessions, key=lambda session: session.unsent_bytes).cut_off()
 
     def drain(self) -> None:
         """Ask every worker to connect again, and take no new sessions."""

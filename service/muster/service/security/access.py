@@ -11,6 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from muster.service.core import report
 from muster.service.core.refusal import Reason, Refusal
+from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
 from muster.service.security.identity.refusals import UNKNOWN, TokenRefused, unknown
 from muster.service.security.identity.verifier import Verifier
@@ -74,6 +75,20 @@ RULES: Mapping[str, Rule] = {
 }
 """By method. One that is not in the table is an operator's."""
 
+READS = frozenset(
+    {f"/muster.v1.StoreService/{name}" for name in ("Get", "Wait", "Check", "ListKeys", "NumKeys")}
+    | {"/muster.v1.InsightService/Stacks"}
+)
+"""Methods above a viewer's that change nothing."""
+
+
+def changes(method: str) -> bool:
+    """Whether a method changes something. One that is not in the table counts as if it did."""
+    return (
+        method not in OPEN_METHODS and method not in READS and RULES.get(method, OPERATES).role > Role.VIEWER
+    )
+
+
 OPEN_METHODS = frozenset({f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")})
 """Methods that need no token: probes have none."""
 
@@ -110,6 +125,8 @@ class Access:
         """
         values = (value for key, value in metadata if key == AUTHORIZATION)
         grant = await self.identify(next((value for value in values if isinstance(value, str)), ""))
+        if (call := CALL.get()) is not None:
+            call.grant = grant
         check_role(grant, RULES.get(method, OPERATES).role, method)
         return grant
 

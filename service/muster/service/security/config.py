@@ -41,6 +41,10 @@ class Security:
     """Whether the HTTP port uses the certificate, too."""
     http_tokens: bool = False
     """Whether the HTTP port asks for a viewer's token, too."""
+    http_hosts: tuple[str, ...] = ()
+    """The names by which the HTTP port may be called, beside IP addresses and ``localhost``."""
+    audit_log: str = ""
+    """The file of the audit log; ``-``: it goes to the log; empty: there is none."""
     traffic: TrafficLimits = TrafficLimits()
 
     @property

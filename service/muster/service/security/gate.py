@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from muster.service.security import tokens
+import structlog
+
+from muster.service.security import audit, tokens
 from muster.service.security.access import Access
 from muster.service.security.config import Security
 from muster.service.security.files import INTERVAL, Reloaded, keep_fresh
@@ -31,6 +33,8 @@ class Gate:
         self.traffic = Traffic(security.traffic, time.monotonic)
         self.tls: Tls | None = None
         self.access: Access | None = None
+        self.audit = audit.writer(security.audit_log) if security.audit_log else None
+        """Takes the entries of the audit log; None: there is none."""
         if security.tls is not None:
             self.tls = Tls(security.tls)
             self._files.append(self.tls.certificates)
@@ -44,6 +48,9 @@ class Gate:
         """The tokens of a file, with the keys of its issuers at hand."""
         found = tokens.load(path)
         self._verifier.hold(found.issuers)
+        if overlaps := found.overlaps():
+            log = structlog.get_logger()
+            log.warning("tokens.overlap", file=str(path), reason=overlaps[0], others=len(overlaps) - 1)
         return found
 
     async def keep_fresh(self) -> None:

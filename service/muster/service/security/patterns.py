@@ -1,9 +1,65 @@
 """The patterns of a token's runs, as the coordinator and the command read them."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+
+_PARTS = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+_WILD = re.compile(r"[*?\[]")
 
 
 def matches(run_id: str, patterns: Iterable[str]) -> bool:
     """Whether a run is one of those that glob patterns stand for."""
     return any(fnmatchcase(run_id, pattern) for pattern in patterns)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether there may be a run that both patterns match. A set in brackets counts as any character."""
+    first, second = _PARTS.findall(one), _PARTS.findall(other)
+    todo = [(0, 0)]
+    seen = set(todo)
+    while todo:
+        at, there = todo.pop()
+        if (at, there) == (len(first), len(second)):
+            return True
+        mine, theirs = (
+            parts[place] if place < len(parts) else "" for parts, place in ((first, at), (second, there))
+        )
+        steps = set()
+        if "*" in (mine, theirs):  # It matches nothing more, or another part of the other pattern.
+            steps = {(at + 1, there)} if mine else set()
+            steps |= {(at, there + 1)} if theirs else set()
+        elif mine and theirs and _agree(mine, theirs):
+            steps = {(at + 1, there + 1)}
+        todo += steps - seen
+        seen |= steps
+    return False
+
+
+def overlapping(holders: Sequence[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, str, str, str]]:
+    """Find runs that several holders may touch, perhaps without having been meant to.
+
+    A pattern that two have alike is meant for both, and ``*`` is meant for all.
+
+    Args:
+        holders: names and their patterns.
+
+    Yields:
+        A name, its pattern, another name, and its pattern.
+    """
+    entries = sorted(
+        (_WILD.split(pattern, maxsplit=1)[0], pattern, name)
+        for name, patterns in holders
+        for pattern in patterns
+        if pattern != "*"
+    )
+    for number, (begin, pattern, name) in enumerate(entries):
+        for other_begin, other, other_name in entries[number + 1 :]:
+            if not other_begin.startswith(begin):
+                break  # Nor does any later one: they are sorted.
+            if other_name != name and other != pattern and overlap(pattern, other):
+                yield name, pattern, other_name, other
+
+
+def _agree(one: str, other: str) -> bool:
+    return one == other or "?" in (one, other) or "[" in (one[0], other[0])

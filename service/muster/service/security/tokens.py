@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.service.security.files import FileError, read
-from muster.service.security.grants import Grant
+from muster.service.security.grants import Grant, Role
 from muster.service.security.identity import rules
 from muster.service.security.identity.claims import Claims
 from muster.service.security.identity.rules import Issuer, Rule
+from muster.service.security.patterns import overlapping
 from muster.service.security.tables import Table
 
 LEAST_TOKEN = 16
@@ -55,6 +56,16 @@ class Tokens:
             if rule.covers(claims):
                 return Grant(name=claims.bearer, role=rule.role, runs=rule.runs, digest=digest, claims=claims)
         return None
+
+    def overlaps(self) -> list[str]:
+        """Say which workers may touch each other's runs, as their patterns do not tell at a glance."""
+        holders = [(f'token "{one.name}"', one.runs) for one in self.grants if one.role is Role.WORKER]
+        holders += [(rule.bearers, rule.runs) for rule in self.rules if rule.role is Role.WORKER]
+        return [
+            f"{one} may touch runs of {other}: {pattern} and {theirs} may match the same run id. End what "
+            f'comes before the asterisk with a character that no team has in its name, as in "team-a.*".'
+            for one, pattern, other, theirs in overlapping(holders)
+        ]
 
     def uphold(self, grant: Grant) -> bool:
         """Whether a grant that was given before would be given again."""

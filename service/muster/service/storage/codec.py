@@ -7,7 +7,7 @@ last for that reason.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from muster.service.core.effects import (
     CheckpointsRecord,
@@ -17,6 +17,7 @@ from muster.service.core.effects import (
     ForgetParticipant,
     ForgetRound,
     ForgetRun,
+    ForgetShape,
     ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -27,12 +28,14 @@ from muster.service.core.effects import (
     RoundRecord,
     RunRecord,
     SaveRecord,
+    ShapeRecord,
     SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
 )
 from muster.service.core.model import CheckpointHistory, Decision, MemberState, Shape
 from muster.service.core.operations import Changed, Done, Flag, Number, Value
+from muster.service.rank_lists import RANK_LISTS
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
     checkpoint_from_pb,
@@ -62,6 +65,7 @@ KINDS = (
     "participant",
     "round",
     "save",
+    "shape",
     "speaker",
     "storekey",
     "storeop",
@@ -98,68 +102,93 @@ def encode_all(records: Iterable[Record]) -> Batch:
 
 def encode(record: Kept | Forget) -> tuple[bytes, bytes | None]:
     """One record as a key and a value; the value None forgets the key."""
+    return key_of(record), _value_of(record)
+
+
+def key_of(record: Kept | Forget) -> bytes:
+    """Where a record is kept."""
+    match record:
+        case Decision() | ForgetDecision():
+            return _key("decision", record.run_id, record.prefix, f"{record.sequence:020}")
+        case SpeakerRecord() | ForgetSpeaker():
+            return _key("speaker", record.run_id, record.prefix, f"{record.rank:010}")
+        case ShapeRecord() | ForgetShape():
+            return _key("shape", record.run_id, record.prefix, f"{record.number:010}")
+        case GroupRecord():
+            return _key("group", record.run_id, record.prefix)
+        case RunRecord():
+            return _key("run", record.run_id)
+        case EvictionRecord():
+            return _key("eviction", record.run_id, f"{record.rank:010}")
+        case SaveRecord():
+            return _key("save", record.run_id, "newest")
+        case CheckpointsRecord():
+            return _key("checkpoints", record.run_id, "newest")
+        case RoundRecord() | ForgetRound():
+            return _key("round", record.run_id, f"{record.round:020}")
+        case ParticipantRecord():
+            return _key("participant", record.run_id, record.node.incarnation)
+        case ForgetParticipant():
+            return _key("participant", record.run_id, record.incarnation)
+        case StoreKeyRecord() | ForgetStoreKey():
+            return _key("storekey", record.run_id, record.key)
+        case StoreOperationRecord() | ForgetStoreOperation():
+            return _key("storeop", record.run_id, record.client)
+
+
+def _value_of(record: Kept | Forget) -> bytes | None:
+    message: Message
     match record:
         case Decision():
-            value = decision_to_pb(record).SerializeToString()
-            return _decision_key(record.run_id, record.prefix, record.sequence), value
-        case ForgetDecision():
-            return _decision_key(record.run_id, record.prefix, record.sequence), None
+            message = decision_to_pb(record)
         case SpeakerRecord():
-            key = _speaker_key(record.run_id, record.prefix, record.rank)
-            return key, _speaker_to_pb(record).SerializeToString()
-        case ForgetSpeaker():
-            return _speaker_key(record.run_id, record.prefix, record.rank), None
+            message = _speaker_to_pb(record)
+        case ShapeRecord():
+            message = state_pb2.ShapeRecord(
+                run_id=record.run_id,
+                prefix=record.prefix,
+                number=record.number,
+                world_size=record.shape.world_size,
+                participants=record.shape.participants,
+            )
         case GroupRecord():
-            group = state_pb2.GroupRecord(
+            message = state_pb2.GroupRecord(
                 run_id=record.run_id,
                 prefix=record.prefix,
                 generation=record.generation,
                 first_sequence=record.first_sequence,
             )
-            return _key("group", record.run_id, record.prefix), group.SerializeToString()
         case RunRecord():
-            run = state_pb2.RunRecord(
+            message = state_pb2.RunRecord(
                 run_id=record.run_id,
                 generation=record.generation,
                 closed=closed_to_pb(record.closed) if record.closed is not None else None,
                 active_at=timestamp_to_pb(record.active_at) if record.active_at is not None else None,
             )
-            return _key("run", record.run_id), run.SerializeToString()
         case EvictionRecord():
-            eviction = state_pb2.EvictionRecord(
+            message = state_pb2.EvictionRecord(
                 run_id=record.run_id,
                 rank=record.rank,
                 generation=record.generation,
                 ordinal=record.ordinal,
             )
-            return _key("eviction", record.run_id, f"{record.rank:010}"), eviction.SerializeToString()
         case SaveRecord():
-            save = state_pb2.SaveRecord(
+            message = state_pb2.SaveRecord(
                 run_id=record.run_id, save=save_to_pb(record.save), since_sequence=record.save.since
             )
-            return _key("save", record.run_id, "newest"), save.SerializeToString()
         case CheckpointsRecord():
-            return _key("checkpoints", record.run_id, "newest"), _checkpoints_to_pb(
-                record
-            ).SerializeToString()
+            message = _checkpoints_to_pb(record)
         case RoundRecord():
-            return _round_key(record.run_id, record.round), _round_to_pb(record).SerializeToString()
-        case ForgetRound():
-            return _round_key(record.run_id, record.round), None
+            message = _round_to_pb(record)
         case ParticipantRecord():
-            key = _key("participant", record.run_id, record.node.incarnation)
-            return key, _participant_to_pb(record).SerializeToString()
-        case ForgetParticipant():
-            return _key("participant", record.run_id, record.incarnation), None
+            message = _participant_to_pb(record)
         case StoreKeyRecord():
-            entry = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
-            return _key("storekey", record.run_id, record.key), entry.SerializeToString()
-        case ForgetStoreKey():
-            return _key("storekey", record.run_id, record.key), None
+            message = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
         case StoreOperationRecord():
-            return _key("storeop", record.run_id, record.client), _operation_to_pb(record).SerializeToString()
-        case ForgetStoreOperation():
-            return _key("storeop", record.run_id, record.client), None
+            message = _operation_to_pb(record)
+        case _:
+            return None
+    return message.SerializeToString()
 
 
 def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
@@ -180,7 +209,7 @@ def decode(key: bytes, value: bytes) -> Kept:
     """
     try:
         record = _decode(key, value)
-        owner, _ = encode(record)
+        owner = key_of(record)
         if owner != key:
             raise ValueError(f"its value belongs to {owner!r}")
     except (DecodeError, ValueError, UnicodeDecodeError) as error:
@@ -197,6 +226,10 @@ def _decode(key: bytes, value: bytes) -> Kept:
             return decision_from_pb(common_pb2.Decision.FromString(value))
         case b"speaker":
             return _speaker_from_pb(state_pb2.SpeakerRecord.FromString(value))
+        case b"shape":
+            kept = state_pb2.ShapeRecord.FromString(value)
+            shape = Shape(kept.world_size, RANK_LISTS.shared(kept.participants))
+            return ShapeRecord(kept.run_id, kept.prefix, kept.number, shape)
         case b"group":
             group = state_pb2.GroupRecord.FromString(value)
             return GroupRecord(group.run_id, group.prefix, group.generation, group.first_sequence)
@@ -230,16 +263,8 @@ def _key(*fields: str) -> bytes:
     return "\0".join(fields).encode()
 
 
-def _decision_key(run_id: str, prefix: str, sequence: int) -> bytes:
-    return _key("decision", run_id, prefix, f"{sequence:020}")
-
-
-def _speaker_key(run_id: str, prefix: str, rank: int) -> bytes:
-    return _key("speaker", run_id, prefix, f"{rank:010}")
-
-
 def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
-    return state_pb2.SpeakerRecord(
+    message = state_pb2.SpeakerRecord(
         run_id=record.run_id,
         prefix=record.prefix,
         rank=record.rank,
@@ -248,11 +273,15 @@ def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
         host=record.host,
         pid=record.pid,
         start_sequence=record.start_sequence,
-        world_size=record.shape.world_size,
-        participants=record.shape.participants,
         state=common_pb2.MemberState.ValueType(record.state),
         life=record.life,
     )
+    if isinstance(record.shape, int):
+        message.shape = record.shape
+    else:
+        message.world_size = record.shape.world_size
+        message.participants.extend(record.shape.participants)
+    return message
 
 
 def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
@@ -265,7 +294,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         host=message.host,
         pid=message.pid,
         start_sequence=message.start_sequence,
-        shape=Shape(message.world_size, tuple(message.participants)),
+        shape=message.shape or Shape(message.world_size, RANK_LISTS.shared(message.participants)),
         state=MemberState(message.state),
         life=message.life if message.HasField("life") else None,
     )
@@ -290,10 +319,6 @@ def _checkpoints_from_pb(message: state_pb2.CheckpointsRecord) -> CheckpointsRec
         failures=tuple(failed_save_from_pb(one) for one in message.failures),
     )
     return CheckpointsRecord(message.run_id, history)
-
-
-def _round_key(run_id: str, round: int) -> bytes:
-    return _key("round", run_id, f"{round:020}")
 
 
 def _round_to_pb(record: RoundRecord) -> state_pb2.RoundRecord:

@@ -8,7 +8,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.security.access import Access, check_role, check_run
-from muster.service.security.grants import Role
+from muster.service.security.audit import MAX_TEXT, Write, identity
+from muster.service.security.grants import Grant, Role
 from muster.service.web import links
 from muster.service.web.status import ASSETS, OVERVIEWS
 from muster.service.web.viewer import GRANT
@@ -24,7 +25,9 @@ STATUSES = {
 """Of the refusals that another token, or another attempt, would mend."""
 
 
-def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: bool) -> Middleware:
+def guarded(
+    access: Access | None, *, needs_certificate: bool, knows_operators: bool, audit: Write | None = None
+) -> Middleware:
     """The middleware that lets requests in.
 
     A path that names a run (``{run}`` in its route) needs a token for that run. The overviews show the runs
@@ -36,7 +39,22 @@ def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: 
         access: checks tokens; None: none are asked for.
         needs_certificate: whether a client must have shown a certificate in the TLS handshake.
         knows_operators: whether who passes these checks may do what an operator may, or shows that it is one.
+        audit: takes the entries of the audit log; None: there is none.
     """
+
+    def record(request: web.Request, result: str, why: str, grant: Grant | None = None) -> None:
+        """Write to the audit log that a request was refused."""
+        if audit is not None:
+            audit(
+                {
+                    **identity(grant),
+                    "from": request.remote or "",
+                    "call": f"{request.method} {request.path}"[:MAX_TEXT],
+                    "run": request.match_info.get("run", ""),
+                    "result": result,
+                    "message": why,
+                }
+            )
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -44,23 +62,26 @@ def guarded(access: Access | None, *, needs_certificate: bool, knows_operators: 
         if request.path in PROBES:
             return await handler(request)
         if needs_certificate and not request.get_extra_info("peercert"):
-            return _refused(
-                403, "this port asks for a client certificate, and none came: curl --cert FILE --key FILE …"
-            )
+            why = "this port asks for a client certificate, and none came: curl --cert FILE --key FILE …"
+            record(request, "CERTIFICATE_MISSING", why)
+            return _refused(403, why)
         whole_stacks = links.STACKS in request.match_info
         if whole_stacks and not knows_operators:
-            return _refused(
-                403,
+            why = (
                 "where processes stand is for operators, and this port does not ask who its callers are as "
-                "the gRPC port does. Give --http-tls and --http-tokens, or use: muster stack",
+                "the gRPC port does. Give --http-tls and --http-tokens, or use: muster stack"
             )
+            record(request, "ROLE_TOO_LOW", why)
+            return _refused(403, why)
         if access is not None:
+            grant = None
             try:
                 grant = await access.identify(_authorization(request))
                 check_role(grant, Role.OPERATOR if whole_stacks else Role.VIEWER, request.path)
                 if request.path not in ASSETS and request.path not in OVERVIEWS:
                     check_run(grant, request.match_info.get("run", ""))
             except Refusal as refusal:
+                record(request, refusal.reason.name, refusal.message, grant)
                 return _refused(STATUSES.get(refusal.reason, 403), refusal.message)
             request[GRANT] = grant
         return await handler(request)

@@ -8,6 +8,7 @@ from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.model import Instant
 from muster.service.security.grants import Grant
+from muster.service.snapshots import ALL, Snapshots
 from muster.v1 import coordinator_pb2
 
 MOST_WAITING = 100
@@ -50,21 +51,25 @@ class RunLook:
     members: tuple[views.MemberView, ...] = ()
 
 
-def overview(coordinator: Coordinator, now: Instant, grant: Grant | None = None) -> Overview:
+def overview(
+    coordinator: Coordinator, now: Instant, snapshots: Snapshots, grant: Grant | None = None
+) -> Overview:
     """Look at all runs.
 
     Args:
         coordinator: where they are.
         now: this moment.
+        snapshots: makes the views of the runs.
         grant: whose runs alone are shown; None: all are.
     """
     runs = [run for run in coordinator.runs.values() if grant is None or grant.allows(run.run_id)]
     groups = [group for run in runs for group in run.groups.values()]
+    taken = snapshots.take(coordinator, now, ALL if grant is None else grant.runs)
     return Overview(
         taken_at=now.wall,
         epoch=coordinator.epoch,
         only=() if grant is None else grant.runs,
-        runs=tuple(views.run(run, now) for run in sorted(runs, key=lambda run: run.run_id)),
+        runs=tuple(one.view for one in taken.runs),
         waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
         decided=tuple(views.last_decided(groups, MOST_DECIDED)),
     )

@@ -7,6 +7,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from muster.service.replicas import Replicas, no_replicas
+from muster.service.snapshots import Snapshots
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.stacks import Ask
 from muster.service.web.status import State, add_status
@@ -20,6 +21,7 @@ def build_site(
     state: State,
     ask: Ask,
     replicas: Replicas = no_replicas,
+    snapshots: Snapshots | None = None,
 ) -> web.Application:
     """Assemble the HTTP application of a coordinator.
 
@@ -29,10 +31,11 @@ def build_site(
         state: what the status page shows.
         ask: asks processes what they do, for those who want to see that.
         replicas: all coordinators of the state, if there can be several.
+        snapshots: views of runs that are shared with others who look; None: they are the site's own.
     """
     site = web.Application()
     add_probes(site, scrape, ready)
-    add_status(site, state, ask, replicas)
+    add_status(site, state, ask, snapshots or Snapshots(), replicas)
     return site
 
 

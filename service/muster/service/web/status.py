@@ -15,6 +15,7 @@ from muster.service.core.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.security.grants import Grant
+from muster.service.snapshots import ALL, Snapshots
 from muster.service.web import links, look, pages, twins
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.stacks import Ask, StacksLook, fold, read_wish
@@ -68,7 +69,13 @@ class State(Protocol):
         ...
 
 
-def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas = no_replicas) -> None:
+def add_status(
+    site: web.Application,
+    state: State,
+    ask: Ask,
+    snapshots: Snapshots,
+    replicas: Replicas = no_replicas,
+) -> None:
     """Add the page, its twins, and what they are made of to a site."""
     answers = Answers()
     # Processes have seconds to say where they stand, and nobody else is to wait for them.
@@ -93,7 +100,7 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
 
     async def taken_now(grant: Grant | None) -> look.Overview:
         def taken(core: Coordinator, now: Instant) -> look.Overview:
-            return replace(look.overview(core, now, grant), replicas=tuple(replicas()))
+            return replace(look.overview(core, now, snapshots, grant), replicas=tuple(replicas()))
 
         return await asked(taken)
 
@@ -104,7 +111,7 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
             taken = await taken_now(grant)
             return await _rendered(lambda: pages.overview_page(taken, _root(request)), HTML)
 
-        return await given(request, ("overview", grant), make)
+        return await given(request, ("overview", _patterns(grant)), make)
 
     async def overview_twin(request: web.Request) -> web.StreamResponse:
         grant = narrowed_to(request)
@@ -113,7 +120,7 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
             taken = await taken_now(grant)
             return await _rendered(lambda: twins.overview_twin(taken), JSON)
 
-        return await given(request, ("overview twin", grant), make)
+        return await given(request, ("overview twin", _patterns(grant)), make)
 
     async def run(request: web.Request) -> web.StreamResponse:
         run_id, root = request.match_info["run"], _root(request)
@@ -197,6 +204,11 @@ def add_status(site: web.Application, state: State, ask: Ask, replicas: Replicas
         site.router.add_get(route, run)
     add_assets(site)
     site.on_response_prepare.append(add_headers)
+
+
+def _patterns(grant: Grant | None) -> tuple[str, ...]:
+    """Those whose runs a viewer sees; viewers with the same ones are shown the same answer."""
+    return ALL if grant is None else grant.runs
 
 
 def _busy() -> Refusal:

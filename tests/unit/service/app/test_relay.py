@@ -2,23 +2,23 @@
 
 import asyncio
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from muster.relay.listening import listen_at
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.ports import StartError
-from muster.service.app.relay import REQUESTS, RelaySettings, TokenDoor, check_exposed
+from muster.service.app.relay import REQUESTS, GuardDoor
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
-from muster.service.security.config import Security
+from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
+from muster.service.security.traffic import Traffic
 from muster.v1 import store_pb2
 
 CONNECT = "/muster.v1.SessionService/Connect"
+OPERATE = "/muster.v1.StoreService/Operate"
 SET = "/muster.v1.StoreService/Set"
+PEER = "ipv4:10.0.0.7:1"
 SECRETS = {role: f"{role.name.lower()}-0123456789" for role in Role}
 
 
@@ -40,14 +40,18 @@ def bearing(role: Role) -> list[tuple[str, str | bytes]]:
     return [("user-agent", "x"), ("authorization", f"Bearer {SECRETS[role]}")]
 
 
+def guard(access: Access | None, **limits: int) -> GuardDoor:
+    return GuardDoor(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
+
+
 def reason_of(refused: Refused) -> str:
     return str(info_of(refused.refusal).reason)
 
 
-async def outcome(door: TokenDoor, method: str, role: Role, run_id: str = "job") -> str:
+async def outcome(door: GuardDoor, method: str, role: Role, run_id: str = "job") -> str:
     """What becomes of a call: a reason, or OK."""
     try:
-        async with door.admitted(method, bearing(role)) as visitor:
+        async with door.admitted(method, bearing(role), PEER) as visitor:
             if method == CONNECT:
                 visitor.check_run(run_id)
             else:
@@ -70,9 +74,9 @@ async def outcome(door: TokenDoor, method: str, role: Role, run_id: str = "job")
     ],
 )
 async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | bytes]], reason: str):
-    door = TokenDoor(Access(granted))
+    door = guard(Access(granted))
     with pytest.raises(Refused) as caught:
-        async with door.admitted(CONNECT, metadata):
+        async with door.admitted(CONNECT, metadata, PEER):
             raise AssertionError("it was let in")
     assert reason_of(caught.value) == reason
 
@@ -80,7 +84,7 @@ async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | by
 @pytest.mark.parametrize("method", sorted(REQUESTS))
 async def test_what_is_handed_on_is_what_a_worker_may_call(method: str):
     """Whatever the caller may do: the relay's own token stands for it, and would show its own runs."""
-    door = TokenDoor(Access(granted))
+    door = guard(Access(granted))
     rule = RULES[method]
     expected = "OK" if rule.role <= Role.WORKER and not rule.shows else "ROLE_TOO_LOW"
     assert await outcome(door, method, Role.WORKER) == expected
@@ -95,7 +99,7 @@ def test_all_that_a_worker_may_call_can_be_read():
 
 @pytest.mark.parametrize("method", [CONNECT, SET])
 async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
-    door = TokenDoor(Access(lambda: granted("a-*")))
+    door = guard(Access(lambda: granted("a-*")))
     assert await outcome(door, method, Role.WORKER, "a-1") == "OK"
     assert await outcome(door, method, Role.WORKER, "b-1") == "RUN_NOT_ALLOWED"
     assert await outcome(door, method, Role.WORKER, "") == "RUN_NOT_ALLOWED"
@@ -110,7 +114,7 @@ async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
     ],
 )
 async def test_what_cannot_be_read_is_not_handed_on(method: str, data: bytes, reason: str):
-    async with TokenDoor(Access(granted)).admitted(SET, bearing(Role.OPERATOR)) as visitor:
+    async with guard(Access(granted)).admitted(SET, bearing(Role.OPERATOR), PEER) as visitor:
         with pytest.raises(Refused) as caught:
             visitor.check_request(method, data)
     assert reason_of(caught.value) == reason
@@ -123,7 +127,7 @@ async def test_who_loses_a_token_is_thrown_out():
 
     async def stay() -> str:
         try:
-            async with TokenDoor(access).admitted(CONNECT, bearing(Role.WORKER)):
+            async with guard(access).admitted(CONNECT, bearing(Role.WORKER), PEER):
                 inside.set()
                 await asyncio.Event().wait()
         except Refused as refused:
@@ -137,31 +141,34 @@ async def test_who_loses_a_token_is_thrown_out():
     assert await staying == "TOKEN_UNKNOWN"
 
 
-@pytest.mark.parametrize(
-    ("listen", "outcome"),
-    [
-        ("unix:///s", nullcontext()),
-        ("localhost:1", nullcontext()),
-        ("127.0.0.2:1", nullcontext()),
-        ("[::1]:1", nullcontext()),
-        ("10.0.0.1:1", pytest.raises(StartError, match="reachable from other machines")),
-        ("[::]:1", pytest.raises(StartError, match="reachable from other machines")),
-    ],
-)
-def test_who_listens_to_other_machines_asks_who_they_are(
-    listen: str, outcome: AbstractContextManager[object]
-):
-    settings = RelaySettings(
-        listen=listen_at(listen),
-        upstream="a:1",
-        http=None,
-        patience=0.0,
-        socket_mode=0o600,
-        insecure=False,
-        security=Security(),
-    )
-    with outcome:
-        check_exposed(settings)
+async def test_relay_bounds_open_streams_of_an_address_and_no_calls():
+    door = guard(None, max_sessions_per_peer=1)
+    async with door.admitted(CONNECT, (), PEER), door.admitted(OPERATE, (), PEER):
+        for method in (CONNECT, OPERATE):
+            with pytest.raises(Refused, match="max_sessions_per_peer is 1"):
+                async with door.admitted(method, (), "ipv4:10.0.0.7:2"):
+                    raise AssertionError("it was let in")
+        async with door.admitted(SET, (), PEER), door.admitted(CONNECT, (), "ipv4:10.0.0.8:1"):
+            pass
+    async with door.admitted(CONNECT, (), PEER):
+        pass
+
+
+async def test_relay_hands_messages_on_at_the_rate_of_their_address():
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def read() -> bytes:
+        return b"said"
+
+    limits = TrafficLimits(max_messages_per_second_per_peer=1)
+    door = GuardDoor(None, Traffic(limits, lambda: 0.0, sleep))
+    async with door.admitted(CONNECT, (), PEER) as visitor:
+        paced = visitor.paced(read)
+        assert [await paced(), await paced()] == [b"said"] * 2
+    assert slept == [1.0]
 
 
 def test_requests_are_those_of_the_protos():

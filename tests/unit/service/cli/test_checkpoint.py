@@ -498,7 +498,7 @@ def test_place_that_is_none_is_an_error(tmp_path: Path, verb: str):
     (tmp_path / "torch" / ".metadata").touch()
     for place, said in [
         (tmp_path / "none", "is not there: "),
-        (tmp_path / "file", "cannot be read: "),
+        (tmp_path / "file", "is a file without a marker beside it, "),
         (tmp_path / "torch", "is not a committed checkpoint: it has no committed.json"),
     ]:
         result = run(verb, place, *more, code=Exit.FAILED)

@@ -1,8 +1,11 @@
 import pytest
 
+from muster.service.core.effects import Effects, Welcome
+from muster.service.core.events import Hello, ProcessInfo
 from muster.service.core.model import MemberState
 from muster.service.core.process import Process
 from muster.service.core.roster import Roster
+from tests.support.core_world import RUN, World
 
 
 def a_process(ordinal, state=MemberState.CONNECTED, rank=0):
@@ -55,6 +58,32 @@ def test_the_dead_who_speak_nowhere_are_let_go_and_the_dead_speakers_are_kept():
 def test_it_is_deserted_when_nobody_lives():
     assert a_roster(a_process(1, MemberState.LEFT), a_process(2, MemberState.LOST, rank=1)).deserted
     assert not a_roster(a_process(1, MemberState.LEFT), a_process(2, MemberState.DISCONNECTED)).deserted
+
+
+def test_roster_is_deserted_once_its_last_living_process_is_refreshed_as_dead():
+    process = a_process(1)
+    roster = a_roster(process)
+    process.leave(5.0)
+    roster.refresh(process)
+    assert roster.deserted
+    process.connect(session=2, now=6.0)
+    roster.refresh(process)
+    assert not roster.deserted
+
+
+def test_hello_looks_at_no_other_rank(monkeypatch):
+    world = World(3)
+    world.start(0)
+    world.start(1)
+
+    def looked_at(self):
+        raise AssertionError("a hello looks at every rank: a job start costs the square of its ranks")
+
+    monkeypatch.setattr(Roster, "__iter__", looked_at)
+    effects = Effects()
+    world.coordinator.step(Hello(9, RUN, 0, (ProcessInfo(2, "p2", "node-0", 7),)), world.instant, effects)
+    (delivery,) = effects.deliveries
+    assert isinstance(delivery.message, Welcome)
 
 
 def test_it_iterates_by_rank_and_forgets_everyone_when_cleared():

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from muster.service.core.checkpoints import MAX_FAILURES
 from muster.service.core.effects import Refused
 from muster.service.core.events import Evict, WriteReport
-from muster.service.core.model import MemberState, Outcome, Shape
+from muster.service.core.model import MemberState, Outcome, Ranks, Shape
 from muster.service.core.process import HEIR_TIME, Process
 from muster.service.core.refusal import Reason
 from tests.support.core_lines import Line
@@ -250,7 +250,8 @@ class Job(RuleBasedStateMachine):
         joining = [c for c in riders if prefix not in c.seats or c.seats[prefix].position is None]
         if joining and len(shapes) == 1:
             for client in joining:
-                client.seats.setdefault(prefix, Seat(Shape(*min(shapes))))
+                size, participants = min(shapes)
+                client.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
             line.join(joining, prefix, *min(shapes))
         seats = {client: client.seats[prefix] for client in riders if prefix in client.seats}
         ready = {c: s.position for c, s in seats.items() if c.line is line and s.position is not None}

@@ -64,7 +64,7 @@ def test_a_decided_barrier_is_shown_as_its_decision(world):
     assert view.message == view.decision.message
     world.wait(200)
     last = views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
-    assert (last.sequence, some(last.decision).outcome) == (2, Outcome.TIMED_OUT)
+    assert (last.sequence, some(last.decision).outcome) == (2, Outcome.MEMBER_LOST)
 
 
 def test_barriers_are_shown_open_first_and_then_the_newest(world):

@@ -8,16 +8,17 @@ from typing import Any
 import grpc
 import pytest
 
+from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.guard import (
     ADMISSION,
     CROWDED_READ_TIMEOUT,
     FEW,
-    READ_TIMEOUT,
     SMALL_READ_TIMEOUT,
     Admission,
     GuardInterceptor,
 )
+from muster.service.rpc.open_reads import BARRED_SECONDS, MAX_READS, OPEN_REQUEST_BYTES
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
@@ -283,14 +284,60 @@ async def test_small_requests_that_do_not_come_are_waited_for_by_few():
         return asyncio.get_running_loop().time() - began
 
     world = World(Role.VIEWER, runs=("*",))
-    for method in (f"{HEALTH}/Check", GET):
-        handler = await world.handler(method, grpc.unary_unary_rpc_method_handler(behavior))
-        calls = [asyncio.create_task(trickle(handler)) for _ in range(50)]
-        await asyncio.sleep(0)
-        await handler.stream_stream(None, Context(b""))
-        took = await asyncio.gather(*calls)
-        assert took == pytest.approx([SMALL_READ_TIMEOUT] * FEW + [CROWDED_READ_TIMEOUT] * (50 - FEW))
+    handler = await world.handler(GET, grpc.unary_unary_rpc_method_handler(behavior))
+    calls = [asyncio.create_task(trickle(handler)) for _ in range(50)]
+    await asyncio.sleep(0)
+    await handler.stream_stream(None, Context(b""))
+    took = await asyncio.gather(*calls)
+    assert took == pytest.approx([SMALL_READ_TIMEOUT] * FEW + [CROWDED_READ_TIMEOUT] * (50 - FEW))
     assert not world.interceptor._small_reads
+
+
+@in_virtual_time
+async def test_unread_request_without_token_is_refused_while_others_of_its_address_trickle():
+    async def behavior(request: Any, context: Any) -> None: ...
+
+    world = World()
+    handler: Any = await world.handler(f"{HEALTH}/Check", grpc.unary_unary_rpc_method_handler(behavior))
+
+    async def call(context: Context) -> str:
+        with pytest.raises(Refusal) as caught:
+            await handler.stream_stream(None, context)
+        return caught.value.message
+
+    trickling = [asyncio.create_task(call(Trickle())) for _ in range(MAX_READS)]
+    await asyncio.sleep(0)
+    waiting = Context(b"")
+    assert "have not come whole" in await call(waiting)
+    assert waiting._sent == [b""]
+    elsewhere = Context(b"")
+    elsewhere.peer = lambda: "ipv4:10.0.0.8:1"  # type: ignore[method-assign]
+    await handler.stream_stream(None, elsewhere)
+    assert elsewhere._sent == []
+    for said in await asyncio.gather(*trickling):
+        assert f"did not come within {SMALL_READ_TIMEOUT:g} s" in said
+    assert not world.interceptor._open_reads._turns
+
+
+@in_virtual_time
+async def test_address_is_not_read_for_a_while_after_large_request_without_token():
+    parses: list[bytes] = []
+
+    async def behavior(request: Any, context: Any) -> None: ...
+
+    made: Any = grpc.unary_unary_rpc_method_handler(behavior, parses.append)
+    world = World()
+    with pytest.raises(Refusal, match="has 4,097 bytes"):
+        await world.call(f"{HEALTH}/Check", made, bytes(OPEN_REQUEST_BYTES + 1), ())
+    assert not parses
+    handler = await world.handler(f"{HEALTH}/Check", made)
+    next_one = Context(b"")
+    with pytest.raises(Refusal, match="next ones are not read for 10 s"):
+        await handler.stream_stream(None, next_one)
+    assert next_one._sent == [b""]
+    await asyncio.sleep(BARRED_SECONDS)
+    await handler.stream_stream(None, next_one)
+    assert parses == [b""]
 
 
 @in_virtual_time

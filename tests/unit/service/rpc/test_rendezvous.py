@@ -16,6 +16,7 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec
 from muster.service.rpc.rendezvous import MAX_UNSENT, Attendance, RendezvousServicer
 from muster.service.rpc.run import RunServicer
+from muster.service.snapshots import Snapshots
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
 from muster.v1 import common_pb2, rendezvous_pb2, run_pb2
@@ -31,7 +32,7 @@ class Service:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.rendezvous = RendezvousServicer(driver)
-        self.runs = RunServicer(driver)
+        self.runs = RunServicer(driver, Snapshots())
 
     async def get(self, run_id: str = "job1") -> rendezvous_pb2.Rendezvous:
         request = rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id)

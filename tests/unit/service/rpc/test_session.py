@@ -16,6 +16,7 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.session import Session, SessionServicer
+from muster.service.rpc.unsent import SMALL, Queued
 from muster.service.security.grants import Grant, Role
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
@@ -88,10 +89,11 @@ class FakeContext:
 class Stream:
     """A session that is being served."""
 
-    def __init__(self, max_unsent: int = 3) -> None:
+    def __init__(self, max_unsent: int = 3, max_unsent_bytes: int = 1_000_000) -> None:
         self.driver = FakeDriver()
         self.context = FakeContext()
-        self.session = Session(self.driver, max_unsent)  # type: ignore[arg-type]
+        driver: Any = self.driver
+        self.session = Session(driver, max_unsent, max_unsent_bytes=max_unsent_bytes)
         self.serving: asyncio.Task[None]
 
     def start(self) -> None:
@@ -111,8 +113,10 @@ class Stream:
 
 
 @asynccontextmanager
-async def stream(max_unsent: int = 3, *, hello: bool = True) -> AsyncIterator[Stream]:
-    opened = Stream(max_unsent)
+async def stream(
+    max_unsent: int = 3, max_unsent_bytes: int = 1_000_000, *, hello: bool = True
+) -> AsyncIterator[Stream]:
+    opened = Stream(max_unsent, max_unsent_bytes)
     opened.start()
     if hello:
         opened.context.says(HELLO)
@@ -267,6 +271,49 @@ async def test_a_peer_that_does_not_read_is_cut_off():
         one.deliver()
         assert_refused(await one.ends(), Reason.SLOW_CONSUMER)
         assert one.context.heard.empty()
+
+
+async def test_peer_is_cut_off_by_name_for_bytes_that_it_does_not_read():
+    processes = [session_pb2.Process(rank=rank, incarnation="i", host="host-a", pid=1) for rank in (3, 4)]
+    hello = session_pb2.Hello(run_id="job", protocol_version=1, processes=processes)
+    async with stream(max_unsent=1_000, max_unsent_bytes=100, hello=False) as one:
+        one.context.says(session_pb2.ConnectRequest(hello=hello))
+        await one.driver.hears(1)
+        one.context.reads.clear()
+        one.deliver(data=bytes(100))  # on its way
+        await settle()
+        one.deliver(data=bytes(101))  # One may wait, however large.
+        await settle()
+        assert not one.serving.done()
+        one.deliver(data=b"x")
+        status = some(await one.ends())
+        assert_refused(status, Reason.SLOW_CONSUMER)
+        assert "messages of 101 bytes were waiting for run job, rank 3-4 on host-a to read" in status.details
+        assert one.session.unsent_bytes == 0
+
+
+async def test_session_with_most_unsent_bytes_makes_room_for_all():
+    servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
+    servicer._queued = Queued(most=3 * SMALL)
+    contexts = [FakeContext() for _ in range(2)]
+    serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
+    await settle()
+    for context in contexts:
+        context.reads.clear()
+    slow, other = servicer.sessions
+    for data in (bytes(SMALL + 1), bytes(SMALL + 2), bytes(SMALL + 3)):
+        slow.deliver(Outgoing(None, lambda _, data=data: data))  # type: ignore[arg-type, misc]
+        await settle()
+    assert not any(task.done() for task in serving)
+    other.deliver(Outgoing(None, lambda _: bytes(SMALL + 4)))  # type: ignore[arg-type]
+    other.deliver(Outgoing(None, lambda _: bytes(SMALL + 5)))  # type: ignore[arg-type]
+    await settle()
+    assert [session._cut_off for session in (slow, other)] == [True, False]
+    assert not other._closed
+    for task in serving:
+        task.cancel()
+    await asyncio.wait(serving)
+    assert servicer._queued.bytes == 0
 
 
 async def test_it_is_cut_off_once_however_much_more_is_delivered():

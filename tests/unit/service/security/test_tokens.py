@@ -5,9 +5,12 @@ import hmac
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from muster.service.security import tokens
+from muster.service.security.config import Security
 from muster.service.security.files import FileError
+from muster.service.security.gate import Gate
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens, bearer
 
@@ -142,3 +145,35 @@ def test_nothing_shows_a_token_or_its_digest(file: Path):
 )
 def test_the_token_stands_in_the_header(header: str, token: str | None):
     assert bearer(header) == token
+
+
+def test_workers_whose_runs_overlap_by_accident_are_named(file: Path):
+    """A glob of one team's runs matches those of a team whose name begins with the same words."""
+    tables = [
+        f'[[token]]\nname = "{name}"\nrole = "{role}"\nruns = ["{runs}"]\ntoken = "{SECRET}-{name}"\n'
+        for name, role, runs in (
+            ("team-a", "worker", "team-a-*"),
+            ("team-a-b", "worker", "team-a-b-*"),
+            ("team-c", "worker", "team-c.*"),
+            ("ann", "operator", "team-*"),
+        )
+    ]
+    issuer = '[[issuer]]\nname = "cluster"\nurl = "https://issuer"\nkeys_file = "keys.json"\n'
+    accounts = '[[service_account]]\nnamespace = "c"\naccount = "*"\nrole = "worker"\nruns = ["team-c.x*"]\n'
+    first, second = loaded(file, "".join(tables) + issuer + accounts).overlaps()
+    assert 'token "team-a" may touch runs of token "team-a-b": team-a-* and team-a-b-* may match' in first
+    assert 'token "team-c" may touch runs of service accounts c/*: team-c.* and team-c.x*' in second
+
+
+def test_overlap_is_logged_when_the_tokens_are_read(file: Path):
+    file.write_text(
+        "".join(
+            f'[[token]]\nname = "{runs}"\nrole = "worker"\nruns = ["{runs}-*"]\ntoken = "{SECRET}-{runs}"\n'
+            for runs in ("team-a", "team-a-b")
+        )
+    )
+    with capture_logs() as logs:
+        Gate(Security(tokens_file=file))
+    (warning,) = (line for line in logs if line["event"] == "tokens.overlap")
+    assert (warning["log_level"], warning["others"]) == ("warning", 0)
+    assert "team-a-* and team-a-b-*" in warning["reason"]

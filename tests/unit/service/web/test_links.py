@@ -8,12 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
+from muster.service.snapshots import Snapshots
 from muster.service.web import links
 from muster.service.web.status import add_status
 from tests.support import scenes
 
 SITE = web.Application()
-add_status(SITE, scenes.Scene(), scenes.Scene().ask)
+add_status(SITE, scenes.Scene(), scenes.Scene().ask, Snapshots())
 
 
 def routed(path: str) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from muster.service.core.model import (
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.core.rendezvous import Departed
 from muster.service.saves import SAVES
+from muster.service.snapshots import Snapshots
 from muster.service.web import look, pages
 from muster.service.web.look import Overview, RunLook
 from tests.support import scenes
@@ -241,7 +242,7 @@ def many() -> scenes.Scene:
 
 
 def overview_of(scene: scenes.Scene) -> Markup:
-    return Markup(pages.overview_page(look.overview(scene.coordinator, scene.instant), ""))
+    return Markup(pages.overview_page(look.overview(scene.coordinator, scene.instant, Snapshots()), ""))
 
 
 def run_of(scene: scenes.Scene, run_id: str) -> Markup:
@@ -400,7 +401,7 @@ def test_an_empty_coordinator_has_a_page():
 
 
 def test_open_barriers_that_are_not_shown_are_counted(sixteen: scenes.Scene):
-    taken = look.overview(sixteen.coordinator, sixteen.instant)
+    taken = look.overview(sixteen.coordinator, sixteen.instant, Snapshots())
     page = pages.overview_page(dataclasses.replace(taken, waiting=taken.waiting[:1]), "")
     assert "and 1 more" in Markup(page).text
 

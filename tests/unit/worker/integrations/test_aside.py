@@ -1,7 +1,9 @@
 """Checkpoints that have their name when they are committed, and not before."""
 
+import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from muster.worker.integrations.aside import (
     Aside,
     Marker,
     ReplacedError,
+    finish,
     latest,
     mark_damaged,
     read,
@@ -26,6 +29,7 @@ from muster.worker.integrations.aside import (
     remove,
     restore,
 )
+from muster.worker.integrations.contents import manifest_of_file, verify_share
 from tests.support.synced import Synced
 
 
@@ -34,7 +38,7 @@ def marker(sequence: int = 7) -> Marker:
 
 
 def saved(path: Path, content: str, number: int = 1) -> None:
-    aside = Aside(path, 0, number)
+    aside = Aside(path, 0, number, "job")
     aside.begin()
     (aside.unfinished / "part").write_text(content)
     aside.commit(marker())
@@ -82,8 +86,8 @@ def test_whoever_commits_may_die_at_any_moment(
             saved(path, "two", 2)
     assert content(path) == found
     assert latest(tmp_path) == path
-    Aside(path, 1, 0).begin()
-    assert names(tmp_path) == {"last", ".last.1-0"}
+    Aside(path, 1, 0, "job").begin()
+    assert names(tmp_path) == {"last", ".last.1-0-fbd8e0f8"}
     assert content(path) == found
 
 
@@ -94,7 +98,7 @@ def test_what_a_script_makes_of_the_name_does_not_hide_the_last_checkpoint(tmp_p
     path.mkdir()
     assert content(path) == "one"
     assert latest(tmp_path) == path
-    aside = Aside(path, 1, 0)
+    aside = Aside(path, 1, 0, "job")
     aside.begin()
     assert content(path) == "one"
     (aside.unfinished / "part").write_text("two")
@@ -109,7 +113,7 @@ def test_what_another_life_has_taken_away_is_not_committed(
 ):
     path = tmp_path / "last"
     saved(path, "one")
-    old, new = Aside(path, 0, 2), Aside(path, 1, 0)
+    old, new = Aside(path, 0, 2, "job"), Aside(path, 1, 0, "job")
     old.begin()
 
     def taken(folder: Path, content: dict[str, Any]) -> None:
@@ -140,7 +144,7 @@ def test_a_disk_that_fails_after_the_rename_does_not_uncommit_it(
 
 
 def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path):
-    aside = Aside(tmp_path / "step-1", 0, 1)
+    aside = Aside(tmp_path / "step-1", 0, 1, "job")
     aside.begin()
     aside.give_up()
     aside.give_up()
@@ -149,7 +153,7 @@ def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path):
 
 def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
     path = tmp_path / "last"
-    aside = Aside(path, 0, 1)
+    aside = Aside(path, 0, 1, "job")
     aside.begin()
     with pytest.raises(UncommittedError, match=r"last is not a committed checkpoint: .*No such file"):
         read(path)
@@ -159,7 +163,7 @@ def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
 
 
 def test_what_others_write_there_is_left_alone(tmp_path: Path):
-    others = [Aside(tmp_path / name, 0, 1).unfinished for name in ("last.2", "las", "last[1]")]
+    others = [Aside(tmp_path / name, 0, 1, "job").unfinished for name in ("last.2", "las", "last[1]")]
     for other in others:
         other.mkdir()
     (tmp_path / ".last.txt").touch()
@@ -181,26 +185,88 @@ def test_the_latest_is_what_was_committed_last(tmp_path: Path):
     assert latest(tmp_path / "nowhere") is None
     for number, name in enumerate(("step-20", "step-3")):
         saved(tmp_path / name, name, number)
-        os.utime(tmp_path / name / MARKER, (number, number))
+        os.utime(tmp_path / name / MARKER, (-number, -number))  # As a copy has another time.
     (tmp_path / "step-99").mkdir()
     assert latest(tmp_path) == tmp_path / "step-3"
 
 
 def saved_file(path: Path, content: str, number: int = 1) -> None:
-    aside = Aside(path, 0, number, alias="another")
+    aside = Aside(path, 0, number, "job", alias="another", within=path.name)
     aside.prepare()
-    assert aside.unfinished.name == f".another.0-{number}"
+    aside.unfinished.parent.mkdir()
+    assert aside.unfinished.parent.name == f".another.0-{number}-fbd8e0f8"
     aside.unfinished.write_text(content)
-    aside.commit(marker())
+    aside.commit(marker(), manifest_of_file(aside.unfinished))
+
+
+def damage_in(path: Path) -> Damage | None:
+    """Verify a checkpoint as a load does."""
+    return verify_share(path, read(path)[1].manifest, 0, 1)
 
 
 def test_a_checkpoint_may_be_a_file_and_one_rename_replaces_it(tmp_path: Path):
     path = tmp_path / "far" / "last"
-    Aside(path, 0, 0, alias="another").begin()
+    Aside(path, 0, 0, "job", alias="another").begin()
     for number, content in enumerate(("one", "two"), 1):
         saved_file(path, content, number)
         assert path.read_text() == content
-        assert names(path.parent) == {"last"}
+        assert names(path.parent) == {"last", ".last.committed"}
+        assert read(path)[1].order == number
+        assert damage_in(path) is None
+        assert latest(path.parent) == path
+
+
+@pytest.mark.parametrize(("renamed", "found"), [(0, "one"), (1, "one"), (2, "two"), (3, "two"), (4, "two")])
+def test_file_and_what_describes_it_agree_whenever_its_commit_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, found: str
+):
+    path = tmp_path / "last"
+    saved_file(path, "one")
+    saved_file(path, "one", 2)
+    rename = Path.rename
+    done: list[Path] = []
+
+    def dying(self: Path, target: Path) -> Path:
+        if len(done) == renamed:
+            raise KeyboardInterrupt
+        done.append(target)
+        return rename(self, target)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(Path, "rename", dying)
+        saved_file(path, "two", 3)
+    finish(path)
+    assert path.read_text() == found
+    assert damage_in(path) is None
+    assert read(path)[1].order == (2 if found == "one" else 3)
+    saved_file(path, "three", 4)
+    assert damage_in(path) is None
+    assert names(tmp_path) == {"last", ".last.committed"}
+
+
+def test_file_that_is_damaged_is_found_and_marked(tmp_path: Path):
+    path = tmp_path / "last"
+    saved_file(path, "one")
+    saved_file(tmp_path / "other", "other")
+    (tmp_path / "link").symlink_to("last")
+    path.write_text("oni")
+    damage = damage_in(path)
+    assert damage is not None
+    assert damage.file == "last"
+    assert damage_in(tmp_path / "link") is not None
+    mark_damaged(path, read(path)[1], damage)
+    assert latest(tmp_path) == tmp_path / "other"
+    with pytest.raises(CorruptCheckpointError, match="last is damaged: last at offset 0"):
+        read_whole(path)
+    remove(path)
+    assert names(tmp_path) == {"other", ".other.committed", "link"}
+
+
+def test_file_without_its_marker_was_written_by_something_else(tmp_path: Path):
+    (tmp_path / "theirs").write_text("content")
+    with pytest.raises(UncommittedError):
+        read(tmp_path / "theirs")
+    assert latest(tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["link", "committed folder", "folder"])
@@ -214,7 +280,8 @@ def test_a_file_takes_the_place_of_whatever_has_its_name(tmp_path: Path, kind: s
         saved(path, "one")
     saved_file(path, "two", 2)
     assert path.read_text() == "two"
-    assert names(tmp_path) == {"last"}
+    assert names(tmp_path) == {"last", ".last.committed"}
+    assert damage_in(path) is None
 
 
 def test_a_link_is_replaced_and_what_it_leads_to_is_kept(tmp_path: Path):
@@ -254,7 +321,7 @@ def test_a_marker_of_an_earlier_version_is_read(tmp_path: Path):
 
 
 def test_the_marker_names_the_manifest(tmp_path: Path):
-    aside = Aside(tmp_path / "last", 0, 1)
+    aside = Aside(tmp_path / "last", 0, 1, "job")
     aside.begin()
     aside.commit(marker(), Manifest({}))
     reference = read(tmp_path / "last")[1].manifest
@@ -264,7 +331,7 @@ def test_the_marker_names_the_manifest(tmp_path: Path):
 
 def test_a_marker_that_was_changed_is_damage_where_there_is_a_manifest(tmp_path: Path):
     for name, manifest in (("ours", Manifest({})), ("old", None)):
-        aside = Aside(tmp_path / name, 0, 1)
+        aside = Aside(tmp_path / name, 0, 1, "job")
         aside.begin()
         aside.commit(marker(), manifest)
         data = (tmp_path / name / MARKER).read_bytes()
@@ -302,7 +369,7 @@ def test_the_first_mark_stays_and_is_on_the_disk(tmp_path: Path, monkeypatch: py
     saved(tmp_path / "last", "one")
     synced = Synced.record(monkeypatch)
     for reason in ("flipped", "cut"):
-        mark_damaged(tmp_path / "last", marker(), Damage("part", reason))
+        mark_damaged(tmp_path / "last", read(tmp_path / "last")[1], Damage("part", reason))
     with pytest.raises(CorruptCheckpointError, match="last is damaged: part: flipped"):
         read_whole(tmp_path / "last")
     about = (tmp_path / "last" / DAMAGED).stat()
@@ -324,17 +391,16 @@ def test_another_checkpoint_of_the_name_is_not_marked(tmp_path: Path):
 def test_what_is_damaged_is_passed_over_until_all_are(tmp_path: Path):
     for number, name in enumerate(("step-1", "step-2")):
         saved(tmp_path / name, name, number)
-        os.utime(tmp_path / name / MARKER, (number, number))
-    mark_damaged(tmp_path / "step-2", marker(), Damage("part", "flipped"))
+    mark_damaged(tmp_path / "step-2", read(tmp_path / "step-2")[1], Damage("part", "flipped"))
     assert latest(tmp_path) == tmp_path / "step-1"
-    mark_damaged(tmp_path / "step-1", marker(), Damage("part", "cut"))
+    mark_damaged(tmp_path / "step-1", read(tmp_path / "step-1")[1], Damage("part", "cut"))
     with pytest.raises(CorruptCheckpointError, match=r"all committed checkpoints are damaged: .*flipped"):
         latest(tmp_path)
 
 
 def test_all_is_on_the_disk_with_the_parents_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     synced = Synced.record(monkeypatch)
-    aside = Aside(tmp_path / "a" / "b" / "last", 0, 1)
+    aside = Aside(tmp_path / "a" / "b" / "last", 0, 1, "job")
     aside.begin()
     aside.commit(marker(), Manifest({}))
     synced.check_committed(aside.path)
@@ -346,8 +412,10 @@ def test_a_step_of_a_checkpointer_is_read(tmp_path: Path):
     path = tmp_path / "step-0000000007"
     path.mkdir()
     said = {"step": 7, "world_size": 2, "run_id": "job", "prefix": "save", "sequence": 3}
-    (path / MARKER).write_bytes(seal(said))
-    assert read(path) == (path, Marker("job", 0, 2, "save", 3))
+    (path / MARKER).write_bytes(seal(said | {"order": 9, "committed_at": 5.0}))
+    assert read(path) == (path, Marker("job", 0, 2, "save", 3, None, 9, 5.0))
+    saved(tmp_path / "step-8", "")
+    assert read(tmp_path / "step-8")[1].order == 10
 
 
 def test_field_of_a_marker_that_is_not_known_is_ignored(tmp_path: Path):
@@ -362,3 +430,50 @@ def test_a_folder_of_something_else_is_no_damaged_checkpoint(tmp_path: Path):
         (tmp_path / "app").mkdir(exist_ok=True)
         (tmp_path / "app" / MANIFEST).write_text(content)
         assert latest(tmp_path) is None
+
+
+def test_commit_beside_a_marker_that_cannot_be_read_comes_after_it(tmp_path: Path):
+    for number, name in enumerate(("step-1", "step-2", "step-3")):
+        saved(tmp_path / name, name, number)
+    (tmp_path / "step-2" / MARKER).write_text("{")
+    data = (tmp_path / "step-3" / MARKER).read_bytes()
+    (tmp_path / "step-3" / MARKER).write_bytes(seal({"format": 2}))
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "logs").mkdir()
+    saved(tmp_path / "step-1", "again", 3)
+    (tmp_path / "step-3" / MARKER).write_bytes(data)
+    assert read(tmp_path / "step-1")[1].order == 4
+    assert latest(tmp_path) == tmp_path / "step-1"
+
+
+def test_folder_of_another_user_keeps_no_commit_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "theirs").mkdir()
+    read_bytes = Path.read_bytes
+
+    def read_own(path: Path) -> bytes:
+        if "theirs" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_own)
+    monkeypatch.setattr(retry, "DELAYS", ())
+    saved(tmp_path / "last", "one")
+    assert read(tmp_path / "last")[1].order == 1
+
+
+def test_io_error_at_the_marker_of_another_checkpoint_fails_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its place in the order cannot be known."""
+    saved(tmp_path / "one", "one")
+    aside = Aside(tmp_path / "two", 0, 2, "job")
+    aside.begin()
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(retry, "DELAYS", (0.0,))
+    with pytest.raises(OSError, match="Stale"):
+        aside.commit(marker())
+    assert not (tmp_path / "two").exists()

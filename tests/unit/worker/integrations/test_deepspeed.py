@@ -276,7 +276,9 @@ def test_ranks_that_give_different_tags_save_nothing(tmp_path: Path, monkeypatch
 
 def test_ranks_that_do_not_share_the_folder_save_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     engine = two_ranks(monkeypatch, [module._Offer("step-1", 4, None), False])
-    with pytest.raises(BarrierAbortedError, match=r"\.step-1\.0-4, which rank 0 has made, is not there"):
+    with pytest.raises(
+        BarrierAbortedError, match=r"\.step-1\.0-4-fbd8e0f8, which rank 0 has made, is not there"
+    ):
         engine.save_checkpoint(tmp_path, "step-1")
 
 
@@ -333,7 +335,7 @@ def test_a_damaged_tag_is_passed_over_unless_it_was_named(
 ):
     for step in (1, 2, 3):
         engine.save_checkpoint(tmp_path, f"step-{step}", {"step": step})
-        os.utime(tmp_path / f"step-{step}" / MARKER, (step, step))
+        os.utime(tmp_path / f"step-{step}" / MARKER, (-step, -step))
     flip(tmp_path / "step-3" / FILE)
     assert content(engine, tmp_path) == "{'step': 2}"
     assert "step-3 is passed over, since it is damaged" in caplog.text
@@ -392,7 +394,7 @@ def test_a_replacement_that_was_left_half_way_is_found(tmp_path: Path, engine: A
 def test_what_is_replaced_while_it_is_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Slow(Engine):
         def load_checkpoint(self, load_dir: str, tag: Any = None, **options: Any) -> Any:
-            saved = aside.Aside(tmp_path / "last", 0, 99)
+            saved = aside.Aside(tmp_path / "last", 0, 99, "job")
             saved.begin()
             saved.commit(aside.Marker("another", 0, 1, "checkpoint/deepspeed", 99))
 
@@ -419,7 +421,7 @@ def test_universal_checkpoints_are_not_of_a_save(tmp_path: Path):
 
 def test_a_decoupled_save_is_committed_before_the_next_step(tmp_path: Path, decoupled: Any):
     decoupled.save_checkpoint(tmp_path, "one")
-    assert names(tmp_path) == {".one.0-0"}
+    assert names(tmp_path) == {".one.0-0-fbd8e0f8"}
     decoupled._commit_decoupled_checkpoint()
     assert names(tmp_path) == {"one", "latest"}
     decoupled._commit_decoupled_checkpoint()
@@ -479,7 +481,7 @@ def test_an_engine_that_is_destroyed_in_an_exception_waits_for_nobody(
     with caplog.at_level(logging.ERROR):
         next(iter(commitment._last.values())).join(5.0)
     assert "was given up" in caplog.text
-    assert names(tmp_path) == {".one.0-0"}
+    assert names(tmp_path) == {".one.0-0-fbd8e0f8"}
 
 
 def test_parts_of_a_file_are_put_on_the_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Folders that all ranks commit, without a coordinator: who arrives at which barrier."""
 
+import errno
 import os
 import pickle
 import threading
@@ -12,20 +13,21 @@ from typing import Any, TypeVar
 import pytest
 
 from muster.checkpoint.committed import MARKER
-from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage
 from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.worker.decision import Outcome
-from muster.worker.errors import BarrierAbortedError, MusterError
+from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.integrations import commitment as module
 from muster.worker.integrations import contents, folders
 from muster.worker.integrations.aside import Aside, Marker, mark_damaged, read
 from muster.worker.integrations.commitment import BEGINS
-from muster.worker.integrations.contents import leave_note
-from muster.worker.integrations.folders import FolderSaves, committed, newest, rotate
+from muster.worker.integrations.contents import encoded, leave_note
+from muster.worker.integrations.folders import FolderSaves, newest, numbered, rotate
 from tests.support.damage import flip
 from tests.support.fake_barrier import FakeBarrier, decided
 from tests.support.meeting import in_thread
+from tests.support.mine import Mine
 from tests.support.patience import PATIENCE
 from tests.support.round_table import RoundTable
 from tests.support.synced import Synced
@@ -47,7 +49,7 @@ def saves_of(barrier: FakeBarrier) -> tuple[FolderSaves, Any]:
 
 def checkpoint_in(folder: Path) -> Path:
     """One that all ranks have committed."""
-    aside = Aside(folder / "step-1", 0, 0, "folders")
+    aside = Aside(folder / "step-1", 0, 0, "job", "folders")
     aside.prepare()
     aside.unfinished.mkdir(exist_ok=True)
     (aside.unfinished / "weights").write_bytes(b"weights")
@@ -67,7 +69,7 @@ def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path)
     def save_and_load() -> Path:
         with pytest.raises(OSError, match="No space left"):
             saves.save(as_barrier, tmp_path / "step-2", write)
-        return saves.choose(as_barrier, lambda _: path)
+        return saves.choose(as_barrier, tmp_path, lambda _: path)
 
     loaded = in_thread(save_and_load)
     assert barrier.heard() == BEGINS + b"step-2"
@@ -78,7 +80,7 @@ def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path)
     assert barrier.said.empty()
     barrier.answers.put(decided(Outcome.ABORTED))
     assert barrier.heard() == b"."
-    barrier.answers.put(decided(rank_0=os.fsencode(path), rank_1=b"."))
+    barrier.answers.put(decided(rank_0=os.fsencode(path.name), rank_1=b"."))
     marker = barrier.heard()
     assert isinstance(marker, bytes)
     barrier.answers.put(decided(rank_0=marker, rank_1=marker))
@@ -92,17 +94,47 @@ def test_nothing_is_loaded_where_others_make_a_save(tmp_path: Path):
         saves, as_barrier = saves_of(barrier)
         barrier.answers.put(words)
         with pytest.raises(MusterError, match=r"out of step .* some make a save where others load"):
-            saves.choose(as_barrier, lambda _: path)
+            saves.choose(as_barrier, tmp_path, lambda _: path)
 
 
 def test_nothing_is_loaded_where_a_rank_sees_another_checkpoint(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     barrier = FakeBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
-    barrier.answers.put(decided(rank_0=os.fsencode(path), rank_1=b"."))
+    barrier.answers.put(decided(rank_0=os.fsencode(path.name), rank_1=b"."))
     barrier.answers.put(decided(rank_0=b"another", rank_1=repr(read(path)[1]).encode()))
     with pytest.raises(RuntimeError, match="is not the same checkpoint to all ranks"):
-        saves.choose(as_barrier, lambda _: path)
+        saves.choose(as_barrier, tmp_path, lambda _: path)
+
+
+@pytest.mark.parametrize("told", ["/elsewhere/step-1", "../elsewhere/step-1", ".."])
+def test_name_that_leads_out_of_the_folder_is_not_loaded(tmp_path: Path, told: str):
+    """Whoever can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
+    told = told.replace("/elsewhere", str(tmp_path / "elsewhere")) if told.startswith("/") else told
+    checkpoint_in(tmp_path / "elsewhere")
+    checkpoint_in(tmp_path / "job")
+    barrier = FakeBarrier(rank=1)
+    saves, as_barrier = saves_of(barrier)
+    barrier.answers.put(decided(rank_0=os.fsencode(told), rank_1=b"."))
+    barrier.answers.put(decided(Outcome.ABORTED))
+    with pytest.raises(ValueError, match="that is no name in a folder"):
+        saves.choose(as_barrier, tmp_path / "job", lambda _: None)
+    assert barrier.heard() == b"."
+    assert "that is no name in a folder" in str(barrier.heard()), "the other ranks do not hear why"
+
+
+def test_link_out_of_the_folder_is_not_loaded(tmp_path: Path):
+    path = checkpoint_in(tmp_path / "elsewhere")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "step-1").symlink_to(path)
+    heard = Job(tmp_path / "job").choose()
+    assert all("is a link to" in str(one) and "outside of its folder" in str(one) for one in heard)
+
+
+def test_link_that_the_script_names_is_followed(tmp_path: Path):
+    path = checkpoint_in(tmp_path / "elsewhere")
+    (tmp_path / "step-7").symlink_to(path)
+    assert Job(tmp_path).choose_named(7) == [path] * RANKS
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -110,7 +142,7 @@ def test_where_rank_0_finds_none_all_hear_that(rank: int):
     barrier = FakeBarrier(rank)
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(rank_0=b"/", rank_1=b"."))
-    assert saves.choose_any(as_barrier, lambda _: None) is None
+    assert saves.choose_any(as_barrier, Path(), lambda _: None) is None
     assert barrier.heard() == (b"/", b".")[rank]
 
 
@@ -118,12 +150,14 @@ def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     job = Job(tmp_path)
     heard = job.each(
-        lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: newest(tmp_path, "step-"))
+        lambda saves, seat: saves.choose_any(
+            seat, tmp_path, lambda _: None, look=lambda _: newest(tmp_path, "step-")
+        )
     )
     assert isinstance(heard[0], BarrierAbortedError)
     assert f"rank 0 finds no checkpoint, and rank 1 finds {path}" in str(heard[1])
     assert (
-        job.each(lambda saves, seat: saves.choose_any(seat, lambda _: None, look=lambda _: None))
+        job.each(lambda saves, seat: saves.choose_any(seat, tmp_path, lambda _: None, look=lambda _: None))
         == [None] * RANKS
     )
 
@@ -147,7 +181,7 @@ def test_what_all_have_written_is_committed(tmp_path: Path):
 
     def as_rank_1(place: Path) -> None:
         (place / ".part-1").touch()
-        leave_note(place / "step-1", 1, pickle.dumps({}))
+        leave_note(place / "step-1", 1, encoded({}))
 
     saved_by_rank_0(barrier, tmp_path, as_rank_1).result(PATIENCE)
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
@@ -179,11 +213,17 @@ def test_other_jobs_write_beside_it(tmp_path: Path):
 def test_rotation_keeps_what_was_committed_last_whatever_its_number(tmp_path: Path):
     made: list[Path] = []
     for number in (5, 6, 0):
-        aside = Aside(tmp_path / f"checkpoint_{number}", 0, number, "folders")
+        aside = Aside(tmp_path / f"checkpoint_{number}", 0, number, "job", "folders")
         aside.begin()
         aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        os.utime(aside.path / "committed.json", (len(made), len(made)))
+        os.utime(aside.path / MARKER, (-len(made), -len(made)))  # As a copy has another time.
         made.append(aside.path)
+    assert [one.found.marker.order for one in numbered(tmp_path, "checkpoint_") if one.found.marker] == [
+        1,
+        2,
+        3,
+    ]
+    assert newest(tmp_path, "checkpoint_") == made[-1]
     rotate(tmp_path, "checkpoint_", 2, {made[-1]})
     assert [path.exists() for path in made] == [False, True, True]
     rotate(tmp_path, "checkpoint_", 1, {made[1], made[-1]})
@@ -196,7 +236,7 @@ def test_what_one_rank_cannot_load_none_does(tmp_path: Path):
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(Outcome.ABORTED))
     with pytest.raises(BarrierAbortedError, match="is to blame"):
-        saves.choose(as_barrier, lambda _: path)
+        saves.choose(as_barrier, tmp_path, lambda _: path)
 
 
 def test_ranks_that_the_framework_has_left_alone_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -234,16 +274,46 @@ class Job:
 
     def choose(self) -> list[Path | BaseException]:
         """All load the newest one."""
-        return self.each(lambda saves, seat: saves.choose(seat, partial(newest, self.folder, "step-")))
+        return self.each(
+            lambda saves, seat: saves.choose(seat, self.folder, partial(newest, self.folder, "step-"))
+        )
 
     def choose_named(self, number: int) -> list[Path | BaseException]:
         path = self.folder / f"step-{number}"
-        return self.each(lambda saves, seat: saves.choose(seat, lambda _: path))
+        return self.each(lambda saves, seat: saves.choose_named(seat, path))
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path / "new" / "job")
+
+
+AWAY = OutcomeUnknownError("the coordinator is away", "save", 0, Outcome.UNKNOWN)
+
+
+@pytest.mark.parametrize("barrier", [0, 1])
+def test_choice_after_one_whose_end_is_unknown_goes_on_or_says_what_to_do(job: Job, barrier: int):
+    job.save(1)
+    seat = job.ranks[1][1]
+    seat.raises = {seat.sequence + barrier: [AWAY]}
+
+    def choose(saves: FolderSaves, seat: Any) -> Path:
+        find = partial(newest, job.folder, "step-")
+        if seat.rank == 1:
+            with pytest.raises(OutcomeUnknownError):
+                saves.choose(seat, job.folder, find)
+        try:
+            return saves.choose(seat, job.folder, find)
+        finally:
+            if seat.rank == 1 and barrier:
+                job.table.lose(1)
+
+    heard = job.each(choose)
+    if barrier:
+        assert [type(one) for one in heard] == [MemberLostError, MusterError]
+        assert "Restart the job on all ranks" in str(heard[1])
+    else:
+        assert heard == [job.folder / "step-1"] * RANKS
 
 
 def test_a_manifest_says_what_all_have_written(job: Job, monkeypatch: pytest.MonkeyPatch):
@@ -338,7 +408,7 @@ def test_damage_that_one_rank_finds_makes_all_step_down(job: Job, damage: Callab
     assert job.choose() == [job.folder / "step-2"] * RANKS
     damage(job.folder / "step-2")
     assert job.choose() == [job.folder / "step-1"] * RANKS
-    assert [path.name for path in committed(job.folder, "step-")] == ["step-1"], "later lives pass it over"
+    assert newest(job.folder, "step-") == job.folder / "step-1", "later lives pass it over"
     assert job.save(2) == [None, None], "the step is saved again"
     assert job.choose() == [job.folder / "step-2"] * RANKS
 
@@ -380,7 +450,7 @@ def test_what_was_replaced_while_it_was_verified_is_not_marked(job: Job, monkeyp
 
     def replaced(folder: Path, reference: Any, rank: int, world_size: int) -> Damage | None:
         if rank == 1:
-            aside = Aside(folder, 9, 9, "folders")
+            aside = Aside(folder, 9, 9, "job", "folders")
             aside.begin()
             aside.commit(Marker("job", 0, 2, "checkpoint/folders", 9))
             return verify(folder, reference, rank, world_size)
@@ -404,16 +474,39 @@ def test_a_checkpoint_without_digests_is_loaded_with_a_line_in_the_log(
 def test_a_damaged_checkpoint_does_not_count_and_goes_when_it_is_outdated(tmp_path: Path):
     made: list[Path] = []
     for number in range(4):
-        aside = Aside(tmp_path / f"step-{number}", 0, number, "folders")
+        aside = Aside(tmp_path / f"step-{number}", 0, number, "job", "folders")
         aside.begin()
         aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        os.utime(aside.path / MARKER, (number, number))
+        os.utime(aside.path / MARKER, (-number, -number))
         made.append(aside.path)
     mark_damaged(made[1], read(made[1])[1], Damage("weights", "flipped"))
     rotate(tmp_path, "step-", 3, set())
     assert [path.exists() for path in made] == [True] * 4, "three whole ones"
     rotate(tmp_path, "step-", 2, set())
     assert [path.exists() for path in made] == [False, False, True, True]
+
+
+def test_checkpoint_that_is_marked_as_kept_is_not_removed(tmp_path: Path):
+    made: list[Path] = []
+    for number in range(5):
+        aside = Aside(tmp_path / f"step-{number}", 0, number, "job", "folders")
+        aside.begin()
+        aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
+        made.append(aside.path)
+    mark_damaged(made[1], read(made[1])[1], Damage("weights", "flipped"))
+    for path in (made[0], made[1]):
+        (path / KEPT).touch()
+    rotate(tmp_path, "step-", 1, set())
+    assert [path.exists() for path in made] == [True, True, False, False, True]
+
+
+def test_rotation_that_fails_does_not_stop_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    checkpoint_in(tmp_path)
+    monkeypatch.setattr(folders, "entries", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    rotate(tmp_path, "step-", 1, set())
+    assert "are not removed" in caplog.text
 
 
 def test_a_file_of_the_framework_that_has_a_name_of_ours_is_not_lost(
@@ -449,6 +542,15 @@ def test_each_rank_syncs_before_it_votes(job: Job, monkeypatch: pytest.MonkeyPat
         assert (job.folder / "step-1" / "shards" / f"rank-{rank}").stat().st_ino in synced[thread]
 
 
+def test_note_of_a_rank_runs_no_code(tmp_path: Path):
+    (tmp_path / "weights").write_bytes(b"weights")
+    contents.record_share(tmp_path, 0, 2)
+    leave_note(tmp_path, 1, pickle.dumps(Mine(tmp_path / "ran")))
+    with pytest.raises(ValueError, match="note cannot be read"):
+        contents.gather_manifest(tmp_path, 2)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_what_a_rank_has_seen_outdated_is_digested_by_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As a client of NFS that looks at the attributes that it has kept."""
     monkeypatch.setattr(contents, "SEGMENT", 300)
@@ -476,7 +578,7 @@ def test_manifest_is_complete_where_rank_0_sees_outdated_files(
     with monkeypatch.context() as outdated:
         outdated.setattr(contents, "_sizes", lambda _: {"weights": 700})
         contents.record_share(tmp_path, 0, 2)
-        leave_note(tmp_path, 1, pickle.dumps({contents.Piece("late", 0, 4): digest_of(b"late")}))
+        leave_note(tmp_path, 1, encoded({contents.Piece("late", 0, 4): digest_of(b"late")}))
         manifest = contents.gather_manifest(tmp_path, 2)
     assert {name: entry.size for name, entry in manifest.files.items()} == {"late": 4, "weights": 1050}
     reference = ManifestReference.of(manifest.encode())
@@ -487,7 +589,6 @@ def test_manifest_is_complete_where_rank_0_sees_outdated_files(
 def test_a_damaged_checkpoint_that_has_lost_its_marker_goes_as_well(job: Job):
     for number in (1, 2):
         job.save(number)
-    os.utime(job.folder / "step-1" / MANIFEST, (1, 1))
     (job.folder / "step-1" / MARKER).unlink()
     rotate(job.folder, "step-", 2, set())
     assert (job.folder / "step-1").exists()
@@ -506,8 +607,8 @@ def test_what_took_the_name_of_a_damaged_checkpoint_is_not_marked(job: Job, monk
     flip(job.folder / "step-1" / "shards" / "rank-1")
     look, looked = folders._seen, threading.Event()
 
-    def then_replaced(barrier: Any, path: Path, *, verify: bool) -> bytes:
-        said = look(barrier, path, verify=verify)
+    def then_replaced(barrier: Any, folder: Path, name: str, *, verify: bool) -> bytes:
+        said = look(barrier, folder, name, verify=verify)
         if barrier.rank == 0:
             looked.wait(PATIENCE)
             checkpoint_in(job.folder)

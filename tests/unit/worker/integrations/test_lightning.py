@@ -4,7 +4,6 @@ import inspect
 import os
 import pickle
 import runpy
-import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +25,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint import CheckpointException
 
 from muster.checkpoint.committed import MARKER, UncommittedError
-from muster.checkpoint.damage import CorruptCheckpointError
+from muster.checkpoint.damage import KEPT, CorruptCheckpointError
 from muster.checkpoint.directory import write_marker
+from muster.checkpoint.inventory import FolderInventory
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
@@ -35,6 +35,7 @@ from muster.worker.integrations import commitment
 from muster.worker.integrations import lightning as module
 from muster.worker.integrations.aside import REPLACED, Aside, Marker
 from muster.worker.integrations.lightning import committed, latest
+from tests.support.damage import flip
 from tests.support.synced import Synced
 
 
@@ -114,7 +115,7 @@ def test_what_is_saved_is_loaded_and_the_name_can_be_used_again(tmp_path: Path, 
         assert loaded.keys() == {"global_step", "state_dict"}
         assert loaded["global_step"] == step
         assert latest(path.parent) == path
-    assert names(path.parent) == {"last.ckpt"}
+    assert names(path.parent) - {".last.ckpt.committed"} == {"last.ckpt"}
 
 
 def full(*_: object, **__: object) -> None:
@@ -138,7 +139,8 @@ def test_a_save_that_fails_leaves_what_was_there(
     assert strategy.load_checkpoint(path)["global_step"] == 1
     strategy.save_checkpoint(state(3), tmp_path / "other.ckpt")
     assert strategy.load_checkpoint(tmp_path / "other.ckpt")["global_step"] == 3
-    assert names(tmp_path) == {"last.ckpt", "other.ckpt"}, "what the failed save has left is swept"
+    beside = {".last.ckpt.committed", ".other.ckpt.committed"}
+    assert names(tmp_path) - beside == {"last.ckpt", "other.ckpt"}, "what the failed save has left is swept"
 
 
 def test_a_save_that_not_all_have_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -319,7 +321,7 @@ def test_if_another_rank_cannot_begin_to_write_this_one_does_not_and_is_not_to_b
     with pytest.raises(MusterError, match=r"was given up: .* on ranks \[0\]") as caught:
         fully_sharded().save_checkpoint(state(4), tmp_path / "last.ckpt")
     assert "another rank" in str(caught.value.__cause__)
-    assert names(tmp_path) == set()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_checkpoint_that_is_removed_is_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -338,14 +340,14 @@ def test_what_is_unfinished_is_no_checkpoint_of_the_queueing_system(tmp_path: Pa
 
     class Watched(TorchCheckpointIO):  # type: ignore[misc]
         def save_checkpoint(self, checkpoint: Any, path: Path, storage_options: Any = None) -> None:
-            written.append(path.name)
+            written.append(path.parent.name)
             super().save_checkpoint(checkpoint, path, storage_options)
 
     strategy = ddp()
     strategy.checkpoint_io = Watched()
     strategy.save_checkpoint(state(1), tmp_path / "hpc_ckpt_3.ckpt")
-    assert written == [".hpc-ckpt-3.ckpt.0-0"]
-    assert names(tmp_path) == {"hpc_ckpt_3.ckpt"}
+    assert written == [".hpc-ckpt-3.ckpt.0-0-fbd8e0f8"]
+    assert names(tmp_path) == {"hpc_ckpt_3.ckpt", ".hpc_ckpt_3.ckpt.committed"}
 
 
 def test_a_name_that_was_lost_is_given_back_before_training_begins_anew(tmp_path: Path):
@@ -362,14 +364,58 @@ def test_a_name_that_was_lost_is_given_back_before_training_begins_anew(tmp_path
     strategy.on_train_start()
 
 
-def test_the_latest_is_the_newest_file_or_folder(tmp_path: Path):
+def test_the_latest_is_the_file_or_folder_that_was_committed_last(tmp_path: Path):
     assert latest(tmp_path / "nowhere") is None
-    fully_sharded().save_checkpoint(state(1), tmp_path / "folder.ckpt")
-    ddp().save_checkpoint(state(2), tmp_path / "file.ckpt")
+    torch.save(state(1), tmp_path / "theirs.ckpt")
+    assert latest(tmp_path) == tmp_path / "theirs.ckpt"
     torch.save({}, tmp_path / ".hidden.ckpt")
-    for ahead, name in ((100, "file.ckpt"), (-100, "folder.ckpt")):
-        os.utime(tmp_path / "file.ckpt", (time.time() + ahead,) * 2)
+    for made, name in ((fully_sharded, "folder.ckpt"), (ddp, "file.ckpt"), (fully_sharded, "again.ckpt")):
+        made().save_checkpoint(state(2), tmp_path / name)
+        os.utime(tmp_path / name, (1, 1))
         assert latest(tmp_path) == tmp_path / name
+
+
+def test_file_that_is_damaged_is_not_loaded_and_passed_over(tmp_path: Path):
+    strategy = ddp()
+    for step in (1, 2):
+        strategy.save_checkpoint(state(step), tmp_path / f"step-{step}.ckpt")
+    path = tmp_path / "step-2.ckpt"
+    flip(path)
+    for _ in range(2):
+        with pytest.raises(
+            CorruptCheckpointError, match=r"step-2\.ckpt is damaged: step-2\.ckpt at offset 0"
+        ):
+            strategy.load_checkpoint(path)
+    assert latest(tmp_path) == tmp_path / "step-1.ckpt"
+    assert strategy.load_checkpoint(tmp_path / "step-1.ckpt")["global_step"] == 1
+    strategy.save_checkpoint(state(3), path)
+    assert strategy.load_checkpoint(path)["global_step"] == 3
+    with path.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(CorruptCheckpointError, match=r"bytes, and .* were written"):
+        strategy.load_checkpoint(path)
+
+
+def test_file_whose_commit_died_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    strategy, path = ddp(), tmp_path / "last.ckpt"
+    strategy.save_checkpoint(state(1), path)
+    (tmp_path / ".last.ckpt.committed").rename(tmp_path / ".last.ckpt.0-0-fbd8e0f8")
+    flip(path)
+    with pytest.raises(CorruptCheckpointError):
+        strategy.load_checkpoint(path)
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_checkpoint_that_is_marked_as_kept_is_not_removed(tmp_path: Path, made: Any):
+    strategy = made()
+    for name in ("one.ckpt", "two.ckpt"):
+        strategy.save_checkpoint(state(1), tmp_path / name)
+    (checkpoint,) = [one for one in FolderInventory(tmp_path).checkpoints() if one.name == "one.ckpt"]
+    FolderInventory(tmp_path).mark(checkpoint, KEPT)
+    for name in ("one.ckpt", "two.ckpt", "nothing.ckpt"):
+        strategy.remove_checkpoint(tmp_path / name)
+    assert strategy.load_checkpoint(tmp_path / "one.ckpt")["global_step"] == 1
+    assert names(tmp_path) - {".one.ckpt.committed"} == {"one.ckpt"}
 
 
 def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
@@ -387,7 +433,7 @@ def test_a_file_takes_the_place_of_a_folder(tmp_path: Path):
     fully_sharded().save_checkpoint(state(1), tmp_path / "a.ckpt")
     ddp().save_checkpoint(state(2), tmp_path / "a.ckpt")
     assert ddp().load_checkpoint(tmp_path / "a.ckpt")["global_step"] == 2
-    assert names(tmp_path) == {"a.ckpt"}
+    assert names(tmp_path) == {"a.ckpt", ".a.ckpt.committed"}
 
 
 def test_a_checkpoint_that_is_not_in_a_folder_is_refused():
@@ -404,7 +450,8 @@ def test_what_is_written_later_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     strategy.checkpoint_io = TorchCheckpointIO()
     monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", lambda *_, **__: None)
     with pytest.raises(
-        FileNotFoundError, match=r"TorchCheckpointIO has not written .*a\.ckpt\.0-0 when it was"
+        FileNotFoundError,
+        match=r"TorchCheckpointIO has not written .*a\.ckpt\.0-0-fbd8e0f8/a\.ckpt when it was",
     ):
         strategy.save_checkpoint(state(1), tmp_path / "a.ckpt")
 

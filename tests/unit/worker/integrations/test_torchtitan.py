@@ -1,9 +1,7 @@
 """torchtitan's manager with Muster's saves, where no rank is needed."""
 
 import inspect
-import os
 import runpy
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,7 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager
 from torchtitan.components.checkpointer import AsyncMode, CheckpointManager
 
-from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.damage import KEPT
 from muster.worker.integrations import torchtitan as module
 from muster.worker.integrations.aside import Aside, Marker
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
@@ -55,16 +54,14 @@ def test_what_becomes_of_a_lost_rank_is_checked(tmp_path: Path):
         manager(str(tmp_path), on_lost="explode")
 
 
-def commit(folder: Path, step: int, *, metadata: bool = True, age: float = 0.0) -> Path:
-    """Make a checkpoint of torch's format, or another, that was committed some seconds ago."""
+def commit(folder: Path, step: int, *, metadata: bool = True) -> Path:
+    """Make a checkpoint of torch's format, or another."""
     path = folder / f"step-{step}"
-    aside = Aside(path, 0, step)
+    aside = Aside(path, 0, step, "job")
     aside.begin()
     if metadata:
         (aside.unfinished / ".metadata").touch()
     aside.commit(Marker("job", 0, 2, "checkpoint/dcp", step))
-    committed = time.time() - age
-    os.utime(path / MARKER, (committed, committed))
     return path
 
 
@@ -110,16 +107,24 @@ def purging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set
 
 def test_those_are_kept_that_were_committed_last(tmp_path: Path, purging: Callable[..., set[str]]):
     """A run that was rolled back commits lower steps than it has."""
-    for step, age in ((10, 50), (20, 40), (30, 30), (11, 20), (12, 10)):
-        commit(tmp_path, step, age=age)
-    assert purging() == {"step-30", "step-12"}
+    for step in (10, 20, 30, 11, 12):
+        commit(tmp_path, step)
+    assert latest(tmp_path) == tmp_path / "step-12"
+    assert purging() == {"step-11", "step-12"}
+
+
+def test_checkpoint_that_is_marked_as_kept_is_not_purged(tmp_path: Path, purging: Callable[..., set[str]]):
+    for step in (10, 20, 30, 40):
+        commit(tmp_path, step)
+    (tmp_path / "step-10" / KEPT).touch()
+    assert purging() == {"step-10", "step-30", "step-40"}
 
 
 def test_what_cannot_be_gone_on_from_does_not_count_for_those_that_are_kept(
     tmp_path: Path, purging: Callable[..., set[str]]
 ):
     for step in (10, 20):
-        commit(tmp_path, step, age=50)
+        commit(tmp_path, step)
     for step in (30, 40):
         commit(tmp_path, step, metadata=False)
     assert purging() == {"step-10", "step-20", "step-30", "step-40"}
@@ -128,8 +133,8 @@ def test_what_cannot_be_gone_on_from_does_not_count_for_those_that_are_kept(
 @pytest.mark.parametrize("what", ["loaded", "writing"])
 def test_what_is_in_use_is_kept(tmp_path: Path, purging: Callable[..., set[str]], what: str):
     """An asynchronous save may give its name to a new one at this moment."""
-    for step, age in ((10, 50), (20, 40), (30, 30)):
-        commit(tmp_path, step, age=age)
+    for step in (10, 20, 30):
+        commit(tmp_path, step)
     assert purging(**{what: tmp_path / "step-10"}) == {"step-10", "step-30"}
 
 

@@ -133,7 +133,7 @@ def test_ranks_at_different_steps_are_no_checkpoint(tmp_path: Path):
     assert latest(tmp_path) is None
 
 
-def test_the_last_one_is_that_of_the_highest_step_that_was_committed(tmp_path: Path):
+def test_the_last_one_is_what_was_committed_last(tmp_path: Path):
     job = Job(tmp_path)
     for step in (9, 10):
         job.save(step)
@@ -142,6 +142,9 @@ def test_the_last_one_is_that_of_the_highest_step_that_was_committed(tmp_path: P
     assert latest(tmp_path) == tmp_path / "checkpoint-10"
     assert job.callback.resume(job.args, True) == str(tmp_path / "checkpoint-10")
     assert job.callback.resume(job.args, str(tmp_path / "checkpoint-9")) == str(tmp_path / "checkpoint-9")
+    job.save(3)  # The run went back.
+    assert latest(tmp_path) == tmp_path / "checkpoint-3"
+    assert job.callback.resume(job.args, True) == str(tmp_path / "checkpoint-3")
 
 
 def test_what_is_not_committed_is_not_resumed_from(tmp_path: Path):

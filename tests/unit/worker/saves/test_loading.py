@@ -1,5 +1,7 @@
 """Loads that all ranks agree on: the same bytes on all of them, or the same error."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -11,11 +13,12 @@ import torch
 
 from muster.checkpoint.committed import Life
 from muster.checkpoint.damage import Damage, DamageError
-from muster.worker.decision import Decision
-from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError
+from muster.worker.decision import Decision, Outcome
+from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.saves import Checkpointer, Committed, CorruptCheckpointError
+from muster.worker.saves.bucket_place import BucketPlace
 from muster.worker.saves.folder import FolderPlace
-from muster.worker.saves.loading import AgreedLoad
+from muster.worker.saves.loading import AgreedLoad, Chosen
 from muster.worker.saves.reading import VerifyingReader
 from tests.support.judge import no_child_left
 from tests.support.meeting import in_thread
@@ -158,7 +161,7 @@ def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypat
     def load(one: Checkpointer, rank: int) -> object:
         if rank != 1:
             return one.resume(state(0))
-        one._load._choose(one._load._look)
+        one._load._choose(one._load._look, one._place.path)
         newest = one.latest()
         assert newest is not None
         one._load._open(newest)
@@ -295,3 +298,70 @@ def test_mark_of_any_size_keeps_nobody_from_resuming(job: Job, monkeypatch: pyte
     monkeypatch.setattr(job.table, "arrive", watch)
     assert job.all(resumed) == [(2, 2)] * RANKS
     assert max(sizes) < 2**16
+
+
+def test_checkpoint_outside_of_the_folder_is_not_loaded(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere") / "step-0000000003"
+    shutil.copytree(job.folder / elsewhere.name, elsewhere)
+    shutil.rmtree(job.folder / elsewhere.name)
+    encode = Chosen.encode
+
+    def tell_a_path(self: Chosen) -> str:
+        told = json.loads(encode(self))
+        return json.dumps({**told, "name": str(elsewhere), "path": str(elsewhere)})
+
+    read: list[Path | str] = []
+    monkeypatch.setattr(Chosen, "encode", tell_a_path)
+    monkeypatch.setattr(job.ranks[1]._place, "read", read.append)
+    heard = job.all(resumed)
+    assert ["that is no name in a folder" in str(one) for one in heard] == [True] * RANKS
+    assert read == []
+
+
+def test_name_of_a_bucket_leads_nowhere_else(tmp_path: Path):
+    place = BucketPlace(f"file://{tmp_path}", {}, "job")
+    assert place.path("step-1") == f"file://{tmp_path}/step-1"
+    assert place.path("step-1", beside="s3://theirs/step-2/") == "s3://theirs/step-1"
+    for name in ("file:///elsewhere/step-1", "../step-1", "..", ""):
+        with pytest.raises(ValueError, match="that is no name in a folder"):
+            place.path(name)
+
+
+AWAY = OutcomeUnknownError("the coordinator is away", "save/load", 0, Outcome.UNKNOWN)
+
+
+def test_load_whose_beginning_is_unknown_can_be_called_again(job: Job):
+    seat: Any = job.ranks[1]._load._barrier
+    seat.raises = {seat.sequence: [AWAY]}
+
+    def load(one: Checkpointer, rank: int) -> tuple[int, float]:
+        if rank == 1:
+            with pytest.raises(OutcomeUnknownError):
+                resumed(one, rank)
+        return resumed(one, rank)
+
+    assert job.all(load) == [(3, 3)] * RANKS
+
+
+@pytest.mark.parametrize("barrier", [1, 2], ids=["opened", "loaded"])
+def test_load_after_one_whose_end_is_unknown_says_what_to_do(job: Job, barrier: int):
+    """Else this rank takes what the others say of the last load for what they say of this one."""
+    seat: Any = job.ranks[1]._load._barrier
+    seat.raises = {seat.sequence + barrier: [AWAY]}
+
+    def load(one: Checkpointer, rank: int) -> object:
+        if rank != 1:
+            return one.resume(state(-1))
+        with pytest.raises(OutcomeUnknownError):
+            one.resume(state(-1))
+        try:
+            return one.resume(state(-1))
+        finally:
+            job.table.lose(1)
+
+    heard = job.all(load)
+    assert [type(one) for one in heard] == [MemberLostError, MusterError, MemberLostError]
+    assert "restart the job on all ranks" in str(heard[1])

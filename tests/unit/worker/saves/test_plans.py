@@ -2,12 +2,18 @@
 
 import gc
 import pickle
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from muster.worker.saves.plans import Plans, packed, unpacked
+from tests.support.mine import Mine
 
 
 def plan_of(*names: str, size: int = 4) -> bytes:
@@ -67,3 +73,33 @@ def test_plans_at_rest_are_small_and_no_work_for_the_garbage_collector():
         assert not any(gc.is_tracked(plan) for plan in (*plans.proposed.values(), *plans.shares.values()))
         sizes.append(len(proposed))
     assert sizes[1] < 100 * sizes[0]
+
+
+def test_plans_of_states_of_all_kinds_are_read_as_they_were_made():
+    planner = DefaultSavePlanner()
+    state = {
+        "tensors": [torch.ones(2, dtype=kind) for kind in (torch.bfloat16, torch.int64, torch.bool)],
+        "sparse": torch.ones(2).to_sparse(),
+        "lines": torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last),
+        "others": ({"a": 1}, "text", None),
+    }
+    planner.set_up_planner(state)
+    plan = planner.create_local_plan()
+    plans = Plans().changed({0: packed(plan)}, 1)
+    assert unpacked(packed(plan)) == plan
+    assert len(unpacked(plans.shares[0]).items) == len(plan.items)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_plan_that_another_process_left_runs_no_code(tmp_path: Path, inside: bool):
+    mine: Any = Mine(tmp_path / "ran")
+    left = replace(unpacked(plan_of("a")), planner_data=mine) if inside else mine
+    with pytest.raises(pickle.UnpicklingError, match="is in the plan of a save"):
+        unpacked(zlib.compress(pickle.dumps(left)))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("thing", [FileSystemWriter, torch.load, torch.nn.Linear, Path])
+def test_plan_names_nothing_but_torchs_records(thing: object):
+    with pytest.raises(pickle.UnpicklingError, match="is in the plan of a save"):
+        unpacked(zlib.compress(pickle.dumps(thing)))

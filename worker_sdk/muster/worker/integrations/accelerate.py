@@ -5,8 +5,8 @@ Tried with accelerate 1.15.0. Where its accelerator differs, the import says so.
 
 import inspect
 import re
-from collections.abc import Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,14 +194,12 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
         if folder is None and input_dir is None:
             raise ValueError("load_state() without input_dir: name a folder, or let naming be automatic.")
 
+        barrier = self._saves.meet(self.process_index, self.num_processes)
         automatic = folder is not None and input_dir is None
-
-        def find_name(damaged: Set[Path]) -> Path:
-            return (
-                newest(folder, NAMED, damaged) if folder and automatic else Path(str(input_dir)).expanduser()
-            )
-
-        chosen = self._saves.choose(self._saves.meet(self.process_index, self.num_processes), find_name)
+        if folder is not None and automatic:
+            chosen = self._saves.choose(barrier, folder, partial(newest, folder, NAMED))
+        else:
+            chosen = self._saves.choose_named(barrier, Path(str(input_dir)).expanduser())
         marker = read(chosen)[1]
         super().load_state(str(chosen), load_kwargs, **load_model_func_kwargs)
         if read(chosen)[1] != marker:

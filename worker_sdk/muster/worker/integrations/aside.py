@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Set
 from contextlib import suppress
@@ -11,10 +12,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, run_mark, unseal
-from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
+from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.retry import retrying
+from muster.checkpoint.source import beside, home
 from muster.checkpoint.version import LaterVersionError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ REMOVED = ".removed-"
 """How the name begins of what is being removed."""
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors that prove that a marker is absent. No other error does."""
+_UNFINISHED = re.compile(r"\..+\.\d+-\d+-[0-9a-f]{8}")
+"""The name of what is not committed."""
 RESERVED = "lost+found"
 """A folder that a file system makes, and that users may not read."""
 
@@ -46,7 +50,7 @@ class ReplacedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What stands in a checkpoint, and says that it is one."""
+    """What stands in a checkpoint, or beside one that is a file, and says that it is one."""
 
     run_id: str
     generation: int
@@ -56,6 +60,10 @@ class Marker:
     """Of the decision that committed it."""
     manifest: ManifestReference | None = None
     """None if its content cannot be verified: 0.1.0 wrote no digests."""
+    order: int = 0
+    """Counts the commits in its folder, from 1; 0 if it is not known."""
+    committed_at: float = 0.0
+    """When it was committed, in seconds of Unix time by rank 0's clock, for people."""
 
 
 class Aside:
@@ -65,10 +73,10 @@ class Aside:
         path: the checkpoint's name.
         generation: the job's life between restarts.
         number: of the save in it.
+        run_id: of the job: others may write beside it, or have done so.
         alias: what stands for the name while it is written, where a framework takes whatever has the name in
             its own for a checkpoint; default: the name.
         within: write it into a folder that stands there, under this name; default: there itself.
-        run_id: of the job, where others may write beside it, or have done so.
     """
 
     def __init__(
@@ -76,14 +84,13 @@ class Aside:
         path: Path,
         generation: int,
         number: int,
+        run_id: str,
         alias: str = "",
         within: str = "",
-        run_id: str | None = None,
     ) -> None:
         self.path = path
         self._alias = alias or path.name
-        own = "" if run_id is None else f"-{run_mark(run_id)}"
-        self._place = path.with_name(f".{self._alias}.{generation}-{number}{own}")
+        self._place = path.with_name(f".{self._alias}.{generation}-{number}-{run_mark(run_id)}")
         self.unfinished = self._place / within
         """Where it is written."""
 
@@ -96,6 +103,7 @@ class Aside:
         """As :meth:`begin`, where the framework makes the folder, or writes a file."""
         make_folder(self.path.parent)
         _restore(self.path)
+        finish(self.path)
         sweep(self.path.parent, self._alias)
 
     def give_up(self) -> None:
@@ -106,26 +114,29 @@ class Aside:
         """When all have written: make it the checkpoint, on the disk and for good.
 
         One of the same name is replaced. At each moment there is the old one or the new one, and
-        :func:`read` finds it. A checkpoint that is a file has no marker and no manifest.
+        :func:`read` finds it. A checkpoint that is a file gets its marker and manifest beside it in the next
+        moment. If this process dies before, :func:`finish` does so.
 
         Args:
-            marker: describes it.
-            manifest: its files and digests.
+            marker: describes it, without its place in the order of commits.
+            manifest: its files and digests. A file must have been written ``within`` a folder.
 
         Raises:
             OSError: it could not be done, or another life of the job has removed what was written.
         """
         folder = self.unfinished.is_dir()
-        if folder:
-            if manifest is not None:
-                data = manifest.encode()
-                write_synced(self.unfinished / MANIFEST, data)
-                marker = replace(marker, manifest=ManifestReference.of(data))
-            write_marker(self.unfinished, asdict(marker))
-        else:
+        described = self.unfinished if folder else self._place
+        marker = stamped(marker, self.path.parent)
+        if manifest is not None:
+            data = manifest.encode()
+            write_synced(described / MANIFEST, data)
+            marker = replace(marker, manifest=ManifestReference.of(data))
+        if not folder:
             sync_file(self.unfinished)
+        write_marker(described, asdict(marker))
+        self._take_away_beside()
         foreign = None
-        if _is_committed(self.path):
+        if _is_folder(self.path) and _is_committed(self.path):
             remove(_replaced(self.path))
             self.path.rename(_replaced(self.path))
         elif (folder or _is_folder(self.path)) and os.path.lexists(self.path):  # Else one rename replaces it.
@@ -136,19 +147,31 @@ class Aside:
         except OSError:
             if foreign is not None:
                 foreign.rename(self.path)
+            finish(self.path)
             _restore(self.path)
             raise
         if foreign is not None:
             _destroy(foreign)
         try:
             sync(self.path.parent)
+            if not folder:
+                self._place.rename(beside(self.path))
+                sync(self.path.parent)
         except OSError as error:
             # It has its name, so that nobody may say that it was not committed.
             logger.warning("%s has its name, and may lose it if this machine fails now: %s", self.path, error)
             return
-        for left in (_replaced(self.path), self._place):
+        for left in (_replaced(self.path), _replaced(beside(self.path)), self._place):
             with suppress(OSError):
                 remove(left)
+
+    def _take_away_beside(self) -> None:
+        """Before another file has the name: what describes the one that has it must not describe that."""
+        old = beside(self.path)
+        if os.path.lexists(old):
+            remove(_replaced(old))
+            old.rename(_replaced(old))
+            sync(self.path.parent)
 
 
 def check_name(path: Path, content: str = "") -> None:
@@ -263,7 +286,7 @@ def newest(folder: Path, excluded: Set[Path]) -> Path | None:
         folder: where checkpoints have their names.
         excluded: the paths of these.
     """
-    found: dict[Path, float] = {}
+    found: dict[Path, int] = {}
     damaged: list[Found] = []
     for entry in entries(folder):
         path = entry
@@ -274,8 +297,8 @@ def newest(folder: Path, excluded: Set[Path]) -> Path | None:
         if one.damage is not None:
             damaged.append(one)
             continue
-        with suppress(FileNotFoundError):  # It was removed just now.
-            found[path] = (one.path / MARKER).stat().st_mtime
+        assert one.marker is not None
+        found[path] = one.marker.order
     if damaged and not found:
         raise all_damaged(damaged)
     return max(found, key=lambda path: found[path]) if found else None
@@ -295,6 +318,62 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
+def is_kept(path: Path) -> bool:
+    """Return whether somebody has marked a checkpoint as kept, so that retention must leave it.
+
+    Args:
+        path: where it is, as :func:`read` returns it.
+
+    Raises:
+        OSError: that cannot be looked at.
+    """
+    try:
+        retrying(str(path), (home(path) / KEPT).lstat)
+    except ABSENT:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- the order of commits
+
+
+def stamped(marker: Marker, folder: Path) -> Marker:
+    """Return the marker of a checkpoint that is committed now, as the last one in its folder.
+
+    Raises:
+        OSError: the markers of the others cannot be read.
+    """
+    return replace(marker, order=_highest(folder) + 1, committed_at=time.time())
+
+
+def _highest(folder: Path) -> int:
+    """Return the highest order that a checkpoint in a folder may have."""
+    highest = unread = 0
+    for path in entries(folder):
+        if path.name.startswith(".") and not path.name.endswith(REPLACED):
+            continue
+        try:
+            highest = max(highest, _order(path))
+        except PermissionError:
+            continue  # It is another user's.
+        except ABSENT:
+            unread += _has_manifest(path)
+        except (ValueError, TypeError, LaterVersionError):
+            unread += 1
+    # Those that cannot be read now have had orders, too, and may be restored.
+    return highest + unread
+
+
+def _order(path: Path) -> int:
+    try:
+        data = (home(path) / MARKER).read_bytes()
+    except (*ABSENT, PermissionError):
+        raise
+    except OSError:
+        data = retrying(str(path), (home(path) / MARKER).read_bytes)
+    return _decoded(data, path).order
+
+
 # ---------------------------------------------------------------------- damage
 
 
@@ -311,7 +390,7 @@ def damage_of(path: Path) -> Damage | None:
         OSError: that cannot be read.
     """
     try:
-        return Damage.decode(retrying(str(path), (path / DAMAGED).read_bytes))
+        return Damage.decode(retrying(str(path), (home(path) / DAMAGED).read_bytes))
     except ABSENT:
         return None
 
@@ -329,7 +408,7 @@ def mark_damaged(path: Path, marker: Marker, damage: Damage) -> None:
     """
     logger.error("%s is damaged, and will not be resumed from: %s", path, damage)
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(home(path), os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise ReplacedError(path) from error
     try:
@@ -384,7 +463,7 @@ def restore(folder: Path) -> list[Path]:
     names = [
         left.with_name(left.name.removeprefix(".").removesuffix(REPLACED))
         for left in entries(folder)
-        if left.name.startswith(".") and left.name.endswith(REPLACED)
+        if left.name.startswith(".") and not left.name.startswith("..") and left.name.endswith(REPLACED)
     ]
     without = [path for path in names if not os.path.lexists(path)]
     for path in without:
@@ -404,8 +483,29 @@ def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> No
     for left in entries(folder):
         if left.name.startswith(REMOVED):
             _destroy(left)
-        elif unfinished.fullmatch(left.name) and (but is None or left not in (but, *but.parents)):
+        elif not unfinished.fullmatch(left.name) or (but is not None and left in (but, *but.parents)):
+            continue
+        elif not _finish(left):
             remove(left)
+
+
+def finish(path: Path) -> None:
+    """Put beside a file what describes it, if the process that committed or replaced it died before it could.
+
+    Args:
+        path: the checkpoint.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+    if not path.is_file() or os.path.lexists(beside(path)):
+        return
+    for left in entries(path.parent):
+        if _UNFINISHED.fullmatch(left.name):
+            _finish(left)
+    if not os.path.lexists(beside(path)) and os.path.lexists(_replaced(beside(path))):
+        # The file has not been replaced.
+        _replaced(beside(path)).rename(beside(path))
 
 
 def remove(path: Path) -> None:
@@ -414,6 +514,8 @@ def remove(path: Path) -> None:
     Args:
         path: of a folder, a file or a link; it need not be there.
     """
+    if path.is_file() and os.path.lexists(beside(path)):
+        _destroy(retire(beside(path)))
     if os.path.lexists(path):
         _destroy(retire(path))
 
@@ -432,7 +534,7 @@ def retire(path: Path) -> Path:
 
 
 def _marker(path: Path) -> Marker:
-    return _decoded(retrying(str(path), (path / MARKER).read_bytes), path)
+    return _decoded(retrying(str(path), (home(path) / MARKER).read_bytes), path)
 
 
 def _marker_in(folder: int) -> Marker | None:
@@ -450,7 +552,8 @@ def _decoded(data: bytes, path: Path) -> Marker:
     said = unseal(data)
     if "step" in said:  # A Checkpointer's.
         made = committed_from(said, path)
-        return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest)
+        place = (made.order, made.committed_at)
+        return Marker(made.run_id, 0, made.world_size, made.prefix, made.sequence, made.manifest, *place)
     manifest = said.get("manifest")
     plain = {one.name for one in fields(Marker)} - {"manifest"}
     known = {name: said[name] for name in plain if name in said}
@@ -460,7 +563,7 @@ def _decoded(data: bytes, path: Path) -> Marker:
 def _has_manifest(path: Path) -> bool:
     """Return whether a folder has a manifest of Muster's: then it was committed, even without a marker."""
     try:
-        return bool(Manifest.decode(retrying(str(path), (path / MANIFEST).read_bytes)))
+        return bool(Manifest.decode(retrying(str(path), (home(path) / MANIFEST).read_bytes)))
     except LaterVersionError:
         return True
     except (*ABSENT, ManifestError):
@@ -480,6 +583,27 @@ def _doomed(path: Path) -> Path:
 
 def _replaced(path: Path) -> Path:
     return path.with_name(f".{path.name}{REPLACED}")
+
+
+def _finish(left: Path) -> bool:
+    """Put beside a file what describes it, if its commit was left after the rename that gave it its name.
+
+    Args:
+        left: the folder in which it was written.
+
+    Returns:
+        Whether it was so.
+    """
+    try:
+        _marker(left)
+        files = list(Manifest.decode((left / MANIFEST).read_bytes()).files)
+    except (OSError, ValueError, TypeError, LaterVersionError):
+        return False
+    path = left.with_name(files[0]) if len(files) == 1 and "/" not in files[0] else left
+    if not path.is_file() or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):
+        return False
+    left.rename(beside(path))
+    return True
 
 
 def _restore(path: Path) -> None:

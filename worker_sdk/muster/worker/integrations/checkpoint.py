@@ -183,7 +183,7 @@ class CommittedWriter(FileSystemWriter):
             self._save.dropped.detach()
         dropped = weakref.finalize(self, commitment.give_up)
         dropped.atexit = False
-        aside = Aside(self._name, barrier.generation, commitment.number, run_id=barrier.run_id)
+        aside = Aside(self._name, barrier.generation, commitment.number, barrier.run_id)
         self.fs = self._files = DigestingFiles()
         self._save = _Save(barrier, commitment, aside, dropped)
 

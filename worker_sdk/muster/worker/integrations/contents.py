@@ -4,8 +4,8 @@ A framework writes its bytes itself, so they cannot be digested on their way. Ea
 written files instead. The files are cut into segments, and all shares have about as many bytes.
 """
 
+import json
 import os
-import pickle
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.checkpoint.committed import MARKER
-from muster.checkpoint.damage import DAMAGED, Damage, DamageError
+from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
-from muster.checkpoint.source import FolderSource
+from muster.checkpoint.source import FolderSource, Source, source_of
 from muster.checkpoint.verification import check_present, confirmed, present, read_item, read_manifest
 
 NOTES = ".ranks"
@@ -29,7 +29,7 @@ SEGMENT = 16 * 2**20
 """Bytes of a segment; the last one of a file is shorter."""
 THREADS = 4
 """Segments that a rank reads at the same time."""
-OURS = {MARKER, MANIFEST, DAMAGED}
+OURS = {MARKER, MANIFEST, DAMAGED, KEPT}
 """Files that Muster adds to a checkpoint."""
 
 
@@ -62,7 +62,7 @@ def record_share(folder: Path, rank: int, world_size: int) -> None:
     with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-digest") as pool:
         pieces = _share(_pieces(_sizes(folder)), rank, world_size)
         digests = dict(zip(pieces, pool.map(lambda piece: _digest(folder, piece), pieces), strict=True))
-    leave_note(folder, rank, pickle.dumps(digests))
+    leave_note(folder, rank, encoded(digests))
 
 
 def gather_manifest(folder: Path, world_size: int) -> Manifest:
@@ -76,10 +76,11 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         FileExistsError: the framework has written a file with a name that Muster needs.
         FileNotFoundError: nothing was written.
         OSError: a note is not there, or a file cannot be read.
+        ValueError: a note is not what a rank of this version writes.
     """
     digests: dict[Piece, bytes] = {}
     for note in take_notes(folder, range(world_size)):
-        digests.update(pickle.loads(note))
+        digests.update(_decoded(note))
     files: dict[str, list[Segment]] = {}
     sizes = _sizes_now(folder, {*_sizes(folder), *(piece.file for piece in digests)})
     if not sizes:
@@ -95,6 +96,36 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
         digest = digests.get(piece) or _digest(folder, piece)
         files[piece.file].append(Segment(piece.length, digest))
     return Manifest({name: FileEntry(tuple(segments)) for name, segments in files.items()})
+
+
+def manifest_of_file(path: Path) -> Manifest:
+    """Return the manifest of a checkpoint that is one file. Only the rank that has written it calls this.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    pieces = list(_pieces({path.name: path.stat().st_size}))
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-digest") as pool:
+        digests = list(pool.map(lambda piece: _digest(path.parent, piece), pieces))
+    segments = (Segment(piece.length, digest) for piece, digest in zip(pieces, digests, strict=True))
+    return Manifest({path.name: FileEntry(tuple(segments))})
+
+
+def encoded(digests: Mapping[Piece, bytes]) -> bytes:
+    """Return a note: JSON, since reading a pickle could run what another process wrote there."""
+    return json.dumps([(*piece, digest.hex()) for piece, digest in digests.items()]).encode()
+
+
+def _decoded(note: bytes) -> dict[Piece, bytes]:
+    try:
+        return {
+            Piece(file, offset, length): bytes.fromhex(digest)
+            for file, offset, length, digest in json.loads(note)
+        }
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"a rank's note cannot be read: {error!r}. Use one version of Muster on all ranks."
+        ) from error
 
 
 def leave_note(folder: Path, rank: int, note: bytes) -> None:
@@ -197,12 +228,12 @@ def _share(pieces: Iterator[Piece], rank: int, world_size: int) -> list[Piece]:
 
 
 def verify_share(
-    folder: Path, reference: ManifestReference | None, rank: int, world_size: int
+    path: Path, reference: ManifestReference | None, rank: int, world_size: int
 ) -> Damage | None:
     """Verify this rank's share of a checkpoint, before all ranks load it.
 
     Args:
-        folder: the checkpoint.
+        path: the checkpoint, a folder or a file.
         reference: the marker's reference to its manifest; None if it has none, and cannot be verified.
         rank: this rank.
         world_size: the number of ranks that do so.
@@ -213,7 +244,7 @@ def verify_share(
     Raises:
         OSError: it cannot be read.
     """
-    source = FolderSource(folder)
+    source = source_of(path)
     try:
         manifest = read_manifest(source, reference)
         if manifest is None:
@@ -241,7 +272,7 @@ def _placed(entry: FileEntry) -> Iterator[tuple[int, Segment]]:
         offset += segment.length
 
 
-def _verify(source: FolderSource, piece: Piece, segment: Segment) -> None:
+def _verify(source: Source, piece: Piece, segment: Segment) -> None:
     buffer = memoryview(bytearray(segment.length))
 
     def read() -> None:

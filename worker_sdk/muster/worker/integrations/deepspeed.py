@@ -32,6 +32,7 @@ from muster.worker.integrations.aside import (
     mark_damaged,
     newest,
     read,
+    stamped,
     sweep,
 )
 from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost, is_own
@@ -153,7 +154,7 @@ def adopt(path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(f"{path} is no checkpoint of DeepSpeed's: it has no *model_states.pt.")
     with suppress(UncommittedError):
         raise FileExistsError(f"{path} is committed: {read(path)[1]}.")
-    write_marker(path, asdict(Marker("adopted", 0, 0, PREFIX, 0)))
+    write_marker(path, asdict(stamped(Marker("adopted", 0, 0, PREFIX, 0), path.parent)))
 
 
 def _check_configuration(engine: DeepSpeedEngine) -> None:
@@ -369,7 +370,7 @@ class _Saves:
         """
         failure = self._make_room(folder / tag, commitment.number) if self._barrier.rank == 0 else None
         offer = _from_rank_0(_Offer(tag, commitment.number, failure))
-        aside = Aside(folder / tag, self._barrier.generation, offer.number)
+        aside = Aside(folder / tag, self._barrier.generation, offer.number, self._barrier.run_id)
         if offer.tag != tag:
             failure = f"its tag is {tag!r}, and rank 0's is {offer.tag!r}: all ranks must give the same."
         elif offer.failure is None and not aside.unfinished.is_dir():
@@ -389,7 +390,7 @@ class _Saves:
             if path.parent not in _swept:  # At first: another engine may be in the midst of a save there.
                 sweep(path.parent)
                 _swept.add(path.parent)
-            self._unfinished = Aside(path, self._barrier.generation, number)
+            self._unfinished = Aside(path, self._barrier.generation, number, self._barrier.run_id)
             self._unfinished.begin()
         except OSError as error:
             return failure_text(error)

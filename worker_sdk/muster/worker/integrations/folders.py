@@ -8,15 +8,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import NamedTuple, TypeAlias, get_args
 
-from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.containment import followed, path_in
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder
-from muster.checkpoint.manifest import MANIFEST
+from muster.checkpoint.version import LaterVersionError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
-from muster.worker.errors import error_for
+from muster.worker.errors import MusterError, error_for
 from muster.worker.integrations.aside import (
     Aside,
     Found,
@@ -26,6 +27,7 @@ from muster.worker.integrations.aside import (
     corrupt,
     entries,
     find,
+    is_kept,
     mark_damaged,
     read,
     read_whole,
@@ -48,9 +50,9 @@ logger = logging.getLogger(__name__)
 ANOTHERS = b"."
 """What ranks say that look for no checkpoint, since rank 0 does."""
 NONE = b"/"
-"""What rank 0 says that has found none; the root of all folders is none either."""
+"""What rank 0 says that has found none; no name has a separator."""
 CORRUPT = b"/\0"
-"""Begins rank 0's word if the checkpoint is damaged; the reason follows. No path has this in it."""
+"""Begins rank 0's word if the checkpoint is damaged; the reason follows. No name has this in it."""
 SEPARATOR = b"\0"
 """Separates a marker from the damage of its checkpoint."""
 
@@ -82,6 +84,8 @@ class FolderSaves:
         self._barrier = barrier
         self._timeout = timeout
         self._on_lost = on_lost
+        self._left = False
+        """Whether this rank has left a choice in whose midst the others may still be."""
 
     def meet(self, rank: int, world_size: int) -> GrpcBarrier:
         """The barrier of the framework's ranks.
@@ -125,7 +129,7 @@ class FolderSaves:
         """
         commitment = Commitment(barrier, self._timeout, self._on_lost, name=path.name, parts=2)
         alias = alias or self._name
-        aside = Aside(path, barrier.generation, commitment.begun(), alias, path.name, barrier.run_id)
+        aside = Aside(path, barrier.generation, commitment.begun(), barrier.run_id, alias, path.name)
         place = aside.unfinished.parent
         with told(commitment):
             make_folder(path.parent)
@@ -149,15 +153,18 @@ class FolderSaves:
                 commitment.committed()
         commitment.confirmed()
 
-    def choose(self, barrier: GrpcBarrier, find: Find, *, verify: bool = True) -> Path:
+    def choose(self, barrier: GrpcBarrier, folder: Path, find: Find, *, verify: bool = True) -> Path:
         """Return the checkpoint that all ranks load: rank 0 finds it, and all ranks verify it.
 
-        Each rank verifies a share of its files. If one finds damage, the checkpoint is marked, and rank 0
-        finds another. If it finds the same one again, all ranks raise.
+        Rank 0 tells the checkpoint's name alone, and each rank looks for that name in its own ``folder``: no
+        process can make the ranks load a file from elsewhere. Each rank verifies a share of its files. If one
+        finds damage, the checkpoint is marked, and rank 0 finds another. If it finds the same one again, all
+        ranks raise.
 
         Args:
             barrier: of the ranks.
-            find: finds its name.
+            folder: where this rank looks for it, from its own configuration.
+            find: finds it in the folder.
             verify: whether to verify its files here. If not, their reader must verify them.
 
         Raises:
@@ -165,28 +172,51 @@ class FolderSaves:
             CorruptCheckpointError: it is damaged, or all are. All ranks raise it.
             MusterError: the ranks do not do the same.
             RuntimeError: they do not find the same.
-            OSError, ValueError: this one cannot.
+            OSError, ValueError: this one cannot, or the name leads out of the folder.
         """
-        chosen = self.choose_any(barrier, find, verify=verify)
+        chosen = self.choose_any(barrier, folder, find, verify=verify)
         assert chosen is not None
         return chosen
 
+    def choose_named(self, barrier: GrpcBarrier, path: Path) -> Path:
+        """As :meth:`choose`, of a checkpoint that the script names on each rank.
+
+        Args:
+            barrier: of the ranks.
+            path: the checkpoint, or a link to it.
+        """
+        path = followed(path)
+        return self.choose(barrier, path.parent, lambda _: path)
+
     def choose_any(
-        self, barrier: GrpcBarrier, find: Find, *, verify: bool = True, look: Find | None = None
+        self,
+        barrier: GrpcBarrier,
+        folder: Path,
+        find: Find,
+        *,
+        verify: bool = True,
+        look: Find | None = None,
     ) -> Path | None:
         """As :meth:`choose`, where rank 0 may find none: then that is what all hear.
 
         Args:
             barrier: of the ranks.
-            find: finds its name.
+            folder: where this rank looks for it.
+            find: finds it in the folder.
             verify: whether its files are verified here.
             look: by which each other rank sees that there is none: rank 0's host may not have the share.
         """
+        if self._left:
+            raise MusterError(
+                "the last load ended here before this rank heard from the coordinator how it ends, and the "
+                "other ranks may be in the midst of it. Restart the job on all ranks."
+            )
         take_turn(barrier)
         damaged: dict[Path, Damage] = {}
         while True:
             mine = partial(_found, find, damaged) if barrier.rank == 0 else _anothers
-            word = self._by_all(barrier, mine)[0]
+            # Who does not hear of this barrier can call again: the next choice begins with the same one.
+            word = self._by_all(barrier, mine, begins=not damaged)[0]
             if word == NONE:
                 if look is not None:
                     self._by_all(barrier, partial(_none, barrier, look, damaged.keys()))
@@ -194,20 +224,21 @@ class FolderSaves:
             if word.startswith(CORRUPT):
                 text = word.removeprefix(CORRUPT).decode("utf-8", "replace")
                 raise CorruptCheckpointError(text, tuple(damaged.values()))
-            path = Path(os.fsdecode(word))
-            damage = self._examine(barrier, path, verify=verify)
+            name = os.fsdecode(word)
+            damage = self._examine(barrier, folder, name, verify=verify)
             if damage is None:
-                return path
-            damaged[path] = damage
+                return folder / name
+            damaged[folder / name] = damage
 
-    def _examine(self, barrier: GrpcBarrier, path: Path, *, verify: bool) -> Damage | None:
+    def _examine(self, barrier: GrpcBarrier, folder: Path, name: str, *, verify: bool) -> Damage | None:
         """Check that all ranks find the same checkpoint, and verify it.
 
         Returns:
             The damage that a rank found, if any. Then the checkpoint is marked.
         """
         # Who goes on alone would hang in the next collective.
-        words = self._by_all(barrier, partial(_seen, barrier, path, verify=verify))
+        words = self._by_all(barrier, partial(_seen, barrier, folder, name, verify=verify))
+        path = folder / name
         said = [word.partition(SEPARATOR) for _, word in sorted(words.items())]
         markers = {marker for marker, _, _ in said}
         if len(markers) > 1:
@@ -225,7 +256,9 @@ class FolderSaves:
                     mark_damaged(path, marker, damages[0])
         return damages[0]
 
-    def _by_all(self, barrier: GrpcBarrier, find: Callable[[], bytes]) -> Mapping[int, bytes]:
+    def _by_all(
+        self, barrier: GrpcBarrier, find: Callable[[], bytes], *, begins: bool = False
+    ) -> Mapping[int, bytes]:
         """What all ranks find, if none fails at it."""
         found, failure = b"", None
         try:
@@ -233,7 +266,9 @@ class FolderSaves:
         except Exception as error:  # The others wait for this rank, whatever happens to it.
             failure = error
         word = None if failure is None else failure_text(failure)
+        self._left = not begins
         decision = barrier.vote(word, self._timeout, found)
+        self._left = False
         if failure is not None:
             raise failure
         if decision.outcome is not Outcome.RELEASED:
@@ -282,7 +317,7 @@ def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
     try:
         name = find_name(damaged.keys())
         if name is not None and (path := read_whole(name)[0]) not in damaged:
-            return os.fsencode(path)
+            return os.fsencode(path.name)
     except CorruptCheckpointError as error:
         return CORRUPT + cut(str(error)).encode()
     except UncommittedError:
@@ -294,14 +329,16 @@ def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
     return CORRUPT + cut(str(corrupt(path, damage))).encode()
 
 
-def _seen(barrier: GrpcBarrier, path: Path, *, verify: bool) -> bytes:
+def _seen(barrier: GrpcBarrier, folder: Path, name: str, *, verify: bool) -> bytes:
     """Return a rank's word about a checkpoint that it will load.
 
     Raises:
+        ValueError: the name leads out of the folder.
         ReplacedError: another one has its name now.
         UncommittedError: it was not committed.
         OSError: it cannot be read.
     """
+    path = path_in(folder, name)
     marker = read(path)[1]
     damage = verify_share(path, marker.manifest, barrier.rank, barrier.world_size) if verify else None
     if verify and marker.manifest is None and barrier.rank == 0:
@@ -316,8 +353,24 @@ def _seen(barrier: GrpcBarrier, path: Path, *, verify: bool) -> bytes:
 # ---------------------------------------------------------------------- numbered checkpoints
 
 
-def committed(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> list[Path]:
-    """Return the committed checkpoints in the order of their numbers, without damaged ones.
+class Numbered(NamedTuple):
+    """A checkpoint whose name ends with a number."""
+
+    path: Path
+    """Its name."""
+    number: int
+    found: Found
+
+    @property
+    def whole(self) -> bool:
+        """Whether it may be resumed from."""
+        return self.found.damage is None
+
+
+def numbered(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> list[Numbered]:
+    """Return the committed checkpoints, damaged ones as well, oldest commit first.
+
+    Their numbers do not tell their order: a run may have gone back to an earlier one.
 
     Args:
         folder: where checkpoints have their names.
@@ -327,77 +380,95 @@ def committed(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> li
     Raises:
         OSError: they cannot be read.
     """
-    looks = ((path, find(path)) for path in _numbered(folder, named) if path not in excluded)
-    return [path for path, found in looks if found is not None and found.damage is None]
+    looks = [
+        Numbered(path, number, found)
+        for path, number in _names(folder, named).items()
+        if path not in excluded and (found := find(path)) is not None
+    ]
 
+    def key(one: Numbered) -> tuple[int, int]:
+        if one.found.marker is not None:
+            return one.found.marker.order, one.number
+        # One without a marker comes after all of lower numbers.
+        lower = [other.found.marker for other in looks if other.number < one.number]
+        return max((marker.order for marker in lower if marker is not None), default=0), one.number
 
-def damaged(folder: Path, named: str) -> list[Found]:
-    """Return the damaged checkpoints. The arguments are those of :func:`committed`."""
-    looks = (find(path) for path in _numbered(folder, named))
-    return [found for found in looks if found is not None and found.damage is not None]
+    return sorted(looks, key=key)
 
 
 def rotate(folder: Path, named: str, limit: int, kept: Set[Path]) -> None:
-    """Remove stale checkpoints and outdated damaged ones; the first arguments are as of :func:`committed`."""
-    for old in stale(committed(folder, named), limit, kept):
-        remove(old)
-    for old in outdated(folder, named, limit):
-        remove(old)
-
-
-def stale(checkpoints: list[Path], limit: int, kept: Set[Path] = frozenset()) -> list[Path]:
-    """The oldest, by when they were committed: their numbers may be of a run that was rolled back.
+    """Remove stale and outdated checkpoints, as far as that can be done: the last one is no worse for it.
 
     Args:
-        checkpoints: the checkpoints that are committed and whole.
-        limit: how many are to be left.
-        kept: those that stay in any case.
+        folder: where checkpoints have their names.
+        named: how these begin; a number follows.
+        limit: how many whole ones are to be left.
+        kept: checkpoints that stay in any case.
     """
-    others = sorted((one for one in checkpoints if one not in kept), key=_committed_at)
-    return others[: max(0, len(checkpoints) - limit)]
-
-
-def outdated(folder: Path, named: str, limit: int) -> list[Path]:
-    """Return the damaged checkpoints after which ``limit`` whole ones were committed: nobody needs them."""
-    whole = [_committed_at(path) for path in committed(folder, named)]
-    return [
-        one.path
-        for one in damaged(folder, named)
-        if sum(at > _committed_at(one.path) for at in whole) >= limit
-    ]
-
-
-def _committed_at(path: Path) -> float:
-    """Return when a checkpoint was committed, in Unix time. A damaged one may have lost its marker."""
     try:
-        return (path / MARKER).stat().st_mtime
-    except FileNotFoundError:
-        return (path / MANIFEST).stat().st_mtime
+        checkpoints = numbered(folder, named)
+        for old in (*stale(checkpoints, limit, kept), *outdated(checkpoints, limit)):
+            remove(old)
+    except (OSError, LaterVersionError) as error:  # Rank 0 alone must not stop for this.
+        logger.warning("old checkpoints in %s are not removed: %s", folder, error)
+
+
+def stale(checkpoints: list[Numbered], limit: int, kept: Set[Path] = frozenset()) -> list[Path]:
+    """Return the names of the whole checkpoints to remove, so that ``limit`` are left.
+
+    Args:
+        checkpoints: all of them, oldest commit first.
+        limit: how many whole ones are to be left. More are left if people have marked some as kept.
+        kept: those that stay in any case.
+
+    Raises:
+        OSError: it cannot be seen whether one is marked.
+    """
+    whole = [one for one in checkpoints if one.whole]
+    others = [one for one in whole if one.path not in kept]
+    return [one.path for one in others[: max(0, len(whole) - limit)] if not is_kept(one.found.path)]
+
+
+def outdated(checkpoints: list[Numbered], limit: int) -> list[Path]:
+    """Return the damaged checkpoints after which ``limit`` whole ones were committed: nobody needs them.
+
+    The arguments and errors are those of :func:`stale`.
+    """
+    newer = 0
+    found = []
+    for one in reversed(checkpoints):
+        if one.whole:
+            newer += 1
+        elif newer >= limit and not is_kept(one.found.path):
+            found.append(one.found.path)
+    return found
 
 
 def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
-    """Return the whole checkpoint of the highest number. The arguments are those of :func:`committed`.
+    """Return the whole checkpoint that was committed last. The arguments are those of :func:`numbered`.
 
     Raises:
         CorruptCheckpointError: there are checkpoints, and all are damaged.
         UncommittedError: there is none.
         OSError: they cannot be read.
     """
-    if found := committed(folder, named, excluded):
-        return found[-1]
-    if marked := damaged(folder, named):
-        raise all_damaged(marked)
-    others = ", ".join(path.name for path in _numbered(folder, named))
+    checkpoints = numbered(folder, named, excluded)
+    if whole := [one.path for one in checkpoints if one.whole]:
+        return whole[-1]
+    if checkpoints:
+        raise all_damaged(one.found for one in checkpoints)
+    others = ", ".join(path.name for path in _names(folder, named))
     written = f"; {others} were written by something else" if others else ""
     raise UncommittedError(
         f"there is no committed checkpoint in {folder}{written}. Begin anew, or name one that was committed."
     )
 
 
-def _numbered(folder: Path, named: str) -> list[Path]:
+def _names(folder: Path, named: str) -> dict[Path, int]:
+    """Return the paths with such a name, and their numbers."""
     numbers = {path: path.name.removeprefix(named) for path in entries(folder) if path.name.startswith(named)}
-    there = [path for path in numbers if numbers[path].isdecimal()]
-    return sorted(there, key=lambda path: int(numbers[path]))
+    there = {path: int(number) for path, number in numbers.items() if number.isdecimal()}
+    return dict(sorted(there.items(), key=lambda one: one[1]))
 
 
 def _part(place: Path, rank: int) -> Path:

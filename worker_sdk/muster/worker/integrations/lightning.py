@@ -26,7 +26,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.storage import WriteResult
 
-from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
@@ -40,14 +40,21 @@ from muster.worker.integrations.aside import (
     corrupt,
     damage_of,
     entries,
+    find,
+    finish,
+    is_kept,
     mark_damaged,
-    read,
     read_whole,
     remove,
     restore,
 )
 from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
-from muster.worker.integrations.contents import gather_manifest, record_share, verify_share
+from muster.worker.integrations.contents import (
+    gather_manifest,
+    manifest_of_file,
+    record_share,
+    verify_share,
+)
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 from muster.worker.saves.written import check_files, lengths
 
@@ -131,7 +138,8 @@ def committed(
 def latest(folder: str | Path) -> Path | None:
     """The checkpoint in a folder that was committed last.
 
-    It passes over checkpoints that are uncommitted, not whole, or damaged.
+    It passes over checkpoints that are uncommitted, not whole, or damaged. If none was committed, it takes
+    the newest whole file, whoever wrote it.
 
     Args:
         folder: where checkpoints have their names, such as ``ModelCheckpoint``'s ``dirpath``.
@@ -140,19 +148,19 @@ def latest(folder: str | Path) -> Path | None:
         CorruptCheckpointError: there are checkpoints, and all are damaged.
         OSError: they cannot be read.
     """
-    found: dict[Path, float] = {}
+    whole: dict[Path, float] = {}
     for path in entries(Path(folder)):
         if path.name.endswith(".ckpt") and not path.name.startswith("."):
             with suppress(FileNotFoundError):  # It was removed just now.
-                if path.is_file() and zipfile.is_zipfile(path):
-                    found[path] = path.stat().st_mtime
+                if path.is_file() and find(path) is None and zipfile.is_zipfile(path):
+                    whole[path] = path.stat().st_mtime
     try:
-        if (newest := folders.latest(folder)) is not None:
-            found[newest] = (read(newest)[0] / MARKER).stat().st_mtime
+        if (last := folders.latest(folder)) is not None:
+            return last
     except CorruptCheckpointError:
-        if not found:
+        if not whole:
             raise
-    return max(found, key=lambda path: found[path]) if found else None
+    return max(whole, key=lambda path: whole[path]) if whole else None
 
 
 class _Saves:
@@ -200,9 +208,10 @@ class _Saves:
                 self._unfinished.give_up()
         self._unfinished = aside
         aside.prepare()
+        aside.unfinished.parent.mkdir()
 
-    def commit(self, aside: Aside, marker: Marker, manifest: Manifest | None) -> None:
-        """Commit a save on rank 0, when all ranks have written and digested it. A file has no manifest.
+    def commit(self, aside: Aside, marker: Marker, manifest: Manifest) -> None:
+        """Commit a save on rank 0, when all ranks have written and digested it.
 
         Raises:
             OSError: it is not what was written, or could not be committed.
@@ -275,7 +284,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         path = Path(filepath)
         # Lightning resumes by the highest number of whatever has this in its name.
         alias = path.name.replace("hpc_ckpt_", "hpc-ckpt-")
-        aside = Aside(path, barrier.generation, commitment.number, alias)
+        aside = Aside(path, barrier.generation, commitment.number, barrier.run_id, alias, path.name)
         checkpoint[SAVE] = f"{barrier.run_id} {barrier.generation}-{commitment.number}"
         with told(commitment):
             folder = self._prepare(aside, checkpoint.get("global_step"))
@@ -287,15 +296,16 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                     "One that writes later cannot be committed: take another."
                 )
         commitment.written()
+        written: Manifest | None = None
         with told(commitment):
             if folder is not None and folder.is_dir():
                 record_share(folder, self.global_rank, self._digesting)
+            elif self.is_global_zero:
+                written = manifest_of_file(aside.unfinished)
         decision = commitment.written()
         if self.is_global_zero:
             with told(commitment):
-                manifest = None
-                if aside.unfinished.is_dir():
-                    manifest = gather_manifest(aside.unfinished, self._digesting)
+                manifest = written or gather_manifest(aside.unfinished, self._digesting)
                 marker = Marker(
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
                 )
@@ -316,6 +326,9 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
             OSError: it cannot be read.
         """
         path = Path(self.broadcast(checkpoint_path))
+        if self.is_global_zero:
+            with suppress(OSError):  # Else a file whose commit was left half-way loads unverified.
+                finish(path)
         found, marker = self._by_all(partial(self._find, path))
         if marker is not None:
             self._verify(found, marker)
@@ -332,15 +345,15 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         theirs = self.broadcast(mine)
 
         def check() -> None:
-            if mine != theirs or (marker is not None and read(path)[1] != marker):
+            if mine != theirs or (marker is not None and _find(path)[1] != marker):
                 raise ReplacedError(path)
 
         self._by_all(check)
         return loaded
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Lightning's: all ranks need a checkpoint no more."""
-        if self.is_global_zero:
+        """Lightning's: all ranks need a checkpoint no more. One that is marked as kept stays."""
+        if self.is_global_zero and not is_kept(Path(filepath)):
             remove(Path(filepath))
 
     @property
@@ -374,11 +387,9 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         return Path(where)
 
     def _find(self, path: Path) -> tuple[Path, Marker | None]:
-        """Where a checkpoint is, and what it is; that of a file stands in it."""
-        if path.is_file():
-            return path, None
-        found, marker = read_whole(path)
-        if self.is_global_zero and marker.manifest is None:
+        """Where a checkpoint is, and what it is; None for a file that something else wrote."""
+        found, marker = _find(path)
+        if self.is_global_zero and (marker is None or marker.manifest is None):
             logger.warning("%s has no digests: it is loaded unverified", found)
             try:
                 _check_shards(found)
@@ -387,7 +398,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         return found, marker
 
     def _verify(self, path: Path, marker: Marker) -> None:
-        """Verify a folder on all ranks; each reads a share of it.
+        """Verify a checkpoint on all ranks; each reads a share of it.
 
         Raises:
             CorruptCheckpointError: it is not. It is marked.
@@ -415,6 +426,21 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         if not self.reduce_boolean_decision(True):
             raise ElsewhereError("another rank cannot use this checkpoint. Its own error says why.")
         return result
+
+
+def _find(path: Path) -> tuple[Path, Marker | None]:
+    """Return where a checkpoint is, and its marker; None for a file that something else wrote.
+
+    Raises:
+        CorruptCheckpointError: it is damaged.
+        UncommittedError: it is a folder that was not committed.
+    """
+    try:
+        return read_whole(path)
+    except UncommittedError:
+        if path.is_file():
+            return path, None
+        raise
 
 
 def _committing(theirs: type[Strategy]) -> type[Any]:

@@ -25,7 +25,7 @@ from muster.checkpoint.damage import DAMAGED
 from muster.worker.integrations.aside import all_damaged, read, restore, retire, sweep
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commitment import OnLost
-from muster.worker.integrations.folders import FolderSaves, committed, damaged, outdated, stale
+from muster.worker.integrations.folders import FolderSaves, Numbered, numbered, outdated, stale
 from muster.worker.saves.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommittedCheckpointManager", "latest"]
@@ -203,7 +203,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
             # The reader verifies its content, item by item.
             barrier = self._saves.meet(*_ranks())
             self._loaded = self._saves.choose_any(
-                barrier, find_name, verify=False, look=lambda _: _newest(folder, passed)
+                barrier, folder, find_name, verify=False, look=lambda _: _newest(folder, passed)
             )
             if self._loaded is None:
                 if damage is not None:
@@ -227,11 +227,11 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         if not self._should_purge():
             return
         try:
-            found = _resumable(Path(self.folder))
-            used = (*found[-1:], self._loaded, self._writing)
-            for old in stale(found, self.keep_latest_k, {path for path in used if path is not None}):
-                self.purge_queue.put(str(retire(old)))
-            for old in outdated(Path(self.folder), NAMED, self.keep_latest_k):
+            every = numbered(Path(self.folder), NAMED)
+            found = [one for one in every if _is_resumable(one)]
+            newest = found[-1].path if found else None
+            used = {path for path in (newest, self._loaded, self._writing) if path is not None}
+            for old in (*stale(found, self.keep_latest_k, used), *outdated(every, self.keep_latest_k)):
                 self.purge_queue.put(str(retire(old)))
         except (OSError, UncommittedError) as error:  # Rank 0 alone must not stop for this.
             logger.warning("old checkpoints in %s are not removed: %s", self.folder, error)
@@ -264,7 +264,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The committed checkpoint of the highest step in a folder, to go on from.
+    """The checkpoint in a folder that was committed last, to go on from.
 
     It passes over damaged checkpoints.
 
@@ -279,18 +279,17 @@ def latest(folder: str | Path) -> Path | None:
 
 def _newest(folder: Path, excluded: Set[Path] = frozenset()) -> Path | None:
     """As :func:`latest`, but for those that were found damaged just now."""
-    if found := _resumable(folder, excluded):
+    every = numbered(folder, NAMED, excluded)
+    if found := [one.path for one in every if _is_resumable(one)]:
         return found[-1]
-    if marked := damaged(folder, NAMED):
-        raise all_damaged(marked)
+    if damaged := [one.found for one in every if not one.whole]:
+        raise all_damaged(damaged)
     return None
 
 
-def _resumable(folder: Path, excluded: Set[Path] = frozenset()) -> list[Path]:
-    """The committed checkpoints to go on from, in the order of their steps."""
-    return [
-        one for one in committed(folder, NAMED, excluded) if (one / METADATA).exists() and read(one)[0] == one
-    ]
+def _is_resumable(one: Numbered) -> bool:
+    """Whether it is one to go on from, in its place."""
+    return one.whole and one.found.path == one.path and (one.path / METADATA).exists()
 
 
 def _in_its_place(path: Path) -> Path:

@@ -4,9 +4,9 @@ Tried with transformers 5.23.0. Where its trainer differs, the import says so.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,11 +141,11 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
             CorruptCheckpointError: what was asked for is damaged, or all checkpoints are. All ranks raise it.
             UncommittedError: there is no committed checkpoint.
         """
-
-        def find_name(damaged: Set[Path]) -> Path:
-            return newest(Path(args.output_dir), f"{NAMED}-", damaged) if asked is True else Path(str(asked))
-
-        return str(self._saves.choose(self._meet(args), find_name))
+        barrier = self._meet(args)
+        if asked is not True:
+            return str(self._saves.choose_named(barrier, Path(str(asked))))
+        folder = Path(args.output_dir)
+        return str(self._saves.choose(barrier, folder, partial(newest, folder, f"{NAMED}-")))
 
     def _meet(self, args: TrainingArguments) -> GrpcBarrier:
         return self._saves.meet(args.process_index, args.world_size)

@@ -19,6 +19,7 @@ from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, DamagedError
 from muster.checkpoint.bucket.source import BucketSource
 from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.containment import check_name
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
@@ -102,6 +103,12 @@ class BucketPlace:
             return self._bucket, name
         objects = FsspecObjects(url, self._objects.options)
         return CheckpointBucket(objects, objects.url, self._run_id), name
+
+    def path(self, name: str, beside: Path | str | None = None) -> str:
+        """Return where the checkpoint is that rank 0 named."""
+        check_name(name)
+        url = self._objects.url if beside is None else str(beside).rstrip("/").rpartition("/")[0]
+        return f"{url}/{name}"
 
     def source(self, made: Committed) -> BucketSource:
         """Return what a checkpoint's objects are read from."""

@@ -17,6 +17,7 @@ from muster.checkpoint.committed import (
     committed_by_adapter,
     unseal,
 )
+from muster.checkpoint.containment import followed, path_in
 from muster.checkpoint.damage import DAMAGED, Damage, DamageError
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
@@ -80,8 +81,7 @@ class FolderPlace:
                 f"{self._directory.folder}. Load it by a Checkpointer of that bucket."
             )
         # A link may be moved during the load: its new target is not to be read, nor marked as damaged.
-        path = Path(path)
-        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        path = followed(Path(path))
         if (path / DAMAGED).exists():
             raise DamageError(Damage.decode((path / DAMAGED).read_bytes()))
         try:
@@ -90,6 +90,10 @@ class FolderPlace:
             if (made := _adapters(path)) is None:
                 raise
             return made
+
+    def path(self, name: str, beside: Path | str | None = None) -> Path:
+        """Return where the checkpoint is that rank 0 named."""
+        return path_in(self._directory.folder if beside is None else followed(Path(beside)).parent, name)
 
     def source(self, made: Committed) -> FolderSource:
         """Return what a checkpoint's files are read from."""

@@ -46,19 +46,25 @@ class Chosen:
     def encode(self) -> str:
         """Return it as text."""
         marker = None if self.made is None else seal(self.made.fields()).decode()
-        path = "" if self.made is None else str(self.made.path)
-        return json.dumps({"path": path, "marker": marker, "damaged": self.damaged[:MAX_NAMED]})
+        name = "" if self.made is None else str(self.made.path).rpartition("/")[2]
+        return json.dumps({"name": name, "marker": marker, "damaged": self.damaged[:MAX_NAMED]})
 
     @classmethod
-    def decode(cls, text: str) -> "Chosen":
-        """Read what rank 0 said."""
+    def decode(cls, text: str, locate: Callable[[str], Path | str]) -> "Chosen":
+        """Read what rank 0 said.
+
+        Args:
+            text: its word.
+            locate: returns the path of the name in it, in the place that this rank chose itself.
+
+        Raises:
+            ValueError: the name leads out of that place.
+        """
         said = json.loads(text)
         damaged = tuple(said["damaged"])
         if said["marker"] is None:
             return cls(None, damaged)
-        path: str = said["path"]
-        where = path if "://" in path else Path(path)
-        return cls(committed_from(unseal(said["marker"].encode()), where), damaged)
+        return cls(committed_from(unseal(said["marker"].encode()), locate(said["name"])), damaged)
 
 
 class AgreedLoad:
@@ -82,6 +88,8 @@ class AgreedLoad:
         """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
         """The checkpoint that is being loaded, which retention must leave."""
+        self._left = False
+        """Whether this rank has left a load in whose midst the others may still be."""
 
     def newest(self, load: Callable[[VerifyingReader], None], *, overwrites: bool = True) -> Committed | None:
         """Load the newest whole checkpoint.
@@ -102,7 +110,7 @@ class AgreedLoad:
         """
         found: list[Damage] = []
         while True:
-            chosen = self._choose(self._look)
+            chosen = self._choose(self._look, self._place.path)
             if chosen.made is None:
                 if not chosen.damaged and not found:
                     self._check_none()
@@ -138,7 +146,7 @@ class AgreedLoad:
                 return Chosen(None, (f"{path}: {error.damage}",))
 
         self.used = (path,)
-        chosen = self._choose(read, str(path))
+        chosen = self._choose(read, lambda name: self._place.path(name, beside=path), str(path))
         if chosen.made is None:
             raise self._corrupt(chosen.damaged, [])
         damage = self._attempt(chosen.made, load)
@@ -154,15 +162,34 @@ class AgreedLoad:
             logger.warning("passed over as damaged: %s", damaged)
         return Chosen(look.newest, look.damaged)
 
-    def _choose(self, look: Callable[[], Chosen], named: str = "") -> Chosen:
-        """Return what rank 0 tells all ranks to load."""
-        payload, error = named.encode(), None
+    def _choose(
+        self, look: Callable[[], Chosen], locate: Callable[[str], Path | str], named: str = ""
+    ) -> Chosen:
+        """Return what rank 0 tells all ranks to load.
+
+        Args:
+            look: finds it, on rank 0.
+            locate: returns where this rank finds the name that rank 0 tells.
+            named: the path that the script names, on all ranks; empty: the newest checkpoint.
+
+        Raises:
+            MusterError: the last load ended before this rank heard how it ends.
+        """
+        if self._left:
+            raise MusterError(
+                "the last load ended here before this rank heard from the coordinator how it ends, and the "
+                "other ranks may be in the midst of it. Build the state again, and restart the job on all "
+                "ranks."
+            )
+        payload, error, mine = named.encode(), None, None
         if self._barrier.rank == 0:
             try:
-                payload = json.dumps([named, look().encode()]).encode()
+                mine = look()
+                payload = json.dumps([named, mine.encode()]).encode()
             except BaseException as failed:  # The others wait for this rank, whatever happens to it.
                 error = failed
-        decision = self._meet(error, payload)
+        # Who does not hear of this barrier can call again: the next load begins with the same one.
+        decision = self._meet(error, payload, begins=True)
         said, chosen = json.loads(decision.payloads[0])
         for rank in range(1, self._barrier.world_size):
             if (word := decision.payloads.get(rank, b"").decode()) != said:
@@ -170,7 +197,8 @@ class AgreedLoad:
                     f"rank 0 loads {said or 'the newest checkpoint'}, and rank {rank} "
                     f"{word or 'the newest checkpoint'}. Load the same checkpoint on all ranks."
                 )
-        return Chosen.decode(chosen)
+        heard = Chosen.decode(chosen, locate)  # Rank 0 decodes it, too: if the name is refused, all raise.
+        return mine or heard
 
     def _check_none(self) -> None:
         """See that no rank finds a checkpoint. Where a share is not mounted, its folder is there, and empty.
@@ -263,7 +291,7 @@ class AgreedLoad:
 
     def _hear_who_is_lost(self, made: Committed, error: BaseException) -> NoReturn:
         """Raise the coordinator's error for the rank that is to blame for a failed collective."""
-        decision = self._barrier.vote(None, self._timeout, BROKEN)
+        decision = self._vote(None, BROKEN)
         raise (_wrapped(made, error) if decision.released else error_for(decision)) from error
 
     def _own(self, damage: Damage) -> Damage:
@@ -271,9 +299,15 @@ class AgreedLoad:
 
     # ------------------------------------------------------------------ what all ranks hear
 
-    def _meet(self, error: BaseException | None, payload: bytes) -> Decision:
+    def _vote(self, failure: str | None, payload: bytes, *, begins: bool = False) -> Decision:
+        self._left = not begins
+        decision = self._barrier.vote(failure, self._timeout, payload)
+        self._left = False
+        return decision
+
+    def _meet(self, error: BaseException | None, payload: bytes, *, begins: bool = False) -> Decision:
         """Meet all ranks. If one fails, all fail."""
-        decision = self._barrier.vote(None if error is None else failure_text(error), self._timeout, payload)
+        decision = self._vote(None if error is None else failure_text(error), payload, begins=begins)
         if error is not None:
             raise error
         if not decision.released:

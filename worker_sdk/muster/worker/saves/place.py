@@ -136,6 +136,18 @@ class Place(Protocol):
             OSError: it cannot be looked at.
         """
 
+    def path(self, name: str, beside: Path | str | None = None) -> Path | str:
+        """Return where the checkpoint is that rank 0 named.
+
+        Args:
+            name: as rank 0 sent it.
+            beside: a path that the script names on this rank: the name is of the same folder or bucket. None:
+                it is of this place.
+
+        Raises:
+            ValueError: the name leads elsewhere.
+        """
+
     def source(self, made: Committed) -> Source:
         """Return what a checkpoint's files are read from."""
 

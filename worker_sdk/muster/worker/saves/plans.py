@@ -1,11 +1,15 @@
 """Which rank writes what of a state that all of them have parts of; planning itself is torch's."""
 
+import io
 import pickle
 import zlib
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -22,9 +26,46 @@ def packed(plan: SavePlan) -> bytes:
 
 
 def unpacked(plan: bytes) -> SavePlan:
-    """A plan to read."""
-    known: SavePlan = pickle.loads(zlib.decompress(plan))
+    """A plan to read.
+
+    Ranks leave their plans for one another in the folder of the save. Only what torch's plans consist of is
+    read from there, so that no other code runs.
+
+    Raises:
+        pickle.UnpicklingError: there is something else in it.
+    """
+    known = _Unpickler(io.BytesIO(zlib.decompress(plan))).load()
+    if not isinstance(known, SavePlan):
+        raise pickle.UnpicklingError(f"a plan is a SavePlan, and this is a {type(known).__name__}.")
     return known
+
+
+_RECORDS = {f"torch.distributed.checkpoint.{name}" for name in ("planner", "metadata", "filesystem")}
+"""The modules of torch whose dataclasses and enumerations make up a plan."""
+_OTHERS = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads plans, and nothing that does something when it is read."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+        if (module, name) in _OTHERS:
+            return super().find_class(module, name)
+        if "." not in name and (module == "torch" or module in _RECORDS):
+            found = super().find_class(module, name)
+            is_record = isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum))
+            if isinstance(found, torch.dtype) or (module in _RECORDS and is_record):
+                return found
+        raise pickle.UnpicklingError(
+            f"{module}.{name} is in the plan of a save, and Muster reads only torch's own records there. If "
+            "the planner put it into the plan, let it use numbers, strings, lists and dictionaries."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """The note by which a rank tells rank 0 what it wrote of a checkpoint, and the manifest made of all notes."""
 
-import pickle
+import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.checkpoint.digest import Segment
@@ -53,14 +55,46 @@ class RankWrite:
         return cls(results, dict(files), socket.gethostname(), seconds)
 
     def encode(self) -> bytes:
-        """Encode it as a note."""
-        return pickle.dumps(self)
+        """Encode it as a note: JSON, since reading a pickle could run what another process wrote there."""
+        files = {
+            name: [(segment.length, segment.digest.hex()) for segment in segments]
+            for name, segments in self.files.items()
+        }
+        results = [_fields(result) for result in self.results]
+        said = {"results": results, "files": files, "host": self.host, "seconds": self.seconds}
+        return json.dumps(said, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, note: bytes) -> "RankWrite":
-        """Decode a note of a rank of this job."""
-        said: RankWrite = pickle.loads(note)
-        return said
+        """Decode a note of a rank of this job.
+
+        Raises:
+            ValueError: it is not what a rank of this version writes.
+        """
+        try:
+            said = json.loads(note)
+            files = {
+                name: tuple(Segment(length, bytes.fromhex(digest)) for length, digest in segments)
+                for name, segments in said["files"].items()
+            }
+            return cls([_result(fields) for fields in said["results"]], files, said["host"], said["seconds"])
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"a rank's note cannot be read: {error!r}. Use one version of Muster on all ranks."
+            ) from error
+
+
+def _fields(result: WriteResult) -> tuple[Any, ...]:
+    """Return torch's result for an item as JSON takes it."""
+    index, stored = result.index, result.storage_data
+    offset = None if index.offset is None else list(index.offset)
+    place = (stored.relative_path, stored.offset, stored.length, stored.transform_descriptors)
+    return (index.fqn, offset, index.index, result.size_in_bytes, place)
+
+
+def _result(fields: Sequence[Any]) -> WriteResult:
+    fqn, offset, number, size, place = fields
+    return WriteResult(MetadataIndex(fqn, offset, number), size, _StorageInfo(*place))
 
 
 def manifest_of(writes: Sequence[RankWrite], metadata: tuple[Segment, ...]) -> Manifest:

@@ -63,6 +63,11 @@ class ServiceAccounts:
     role: Role
     runs: tuple[str, ...]
 
+    @property
+    def bearers(self) -> str:
+        """Whom this is about, for people."""
+        return f"service accounts {self.namespace}/{self.account}"
+
     def covers(self, claims: Claims) -> bool:
         """Whether this is about the bearer of a token."""
         account = claims.account
@@ -83,6 +88,11 @@ class Login:
     """All of these the token must hold."""
     role: Role
     runs: tuple[str, ...]
+
+    @property
+    def bearers(self) -> str:
+        """Whom this is about, for people."""
+        return "logins with " + ", ".join(f"{name} = {value}" for name, value in self.claims.items())
 
     def covers(self, claims: Claims) -> bool:
         """Whether this is about the bearer of a token."""

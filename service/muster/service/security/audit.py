@@ -1,0 +1,276 @@
+"""The audit log: who was refused what, and who changed what. One JSON object a line."""
+
+import atexit
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from muster.service.core.refusal import Refusal
+from muster.service.security.files import FileError
+from muster.service.security.grants import Grant
+
+TO_LOG = "-"
+"""In place of a file: the entries go to the log."""
+MAX_WAITING = 10_000
+"""Entries that wait to be written. Those that come beyond them are left out, and counted."""
+MAX_UNKNOWN = 100
+"""Refusals of unknown callers that are written within a :data:`WINDOW`. The others are counted."""
+WINDOW = 10.0
+"""Seconds."""
+MAX_TEXT = 256
+"""Characters of a text that a caller chose."""
+MAX_KEYS = 8
+"""Keys of a store that one entry names."""
+ABOUT = ("rank", "prefix", "sequence", "key", "reason", "force", "stop", "dry_run", "incarnation")
+"""The fields of a request that its entry shows. The values of stores and payloads are not among them."""
+OPEN = "OPEN"
+"""The result of a stream that has begun: a session or a join. Another entry tells how it ends."""
+OK = "OK"
+
+Fields = dict[str, object]
+Write = Callable[[Fields], None]
+
+
+@dataclass(slots=True)
+class AuditedCall:
+    """One call, as far as it is known.
+
+    Args:
+        write: takes its entries.
+        method: what is called.
+        changes: whether the method changes something. If not, only a refusal is written.
+        lasts: whether it is open for long once it has been asked for; then its begin is written, too.
+        address: of the peer.
+        certificate: the common name of the client's certificate; empty if it showed none.
+    """
+
+    write: Write
+    method: str
+    changes: bool
+    lasts: bool
+    address: str
+    certificate: str = ""
+    grant: Grant | None = None
+    """Who calls; None: it is not known, or no tokens are asked for."""
+    run_id: str = ""
+    _about: Fields = field(default_factory=dict)
+    _answered: bool = False
+    """Whether the newest request has its entry."""
+
+    def ask(self, request: Any) -> None:  # noqa: ANN401
+        """Take a request."""
+        self._answered = False
+        self._about = {}
+        if "operation" in request.DESCRIPTOR.oneofs_by_name and (name := request.WhichOneof("operation")):
+            self._about["operation"] = name
+            request = getattr(request, name)
+        self.run_id = getattr(request, "run_id", self.run_id)
+        self._about |= _about(request)
+        if self.lasts:
+            self.open(self.run_id)
+
+    def open(self, run_id: str) -> None:
+        """Take note that the stream is open for a run."""
+        self.run_id = run_id
+        if self.changes:
+            self._entry(OPEN)
+
+    def answer(self) -> None:
+        """Take note that the request was carried out."""
+        if not self.lasts:
+            self.end(OK)
+            self._answered = True
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Write that the call was refused."""
+        self._entry(refusal.reason.name, refusal.message)
+
+    def end(self, result: str, message: str = "") -> None:
+        """Write how the call ended, unless its only request, or its last one, was answered.
+
+        Args:
+            result: ``OK``, or the name of its status.
+            message: what the caller was told.
+        """
+        if self.changes and not self._answered:
+            self._entry(result, message)
+
+    def _entry(self, result: str, message: str = "") -> None:
+        said = {"message": message} if message else {}
+        self.write(
+            {
+                **identity(self.grant, self.certificate),
+                "from": self.address,
+                "call": self.method,
+                "run": self.run_id,
+                **self._about,
+                "result": result,
+                **said,
+            }
+        )
+
+
+CALL: ContextVar[AuditedCall | None] = ContextVar("audited_call", default=None)
+"""The call that the current task handles; None: there is no audit log."""
+
+
+def identity(grant: Grant | None, certificate: str = "") -> Fields:
+    """Return the fields of an entry that say who called."""
+    who: Fields = {"who": "" if grant is None else grant.name}
+    if grant is not None:
+        who["role"] = grant.role.name.lower()
+        if grant.claims is not None:
+            who["issuer"] = grant.claims.issuer
+    if certificate:
+        who["certificate"] = certificate
+    return who
+
+
+def _about(request: Any) -> Fields:  # noqa: ANN401
+    known = request.DESCRIPTOR.fields_by_name
+    values = {name: getattr(request, name) for name in ABOUT if name in known}
+    shown: Fields = {
+        name: value[:MAX_TEXT] if isinstance(value, str) else value
+        for name, value in values.items()
+        if isinstance(value, str | int) and value != ""
+    }
+    if keys := _keys(request):
+        shown["keys"] = [key[:MAX_TEXT] for key in keys[:MAX_KEYS]]
+    return shown
+
+
+def _keys(request: Any) -> list[str]:  # noqa: ANN401
+    """The keys of a store that a request changes."""
+    known = request.DESCRIPTOR.fields_by_name
+    if "entries" in known:
+        return [entry.key for entry in request.entries]
+    return list(request.keys) if "keys" in known else []
+
+
+# ---------------------------------------------------------------------- where entries go
+
+
+def writer(target: str) -> Write:
+    """Return what takes the entries.
+
+    Args:
+        target: a file, to which they are appended; or :data:`TO_LOG`.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    return Bounded(_to_log if target == TO_LOG else AuditFile(Path(target)).write).write
+
+
+class Bounded:
+    """Bounds the refusals of unknown callers: whoever reaches a port could fill the disk with them.
+
+    Args:
+        write: takes the entries that are left, with the number of those left out before it.
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(self, write: Write, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._clock = clock
+        self._since = clock()
+        self._written = 0
+        self._left_out = 0
+
+    def write(self, fields: Fields) -> None:
+        """Hand an entry on, unless too many of its kind came."""
+        if fields["who"] == "" and fields["result"] not in (OK, OPEN):
+            now = self._clock()
+            if now - self._since >= WINDOW:
+                self._since, self._written = now, 0
+            if self._written >= MAX_UNKNOWN:
+                self._left_out += 1
+                return
+            self._written += 1
+        left_out, self._left_out = self._left_out, 0
+        self._write(fields | {"left_out": left_out} if left_out else fields)
+
+
+def _to_log(fields: Fields) -> None:
+    structlog.get_logger().info("audit", **fields)
+
+
+class AuditFile:
+    """Appends entries to a file, on a thread of its own: a slow disk must not hold up decisions.
+
+    It opens the file for each batch of entries, so that the file may be renamed at any time.
+
+    Args:
+        path: the file; only its owner may read it if it is made here.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._lost = 0
+        try:
+            self._append(b"")
+        except OSError as error:
+            raise FileError(f"{path} cannot be written: {error.strerror or error}.") from error
+        self._thread = threading.Thread(target=self._write_all, name="muster-audit", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def write(self, fields: Fields) -> None:
+        """Hand over an entry; never blocks."""
+        if self._entries.qsize() >= MAX_WAITING:
+            self._lost += 1
+            return
+        lost, self._lost = self._lost, 0
+        counted: Fields = {"lost": lost} if lost else {}
+        entry = {"time": datetime.now(UTC).isoformat(timespec="microseconds"), **fields, **counted}
+        self._entries.put(json.dumps(entry).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write what waits, for a second at most."""
+        self._entries.put(None)
+        self._thread.join(timeout=1)
+
+    def _write_all(self) -> None:
+        works = True
+        while (entry := self._entries.get()) is not None:
+            entries = [entry]
+            ended = False
+            while not self._entries.empty():
+                entry = self._entries.get()
+                if entry is None:
+                    ended = True
+                    break
+                entries.append(entry)
+            try:
+                self._append(b"".join(entries))
+                works = True
+            except OSError as error:
+                self._lost += len(entries)
+                if works:
+                    reason = f"{self._path} cannot be written: {error.strerror or error}"
+                    structlog.get_logger().error("audit.lost", reason=reason)
+                works = False
+            if ended:
+                return
+
+    def _append(self, data: bytes) -> None:
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+        finally:
+            os.close(handle)

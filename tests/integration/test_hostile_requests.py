@@ -1,0 +1,130 @@
+"""Peers without a token that send large or compressed requests: neither memory nor other callers suffer."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from muster.service.security.grants import Role
+from muster.v1 import coordinator_pb2, coordinator_pb2_grpc, store_pb2, store_pb2_grpc
+from tests.integration.test_bad_input import reason_of
+from tests.integration.test_security import SECRETS, bearing, tokens
+from tests.support.coordinator import Coordinator, free_port
+from tests.support.patience import PATIENCE, until
+from tests.support.relay import Relay
+
+REQUESTS = 32
+SIZE = 16 << 20
+"""Bytes of each, just below what the coordinator takes of those that have a token."""
+ROOM = 100
+"""MiB by which a process may have grown at the most: six requests."""
+CHECK = "/grpc.health.v1.Health/Check"
+CONNECT = "/muster.v1.SessionService/Connect"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Coordinator]:
+    (tmp_path / "tokens.toml").write_text(tokens())
+    extra = (f"--tokens-file={tmp_path / 'tokens.toml'}",)
+    with Coordinator(tmp_path, state="memory:", extra=extra) as running:
+        yield running
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+async def send(
+    endpoint: str,
+    method: str,
+    compression: grpc.Compression,
+    metadata: tuple[tuple[str, str], ...] = (),
+    size: int = SIZE,
+) -> Counter[grpc.StatusCode]:
+    """Call a method with large requests on a few connections at once; how the calls ended."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+    channels = [grpc.aio.insecure_channel(endpoint, options=options) for _ in range(4)]
+    request = bytes(size)
+
+    async def call(number: int) -> grpc.StatusCode:
+        try:
+            made: Any = channels[number % len(channels)].unary_unary(method)
+            await made(request, compression=compression, metadata=metadata, timeout=PATIENCE)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    try:
+        return Counter(await asyncio.gather(*(call(number) for number in range(REQUESTS))))
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+def test_compressed_request_is_refused_unread_by_coordinator(guarded: Coordinator):
+    before = peak(guarded.pid)
+    ended = asyncio.run(send(guarded.endpoint, CHECK, grpc.Compression.Gzip))
+    assert ended == {grpc.StatusCode.UNIMPLEMENTED: REQUESTS}
+    assert peak(guarded.pid) < before + ROOM
+
+
+def test_large_request_without_token_is_not_read_again(guarded: Coordinator):
+    before = peak(guarded.pid)
+    ended = asyncio.run(send(guarded.endpoint, CHECK, grpc.Compression.NoCompression))
+    assert set(ended) <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert ended[grpc.StatusCode.RESOURCE_EXHAUSTED] >= REQUESTS // 2
+    assert peak(guarded.pid) < before + ROOM
+    # Callers with a token are none of its concern.
+    with grpc.insecure_channel(guarded.endpoint) as connection:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(connection)
+        stub.Status(coordinator_pb2.StatusRequest(), metadata=bearing(SECRETS[Role.VIEWER]), timeout=PATIENCE)
+
+
+def test_answers_that_a_worker_does_not_read_are_bounded(guarded: Coordinator):
+    token = bearing(SECRETS[Role.WORKER])
+    keys = [f"key-{number}" for number in range(8)]
+    with grpc.insecure_channel(guarded.endpoint) as connection:
+        store = store_pb2_grpc.StoreServiceStub(connection)
+        for key in keys:
+            entries = [store_pb2.KeyValue(key=key, value=bytes(1 << 20))]
+            store.Set(store_pb2.SetRequest(run_id="a-1", entries=entries), metadata=token, timeout=PATIENCE)
+        before = peak(guarded.pid)
+        request = store_pb2.StoreServiceGetRequest(run_id="a-1", keys=keys, timeout_ms=1_000)
+        # A stream is read when it is iterated, and this one is not.
+        get: Any = connection.unary_stream("/muster.v1.StoreService/Get")
+        calls = [get(request.SerializeToString(), metadata=token) for _ in range(60)]
+        until(lambda: sum(call.code() is not None for call in calls if call.done()) >= 40, "none was refused")
+        ended = {reason_of(call) for call in calls if call.done()}
+        assert ended == {"SLOW_CONSUMER"}
+        # 96 MiB of answers, of which 64 are with gRPC as well.
+        assert peak(guarded.pid) < before + 96 + 64 + ROOM, peak(guarded.pid)
+        (slow, *_) = guarded.log("reader.slow")
+        assert slow["reader"] == "worker at 127.0.0.1 (/muster.v1.StoreService/Get)"
+        for call in calls:
+            call.cancel()
+
+
+def test_compressed_message_is_refused_unread_by_relay(guarded: Coordinator, tmp_path: Path):
+    extra = (f"--tokens-file={tmp_path / 'tokens.toml'}",)
+    listen = f"127.0.0.1:{free_port()}"
+    with Relay(tmp_path, guarded.endpoint, listen=listen, extra=extra) as relay:
+        before = peak(relay.pid)
+        token = bearing(SECRETS[Role.WORKER])
+        ended = asyncio.run(send(relay.listen, CONNECT, grpc.Compression.Gzip, token))
+        assert ended == {grpc.StatusCode.UNIMPLEMENTED: REQUESTS}
+        assert peak(relay.pid) < before + ROOM
+
+
+def test_message_beyond_what_a_coordinator_takes_is_refused_by_relay(guarded: Coordinator, tmp_path: Path):
+    listen = f"127.0.0.1:{free_port()}"
+    with Relay(tmp_path, guarded.endpoint, listen=listen) as relay:
+        before = peak(relay.pid)
+        ended = asyncio.run(send(relay.listen, CONNECT, grpc.Compression.NoCompression, size=40 << 20))
+        assert ended == {grpc.StatusCode.RESOURCE_EXHAUSTED: REQUESTS}
+        assert peak(relay.pid) < before + ROOM

@@ -1,0 +1,87 @@
+"""Every kind of hostile client, and how it is to be answered."""
+
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass
+
+from tests.support.hostile import connections, readers, requests
+from tests.support.hostile.attacker import Attacker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One kind of hostile client."""
+
+    act: Callable[[Attacker], Awaitable[None]]
+    """One wave of it. Its docstring says what it does, and of which row or rule it is."""
+    answers: Set[str]
+    """How it is refused or limited: at least one of these must come."""
+    wrong: Set[str] = frozenset()
+    """Answers that must never come."""
+    pause: float = 1.0
+    """Seconds between two waves."""
+    relayed: bool = False
+    """Whether it is there a second time, before a relay."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.act.__name__
+
+    @property
+    def row(self) -> str:
+        """The row or rule that its docstring begins with."""
+        return (self.act.__doc__ or "").partition(":")[0]
+
+
+SERVED = frozenset({"OK", "welcome"})
+"""What a caller must not hear that is to be refused."""
+CLOSED = frozenset({"closed", "GOAWAY"})
+
+ATTACKS = (
+    Attack(act=requests.gzip_bombs, answers={"UNIMPLEMENTED"}, wrong=SERVED, pause=3.0, relayed=True),
+    Attack(
+        act=requests.gzip_bombs_with_token, answers={"UNIMPLEMENTED"}, wrong=SERVED, pause=3.0, relayed=True
+    ),
+    Attack(
+        act=requests.large_open_requests,
+        answers={"LIMIT_EXCEEDED max_open_request_bytes", "RESOURCE_EXHAUSTED"},
+        wrong=SERVED,
+        pause=3.0,
+        relayed=True,
+    ),
+    Attack(act=requests.broken_messages, answers={"INVALID_ARGUMENT"}, wrong=SERVED, relayed=True),
+    Attack(
+        act=requests.oversized_messages,
+        answers={"LIMIT_EXCEEDED max_payload_bytes", "LIMIT_EXCEEDED max_store_value_bytes"},
+        wrong=SERVED,
+        pause=2.0,
+        relayed=True,
+    ),
+    Attack(
+        act=requests.unknown_tokens,
+        answers={"TOKEN_UNKNOWN", "TOKEN_MISSING"},
+        wrong=SERVED,
+        relayed=True,
+    ),
+    Attack(act=requests.other_runs, answers={"RUN_NOT_ALLOWED"}, wrong=SERVED, relayed=True),
+    Attack(act=requests.higher_roles, answers={"ROLE_TOO_LOW"}, wrong=SERVED, relayed=True),
+    Attack(act=requests.older_processes, answers={"STALE_GENERATION"}, wrong=SERVED, relayed=True),
+    Attack(act=requests.full_store, answers={"LIMIT_EXCEEDED max_store_bytes"}, pause=0.5),
+    Attack(act=requests.message_flood, answers={"RELEASED"}, relayed=True),
+    Attack(act=readers.unread_gathers, answers={"SLOW_CONSUMER"}, pause=2.0, relayed=True),
+    Attack(act=readers.unread_decisions, answers={"LIMIT_EXCEEDED"}, pause=2.0),
+    Attack(act=readers.unread_values, answers={"LIMIT_EXCEEDED"}, pause=2.0, relayed=True),
+    Attack(act=readers.unread_dialogues, answers={"SLOW_CONSUMER"}, pause=2.0),
+    Attack(act=readers.watches, answers={"LIMIT_EXCEEDED max_watches_per_caller"}, pause=2.0),
+    Attack(act=readers.health_watches, answers={"LIMIT_EXCEEDED max_watchers"}, pause=2.0),
+    Attack(act=readers.silent_sessions, answers={"HELLO_REQUIRED"}, relayed=True),
+    Attack(act=connections.silent_connections, answers=CLOSED, relayed=True),
+    Attack(act=connections.half_open_tls, answers=CLOSED, relayed=True),
+    Attack(act=connections.half_open_http2, answers=CLOSED, relayed=True),
+    Attack(act=connections.idle_connections, answers=CLOSED, relayed=True),
+    Attack(act=connections.connection_flood, answers={"SETTINGS"}, relayed=True),
+    Attack(act=connections.rebound_pages, answers={"421"}, wrong={"200"}),
+    Attack(act=connections.slow_pages, answers=CLOSED),
+)
+
+BY_NAME = {attack.name: attack for attack in ATTACKS}

@@ -1,0 +1,176 @@
+"""Attacks by clients that ask for much and read little: their answers wait in the coordinator's memory."""
+
+import asyncio
+from contextlib import suppress
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from muster.v1 import barrier_pb2, run_pb2, session_pb2, store_pb2
+from tests.support.hostile.attacker import LARGE, OWN_RUN, Attacker, together
+from tests.support.hostile.requests import ARRIVE, SET, hello
+
+HELD = 6.0
+"""Seconds that an answer is left unread; then its reader goes away."""
+GATHERED = 4
+"""Ranks whose payloads of 1 MiB are gathered: as much as one barrier takes by default."""
+
+
+async def unread_gathers(attacker: Attacker) -> None:
+    """Row 11: barriers that gather 4 MiB each, on a stream that is never read."""
+    channel = attacker.channel()
+    stream = attacker.session(channel, attacker.target.stranger)
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+        # It is cut off in the midst of a write, or taken no more from.
+        async with asyncio.timeout(2 * HELD):
+            await stream.write(hello(f"{OWN_RUN}.gathers", ranks=GATHERED))
+            join = session_pb2.JoinGroup(prefix="p", world_size=GATHERED, ranks=range(GATHERED))
+            await stream.write(session_pb2.ConnectRequest(join_group=join).SerializeToString())
+            first = await _position(stream)
+            for sequence in range(first, first + 100):
+                arrivals = [session_pb2.Arrival(rank=rank, payload=bytes(LARGE)) for rank in range(GATHERED)]
+                arrive = session_pb2.Arrive(
+                    prefix="p", sequence=sequence, timeout_ms=60_000, arrivals=arrivals
+                )
+                await stream.write(session_pb2.ConnectRequest(arrive=arrive).SerializeToString())
+    # At last it reads, for only so it hears why it was cut off.
+    try:
+        async with asyncio.timeout(HELD):
+            await attacker.read_end(stream)
+    except TimeoutError:
+        attacker.answered("served")
+    await channel.close()
+
+
+async def _position(stream: object) -> int:
+    """The sequence at which a group stands; reads no further."""
+    while (data := await stream.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        message = session_pb2.ConnectResponse.FromString(data)
+        if message.HasField("group_joined"):
+            return int(message.group_joined.positions[0].sequence)
+    return 0
+
+
+async def unread_decisions(attacker: Attacker) -> None:
+    """Row 11: the outcome of one barrier that gathered 4 MiB, asked for 64 times and not read."""
+    channel = attacker.channel()
+    token = attacker.target.stranger
+    run_id = f"{OWN_RUN}.decisions"
+
+    def arrival(rank: int, payload: bytes) -> barrier_pb2.ArriveRequest:
+        return barrier_pb2.ArriveRequest(
+            run_id=run_id,
+            prefix="p",
+            rank=rank,
+            world_size=GATHERED,
+            sequence=0,
+            timeout_ms=60_000,
+            payload=payload,
+            incarnation=f"r{rank}",
+        )
+
+    async def arrive(rank: int) -> None:
+        await attacker.call(channel, ARRIVE, arrival(rank, bytes(LARGE)), token=token)
+
+    await together(GATHERED, arrive)
+
+    async def ask(number: int) -> None:
+        call = attacker.call_unread(channel, ARRIVE, arrival(number % GATHERED, b""), token)
+        await attacker.until_ended(call, HELD)
+
+    await together(64, ask)
+    await channel.close()
+
+
+async def unread_values(attacker: Attacker) -> None:
+    """Row 11: 64 calls for 8 MiB of a store each, none of them read."""
+    channels = [attacker.channel() for _ in range(4)]
+    token = attacker.target.stranger
+    run_id = f"{OWN_RUN}.values"
+    keys = [f"large/{number}" for number in range(8)]
+    for key in keys:
+        entry = store_pb2.KeyValue(key=key, value=bytes(LARGE))
+        request = store_pb2.SetRequest(run_id=run_id, entries=[entry])
+        await attacker.call(channels[0], SET, request, token=token)
+
+    async def get(number: int) -> None:
+        request = store_pb2.StoreServiceGetRequest(run_id=run_id, keys=keys, timeout_ms=1_000)
+        call = attacker.call_unread(channels[number % 4], "/muster.v1.StoreService/Get", request, token)
+        await attacker.until_ended(call, HELD)
+
+    await together(64, get)
+    await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def unread_dialogues(attacker: Attacker) -> None:
+    """Row 11: 32 streams of a store that write and read 1 MiB again and again, and take no answer."""
+    channel = attacker.channel()
+    run_id = f"{OWN_RUN}.dialogues"
+
+    async def talk(number: int) -> None:
+        made = channel.stream_stream(
+            "/muster.v1.StoreService/Operate",
+            request_serializer=store_pb2.OperateRequest.SerializeToString,
+        )
+        stream = made(metadata=(("authorization", f"Bearer {attacker.target.stranger}"),))
+        entry = store_pb2.KeyValue(key=f"{number}", value=bytes(LARGE))
+        wrote = store_pb2.OperateRequest(set=store_pb2.SetRequest(run_id=run_id, entries=[entry]))
+        read = store_pb2.OperateRequest(
+            get=store_pb2.StoreServiceGetRequest(run_id=run_id, keys=[entry.key], timeout_ms=1_000)
+        )
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(HELD):
+                await stream.write(wrote)
+                for _ in range(100):
+                    await stream.write(read)
+        await attacker.until_ended(stream, HELD)
+
+    await together(32, talk)
+    await channel.close()
+
+
+async def watches(attacker: Attacker) -> None:
+    """Row 12: 600 watches of runs with a viewer's token, of which every second is not read."""
+    channels = [attacker.channel() for _ in range(6)]
+    request = run_pb2.WatchRequest()
+
+    async def watch(number: int) -> None:
+        call = attacker.call_unread(
+            channels[number % 6], "/muster.v1.RunService/Watch", request, attacker.target.spy
+        )
+        if number % 2:
+            await attacker.until_ended(call, HELD)
+            return
+        try:
+            async with asyncio.timeout(HELD):
+                await attacker.read_end(call)
+        except TimeoutError:
+            attacker.answered("held")
+
+    await together(600, watch)
+    await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def health_watches(attacker: Attacker) -> None:
+    """Row 9: 1,500 watches of the health, which need no token."""
+    channels = [attacker.channel() for _ in range(6)]
+    request = health_pb2.HealthCheckRequest()
+
+    async def watch(number: int) -> None:
+        call = attacker.call_unread(channels[number % 6], "/grpc.health.v1.Health/Watch", request, "")
+        await attacker.until_ended(call, HELD)
+
+    await together(1_500, watch)
+    await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def silent_sessions(attacker: Attacker) -> None:
+    """Row 13: 200 streams of workers that never say hello."""
+    channels = [attacker.channel() for _ in range(4)]
+
+    async def open_stream(number: int) -> None:
+        stream = attacker.session(channels[number % 4], attacker.target.stranger)
+        await attacker.read_end(stream)
+
+    await together(200, open_stream)
+    await asyncio.gather(*(channel.close() for channel in channels))

@@ -72,7 +72,7 @@ ATTACKS = (
     Attack(act=readers.unread_gathers, answers={"SLOW_CONSUMER"}, pause=5.0, relayed=True),
     Attack(act=readers.unread_decisions, answers={"SLOW_CONSUMER"}, pause=5.0),
     Attack(act=readers.unread_values, answers={"SLOW_CONSUMER"}, pause=5.0, relayed=True),
-    Attack(act=readers.unread_dialogues, answers={"held back", "SLOW_CONSUMER"}, pause=5.0),
+    Attack(act=readers.unread_dialogues, answers={"served", "held back", "SLOW_CONSUMER"}, pause=5.0),
     Attack(act=readers.watches, answers={"LIMIT_EXCEEDED max_watches_per_caller"}, pause=5.0),
     Attack(act=readers.health_watches, answers={"LIMIT_EXCEEDED max_watchers_per_address"}, pause=5.0),
     Attack(act=readers.silent_sessions, answers={"HELLO_REQUIRED"}, relayed=True),

@@ -225,11 +225,16 @@ class _Guarded:
             await context.write(self.serialize(response) if self.serialize else response)
             return
         caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
-        async with self.in_flight.answer(size, admission.peer, f"{caller} ({self.method})"):
-            # The values of a store are copied once into the response, and once more into its bytes.
-            data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
-            del response
-            await context.write(data)
+        data = b""
+        try:
+            async with self.in_flight.answer(size, admission.peer, f"{caller} ({self.method})"):
+                # The values of a store are copied once into the response, and once more into its bytes.
+                data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
+                response = None
+                await context.write(data)
+        finally:
+            # They would live as long as a refusal, which knows this frame, and may wait for the collector.
+            response = data = None  # type: ignore[assignment]
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

@@ -13,7 +13,7 @@ The rules of design.md §3 that are kept here, each in the method named:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.service.core import insight, report
 from muster.service.core.barrier import OpenBarrier
@@ -261,7 +261,11 @@ class Group:
         for rank, speaker in self.speakers.items():
             speaker.process.prefixes.discard(self.prefix)
             if same_job and self._last_release is not None and speaker.start <= self._last_release:
-                self._former[rank] = self._speaker_record(speaker, speaker.shape)
+                # Before the next life, whose first sequence may be that of this one, and without its shape.
+                shape = Shape(speaker.shape.world_size)
+                former = replace(self._speaker_record(speaker, shape), life=speaker.start)
+                self._former[rank] = former
+                effects.records.append(former)
             else:
                 effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
         self.speakers.clear()

@@ -1,5 +1,7 @@
 """Who came and left before others came: the same job, or one that is started again under its old name."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -314,6 +316,43 @@ def test_rank_hears_its_release_after_several_lives_that_released_nothing():
         assert some(one.arrive()).outcome is Outcome.TIMED_OUT
     assert one.arrive() is None
     world.assert_good()
+
+
+def test_rank_hears_its_release_when_it_was_away_twice_and_nothing_was_decided_in_between():
+    world = World(3)
+    one, two = released_unheard(world)
+    world.start(0).die()
+    world.wait(TTL + 1.0)
+    world.start(0)
+    one.seats[CKPT].waiting = False
+    one.connect()
+    one.seats[CKPT].waiting = True
+    partition(world, *(client for client in world.clients if client.session is not None))
+    for client in world.clients:
+        world.coordinator_sees_it(client)
+    world.wait(TTL + 1.0)
+    world.start(2)
+    world.crash()
+    assert world.group().speakers == {}
+    heal(world, one)
+    assert one.outcomes == [Outcome.RELEASED]
+    assert two.outcomes == []
+    world.assert_good()
+
+
+def test_state_of_the_version_before_tells_its_speakers_apart_from_those_of_the_next_life():
+    world = World(3)
+    one, _ = released_unheard(world)
+    for key, record in world.disk.kept.items():
+        if isinstance(record, SpeakerRecord):
+            world.disk.kept[key] = replace(record, life=None)
+    world.crash()
+    world.wait(TTL + 1.0)
+    world.start(0)
+    world.crash()
+    assert world.group().speakers == {}
+    one.connect()
+    assert one.outcomes == [Outcome.RELEASED]
 
 
 def test_new_process_of_the_rank_is_not_told_of_the_release():

@@ -218,14 +218,17 @@ class Group:
         if rank in self.speakers:
             return self.next_sequence
         released = self._last_release
-        if released is not None and self._is_former(rank, incarnation):
+        if released is None:
+            return max(self.first_sequence, self._oldest)
+        if self._is_former(rank, incarnation):
             return released
-        return max(self.first_sequence, self._oldest, -1 if released is None else released + 1)
+        return max(self.first_sequence, self._oldest, released + 1)
 
     def _is_former(self, rank: int, incarnation: str) -> bool:
         """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
         former = self._former.get(rank)
-        return former is not None and former.incarnation == incarnation
+        known = former is not None and self._last_release is not None
+        return known and former.incarnation == incarnation
 
     def _forget_former(self, effects: Effects) -> None:
         """The newest release need not be told any more to those who arrived in an earlier life."""
@@ -345,7 +348,8 @@ class Group:
         if speaker.last is None:
             return speaker.start
         waits = self.open is not None and self.open.sequence == speaker.last
-        return speaker.last if waits else speaker.last + 1
+        # Decisions of earlier lives may be forgotten before one who comes back from there has heard them.
+        return speaker.last if waits else max(speaker.last + 1, self._oldest)
 
     def check_call(
         self,
@@ -387,7 +391,13 @@ class Group:
         else:
             start = self._start_of(arrival.rank, incarnation)
         if sequence is None:
-            sequence = self._next_of(own) if own is not None else start + returns
+            if own is not None:
+                sequence = self._next_of(own)
+            elif anew:
+                # It joins in any case: if it must hear a decision first, its next call must get further.
+                sequence = upcoming
+            else:
+                sequence = max(start + returns, self._oldest)
         if sequence < self.next_sequence:
             decision = self._decided(name, start, sequence)
             return decision if anew else None

@@ -6,7 +6,7 @@ HTTP/2 stops the sender of a message whose reader takes nothing, and gRPC holds 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -102,7 +102,10 @@ class InFlight:
         self._writing: dict[_Writing, None] = {}
         """In the order in which they began."""
         self._bytes = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._turn = asyncio.Lock()
+        """Held while a message waits for room: those behind it are woken one by one, in their order."""
+        self._fewer = asyncio.Event()
+        """Whether a message was written since the one that waits for room has looked."""
         self._answers: Counter[str] = Counter()
 
     @asynccontextmanager
@@ -142,10 +145,11 @@ class InFlight:
         Raises:
             Refusal: SLOW_CONSUMER, if others needed the room for too long.
         """
-        await self._room(size)
-        writing = _Writing(size, asyncio.get_running_loop().time())
-        self._writing[writing] = None
-        self._bytes += size
+        async with self._turn:
+            await self._room(size)
+            writing = _Writing(size, asyncio.get_running_loop().time())
+            self._writing[writing] = None
+            self._bytes += size
         try:
             async with writing.patience:
                 yield
@@ -156,9 +160,7 @@ class InFlight:
         finally:
             del self._writing[writing]
             self._bytes -= size
-            for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._fewer.set()
 
     async def _room(self, size: int) -> None:
         loop = asyncio.get_running_loop()
@@ -167,9 +169,7 @@ class InFlight:
             left = oldest.since + PATIENCE - loop.time()
             if left <= 0 and oldest.patience.when() is None:
                 oldest.patience.reschedule(0)
-            freed = loop.create_future()
-            self._waiting.append(freed)
-            try:
-                await asyncio.wait([freed], timeout=left if left > 0 else None)
-            finally:
-                self._waiting.remove(freed)
+            self._fewer.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left if left > 0 else None):
+                    await self._fewer.wait()

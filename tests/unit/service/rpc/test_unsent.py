@@ -70,6 +70,23 @@ async def test_message_waits_for_those_before_it_as_long_as_they_are_read():
     assert asyncio.get_running_loop().time() == START + 2 * PATIENCE
 
 
+async def test_large_message_is_not_passed_by_smaller_ones_for_ever():
+    in_flight = InFlight(most=100)
+    written: list[int] = []
+    go_on = asyncio.Event()
+
+    async def write(size: int) -> None:
+        async with in_flight.message(size, lambda: ""):
+            await go_on.wait()
+            written.append(size)
+
+    writing = [asyncio.create_task(write(size)) for size in (60, 90, 30)]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*writing)
+    assert written == [60, 90, 30]
+
+
 async def test_message_larger_than_all_room_is_written_alone():
     in_flight = InFlight(most=100)
     async with in_flight.message(1_000, lambda: "one"):

@@ -251,11 +251,12 @@ class Session:
 
 def _name(hello: Hello) -> str:
     """Who speaks on a stream, for people."""
+    run_id = report.shown(hello.run_id)
     if hello.relay:
-        return f"relay {hello.relay} of run {hello.run_id}"
-    hosts = ", ".join(dict.fromkeys(process.host for process in hello.processes))
-    ranks = report.ranges(process.rank for process in hello.processes)
-    return f"run {hello.run_id}, rank {ranks} on {hosts}"
+        return f"relay {report.shown(hello.relay)} of run {run_id}"
+    hosts = report.shown(", ".join(dict.fromkeys(process.host for process in hello.processes)))
+    ranks = report.shown(report.ranges(process.rank for process in hello.processes))
+    return f"run {run_id}, rank {ranks} on {hosts}"
 
 
 class SessionServicer:

@@ -292,6 +292,19 @@ async def test_peer_is_cut_off_by_name_for_bytes_that_it_does_not_read():
         assert one.session.unsent_bytes == 0
 
 
+async def test_name_of_a_peer_in_a_refusal_is_short_whatever_it_says_of_itself():
+    processes = [session_pb2.Process(rank=2 * rank, host="h" * 1_000) for rank in range(1_000)]
+    for hello in (
+        session_pb2.Hello(run_id="r" * 1_000, protocol_version=1, processes=processes),
+        session_pb2.Hello(run_id="r" * 1_000, protocol_version=1, relay="r" * 1_000),
+    ):
+        async with stream(max_unsent=1, hello=False) as one:
+            one.context.says(session_pb2.ConnectRequest(hello=hello))
+            await one.driver.hears(1)
+            one.session.cut_off()
+            assert len(some(await one.ends()).details) < 500
+
+
 async def test_session_with_most_unsent_bytes_makes_room_for_all():
     servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
     servicer._queued = Queued(most=3 * SMALL)

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -32,6 +33,8 @@ CROWDED_READ_TIMEOUT = 0.2
 """Seconds that one more may take to come. It is here, as a rule, with the begin of the call."""
 
 T = TypeVar("T")
+Again: TypeAlias = Callable[[], Awaitable[Any]]
+"""Carries out a call that changes nothing once more."""
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
@@ -209,29 +212,46 @@ class _Guarded:
                 f"the request to {self.method} did not come within {seconds:g} s. Send it whole.",
             ) from None
 
-    async def _respond(self, admission: Admission, response: Any, context: Any) -> None:
+    async def _respond(
+        self, admission: Admission, response: Any, context: Any, again: Again | None = None
+    ) -> None:
         if admission.grant is not None:
             response = access.narrowed(admission.grant, self._rule, response)
         if response is not None:
-            write = self._write(admission, response, context)
+            write = self._write(admission, response, context, again)
             del response  # So that it is freed once its bytes are made.
             await write
         if (call := CALL.get()) is not None:
             call.answer()
 
-    async def _write(self, admission: Admission, response: Any, context: Any) -> None:
+    async def _write(self, admission: Admission, response: Any, context: Any, again: Again | None) -> None:
         size = response.ByteSize() if self.serialize else 0
         if size <= SMALL:
             await context.write(self.serialize(response) if self.serialize else response)
             return
         caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
+        reader = f"{caller} ({self.method})"
+        # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
+        while again is not None and not self.in_flight.has_place(size, admission.peer):
+            del response
+            async with self.in_flight.answer(size, admission.peer, reader, waits=True):
+                response = await again()
+                larger, size = response.ByteSize() > size, response.ByteSize()
+                if not larger:
+                    await self._write_now(response, context)
+                    return
+        async with self.in_flight.answer(size, admission.peer, reader):
+            write = self._write_now(response, context)
+            del response
+            await write
+
+    async def _write_now(self, response: Any, context: Any) -> None:
         data = b""
         try:
-            async with self.in_flight.answer(size, admission.peer, f"{caller} ({self.method})"):
-                # The values of a store are copied once into the response, and once more into its bytes.
-                data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
-                response = None
-                await context.write(data)
+            # The values of a store are copied once into the response, and once more into its bytes.
+            data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
+            response = None
+            await context.write(data)
         finally:
             # They would live as long as a refusal, which knows this frame, and may wait for the collector.
             response = data = None  # type: ignore[assignment]
@@ -240,7 +260,8 @@ class _Guarded:
         async def call(_: object, context: Any) -> None:
             async with self._admitted(context) as admission:
                 request = await self._request(admission, context)
-                await self._respond(admission, await behavior(request, context), context)
+                again = partial(behavior, request, context) if self.method in access.READS else None
+                await self._respond(admission, await behavior(request, context), context, again)
 
         return call
 

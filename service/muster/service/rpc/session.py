@@ -79,7 +79,8 @@ class Session:
         self.unsent_bytes = 0
         """Of the messages in the outbox."""
         self._name = "a session that has not said Hello"
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[tuple[bytes, bytes]] = deque()
+        """What is the same for all who hear it, and what is for this peer alone."""
         self._wake: asyncio.Future[None] | None = None
         self._patience = asyncio.timeout(None)
         """Ends a write that does not end, since the peer does not read."""
@@ -101,7 +102,7 @@ class Session:
             self._status = message.refusal
             self._closed = True
         data = self._welcome(message) if type(message) is Welcome else outgoing.data
-        self._send(data + codec.encode_ranks(ranks) if ranks else data)
+        self._send(data, codec.encode_ranks(ranks) if ranks else b"")
 
     def _end_join(self) -> None:
         if self._join_turn is not None:
@@ -118,14 +119,22 @@ class Session:
         self._closed = True
         self._wake_writer()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, own: bytes = b"") -> None:
+        """Put a message into the outbox.
+
+        Args:
+            data: what is the same for all who hear it.
+            own: what follows for this peer alone. A joined copy for each peer would be in memory until it is
+                written.
+        """
+        size = len(data) + len(own)
         if len(self._outbox) >= self._max_unsent:
             self.cut_off(f"{self._max_unsent} messages")
-        elif self._outbox and self.unsent_bytes + len(data) > self._max_unsent_bytes:
+        elif self._outbox and self.unsent_bytes + size > self._max_unsent_bytes:
             self.cut_off(f"messages of {self.unsent_bytes:,} bytes")
         elif not self._cut_off:
-            self._outbox.append(data)
-            self.unsent_bytes += len(data)
+            self._outbox.append((data, own))
+            self.unsent_bytes += size
             self._queued.add(data)
             self._wake_writer()
             if self._queued.too_many:
@@ -146,10 +155,10 @@ class Session:
                 self._patience.reschedule(0)
 
     def _take(self) -> bytes:
-        data = self._outbox.popleft()
-        self.unsent_bytes -= len(data)
+        data, own = self._outbox.popleft()
+        self.unsent_bytes -= len(data) + len(own)
         self._queued.remove(data)
-        return data
+        return data + own if own else data
 
     def _wake_writer(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -185,12 +194,14 @@ class Session:
         outbox = self._outbox
         while True:
             while outbox:
-                data = self._take()
-                if len(data) <= SMALL:
-                    await context.write(data)
-                else:
-                    async with self._in_flight.message(len(data), lambda: self._name):
-                        await context.write(data)
+                size = sum(map(len, outbox[0]))
+                if size <= SMALL:
+                    await context.write(self._take())
+                    continue
+                # It is in the outbox, and counts there, until there is room for it.
+                async with self._in_flight.message(size, lambda: self._name):
+                    if outbox:  # Else this stream was cut off meanwhile.
+                        await context.write(self._take())
             if self._closed:
                 break
             self._wake = loop.create_future()
@@ -256,11 +267,12 @@ class Session:
 
 def _name(hello: Hello) -> str:
     """Who speaks on a stream, for people."""
+    run_id = report.shown(hello.run_id)
     if hello.relay:
-        return f"relay {hello.relay} of run {hello.run_id}"
-    hosts = ", ".join(dict.fromkeys(process.host for process in hello.processes))
-    ranks = report.ranges(process.rank for process in hello.processes)
-    return f"run {hello.run_id}, rank {ranks} on {hosts}"
+        return f"relay {report.shown(hello.relay)} of run {run_id}"
+    hosts = report.shown(", ".join(dict.fromkeys(process.host for process in hello.processes)))
+    ranks = report.shown(report.ranges(process.rank for process in hello.processes))
+    return f"run {run_id}, rank {ranks} on {hosts}"
 
 
 class SessionServicer:

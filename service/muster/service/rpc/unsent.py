@@ -6,8 +6,9 @@ HTTP/2 stops the sender of a message whose reader takes nothing, and gRPC holds 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -25,6 +26,8 @@ MAX_ANSWER_BYTES_PER_ADDRESS = 96 << 20
 """The same, of one address."""
 PATIENCE = 10.0
 """Seconds that a reader may take for a message while others need the room."""
+PLACE_TIMEOUT = 2 * PATIENCE
+"""Seconds that the first of the answers of an address waits for a place."""
 
 
 def slow_reader(reader: str, held: str) -> Refusal:
@@ -102,26 +105,34 @@ class InFlight:
         self._writing: dict[_Writing, None] = {}
         """In the order in which they began."""
         self._bytes = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._turn = asyncio.Lock()
+        """Held while a message waits for room: those behind it are woken one by one, in their order."""
+        self._fewer = asyncio.Event()
+        """Whether a message was written since the one that waits for room has looked."""
         self._answers: Counter[str] = Counter()
+        self._fewer_answers = asyncio.Event()
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held by the first answer of an address that waits for a place."""
 
     @asynccontextmanager
-    async def answer(self, size: int, address: str, reader: str) -> AsyncIterator[None]:
+    async def answer(
+        self, size: int, address: str, reader: str, *, waits: bool = False
+    ) -> AsyncIterator[None]:
         """Write the answer to a call within this block.
 
         Args:
             size: its bytes.
             address: of the caller.
             reader: the caller, for people.
+            waits: whether it waits for a place. If so, its bytes must not be in memory yet.
 
         Raises:
-            Refusal: SLOW_CONSUMER.
+            Refusal: SLOW_CONSUMER, if there is no place.
         """
-        held = self._answers[address]
-        if held and (
-            held + size > self._most_answers_of_one or self._answers.total() + size > self._most_answers
-        ):
-            raise slow_reader(reader, f"answers of {held:,} bytes")
+        if waits:
+            await self._place(size, address)
+        if not self.has_place(size, address):
+            raise slow_reader(reader, f"answers of {self._answers[address]:,} bytes")
         self._answers[address] += size
         try:
             async with self.message(size, lambda: reader):
@@ -130,6 +141,23 @@ class InFlight:
             self._answers[address] -= size
             if not self._answers[address]:
                 del self._answers[address]
+            self._fewer_answers.set()
+
+    def has_place(self, size: int, address: str) -> bool:
+        """Whether the answer to a call may be in memory beside the others. Who holds none may have one."""
+        held = self._answers[address]
+        total = self._answers.total()
+        return not held or (held + size <= self._most_answers_of_one and total + size <= self._most_answers)
+
+    async def _place(self, size: int, address: str) -> None:
+        """Wait until an answer has a place, in the order of those of the address, but not for ever."""
+        line = self._lines.setdefault(address, asyncio.Lock())
+        async with line:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PLACE_TIMEOUT):
+                    while not self.has_place(size, address):
+                        self._fewer_answers.clear()
+                        await self._fewer_answers.wait()
 
     @asynccontextmanager
     async def message(self, size: int, reader: Callable[[], str]) -> AsyncIterator[None]:
@@ -142,10 +170,11 @@ class InFlight:
         Raises:
             Refusal: SLOW_CONSUMER, if others needed the room for too long.
         """
-        await self._room(size)
-        writing = _Writing(size, asyncio.get_running_loop().time())
-        self._writing[writing] = None
-        self._bytes += size
+        async with self._turn:
+            await self._room(size)
+            writing = _Writing(size, asyncio.get_running_loop().time())
+            self._writing[writing] = None
+            self._bytes += size
         try:
             async with writing.patience:
                 yield
@@ -156,9 +185,7 @@ class InFlight:
         finally:
             del self._writing[writing]
             self._bytes -= size
-            for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._fewer.set()
 
     async def _room(self, size: int) -> None:
         loop = asyncio.get_running_loop()
@@ -167,9 +194,7 @@ class InFlight:
             left = oldest.since + PATIENCE - loop.time()
             if left <= 0 and oldest.patience.when() is None:
                 oldest.patience.reschedule(0)
-            freed = loop.create_future()
-            self._waiting.append(freed)
-            try:
-                await asyncio.wait([freed], timeout=left if left > 0 else None)
-            finally:
-                self._waiting.remove(freed)
+            self._fewer.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left if left > 0 else None):
+                    await self._fewer.wait()

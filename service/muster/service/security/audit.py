@@ -74,14 +74,14 @@ class AuditedCall:
         if "operation" in request.DESCRIPTOR.oneofs_by_name and (name := request.WhichOneof("operation")):
             self._about["operation"] = name
             request = getattr(request, name)
-        self.run_id = getattr(request, "run_id", self.run_id)
+        self.run_id = getattr(request, "run_id", self.run_id)[:MAX_TEXT]
         self._about |= _about(request)
         if self.lasts:
             self.open(self.run_id)
 
     def open(self, run_id: str) -> None:
         """Take note that the stream is open for a run."""
-        self.run_id = run_id
+        self.run_id = run_id[:MAX_TEXT]
         if self.changes:
             self._entry(OPEN)
 

@@ -17,7 +17,7 @@ from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.join_turns import JoinTurns
 from muster.service.rpc.session import Session, SessionServicer
-from muster.service.rpc.unsent import SMALL, Queued
+from muster.service.rpc.unsent import SMALL, InFlight, Queued
 from muster.service.security.grants import Grant, Role
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
@@ -357,6 +357,19 @@ async def test_peer_is_cut_off_by_name_for_bytes_that_it_does_not_read():
         assert one.session.unsent_bytes == 0
 
 
+async def test_name_of_a_peer_in_a_refusal_is_short_whatever_it_says_of_itself():
+    processes = [session_pb2.Process(rank=2 * rank, host="h" * 1_000) for rank in range(1_000)]
+    for hello in (
+        session_pb2.Hello(run_id="r" * 1_000, protocol_version=1, processes=processes),
+        session_pb2.Hello(run_id="r" * 1_000, protocol_version=1, relay="r" * 1_000),
+    ):
+        async with stream(max_unsent=1, hello=False) as one:
+            one.context.says(session_pb2.ConnectRequest(hello=hello))
+            await one.driver.hears(1)
+            one.session.cut_off()
+            assert len(some(await one.ends()).details) < 500
+
+
 async def test_session_with_most_unsent_bytes_makes_room_for_all():
     servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
     servicer._queued = Queued(most=3 * SMALL)
@@ -379,6 +392,47 @@ async def test_session_with_most_unsent_bytes_makes_room_for_all():
         task.cancel()
     await asyncio.wait(serving)
     assert servicer._queued.bytes == 0
+
+
+async def test_message_for_many_relays_is_in_memory_once():
+    servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
+    contexts = [FakeContext() for _ in range(3)]
+    serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
+    await settle()
+    decision = bytes(SMALL + 1)
+    for number, session in enumerate(servicer.sessions):
+        session.deliver(Outgoing(None, lambda _: decision), {number})  # type: ignore[arg-type]
+    assert servicer._queued.bytes == len(decision)
+    await settle()
+    heard = {context.heard.get_nowait() for context in contexts}
+    assert heard == {decision + codec.encode_ranks({number}) for number in range(3)}
+    for task in serving:
+        task.cancel()
+    await asyncio.wait(serving)
+
+
+async def test_message_that_waits_for_room_counts_as_unsent():
+    in_flight = InFlight(most=SMALL)
+    servicer = SessionServicer(FakeDriver(), in_flight=in_flight)  # type: ignore[arg-type]
+    contexts = [FakeContext() for _ in range(2)]
+    serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
+    await settle()
+    for context in contexts:
+        context.reads.clear()
+    writing, waiting = servicer.sessions
+    for session, data in ((writing, bytes(SMALL + 1)), (waiting, bytes(SMALL + 2))):
+        session.deliver(Outgoing(None, lambda _, data=data: data))  # type: ignore[arg-type, misc]
+        await settle()
+    assert servicer._queued.bytes == waiting.unsent_bytes == SMALL + 2
+    waiting.cut_off()
+    for context in contexts:
+        context.reads.set()
+    await settle()
+    assert [context.heard.qsize() for context in contexts].count(0) == 1
+    for task in serving:
+        task.cancel()
+    await asyncio.wait(serving)
+    assert (servicer._queued.bytes, in_flight._bytes) == (0, 0)
 
 
 async def test_it_is_cut_off_once_however_much_more_is_delivered():

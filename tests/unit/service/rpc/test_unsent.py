@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from muster.service.core.refusal import Reason, Refusal
-from muster.service.rpc.unsent import PATIENCE, SMALL, InFlight, Queued
+from muster.service.rpc.unsent import PATIENCE, PLACE_TIMEOUT, SMALL, InFlight, Queued
 from tests.support.virtual_time import START, in_virtual_time
 
 LARGE = bytes(SMALL + 1)
@@ -70,6 +70,23 @@ async def test_message_waits_for_those_before_it_as_long_as_they_are_read():
     assert asyncio.get_running_loop().time() == START + 2 * PATIENCE
 
 
+async def test_large_message_is_not_passed_by_smaller_ones_for_ever():
+    in_flight = InFlight(most=100)
+    written: list[int] = []
+    go_on = asyncio.Event()
+
+    async def write(size: int) -> None:
+        async with in_flight.message(size, lambda: ""):
+            await go_on.wait()
+            written.append(size)
+
+    writing = [asyncio.create_task(write(size)) for size in (60, 90, 30)]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*writing)
+    assert written == [60, 90, 30]
+
+
 async def test_message_larger_than_all_room_is_written_alone():
     in_flight = InFlight(most=100)
     async with in_flight.message(1_000, lambda: "one"):
@@ -89,3 +106,28 @@ async def test_answers_of_an_address_that_does_not_read_are_bounded():
         ):
             pass
     assert not in_flight._answers
+
+
+@in_virtual_time
+async def test_answers_that_are_unmade_wait_for_their_places_in_their_order():
+    in_flight = InFlight(most=1_000, most_answers=100, most_answers_of_one=80)
+    written: list[tuple[str, int]] = []
+
+    async def write(address: str, number: int) -> None:
+        async with in_flight.answer(50, address, address, waits=True):
+            await asyncio.sleep(PATIENCE)
+            written.append((address, number))
+
+    await asyncio.gather(*(write("10.0.0.7", number) for number in range(4)), write("10.0.0.8", 0))
+    assert written == [("10.0.0.7", 0), ("10.0.0.8", 0), *(("10.0.0.7", number) for number in (1, 2, 3))]
+    assert (len(in_flight._answers), len(in_flight._lines)) == (0, 0)
+
+
+@in_virtual_time
+async def test_answer_that_finds_no_place_in_time_is_refused():
+    in_flight = InFlight(most=1_000, most_answers=100, most_answers_of_one=80)
+    async with in_flight.answer(50, "10.0.0.7", "ci"):
+        with pytest.raises(Refusal, match="answers of 50 bytes were waiting for ci to read"):
+            async with in_flight.answer(50, "10.0.0.7", "ci", waits=True):
+                raise AssertionError("it was written")
+    assert asyncio.get_running_loop().time() == START + PLACE_TIMEOUT

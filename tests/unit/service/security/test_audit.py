@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.server import METHODS
 from muster.service.security import access, audit
-from muster.service.security.audit import MAX_UNKNOWN, WINDOW, AuditedCall, AuditFile, Bounded
+from muster.service.security.audit import MAX_TEXT, MAX_UNKNOWN, WINDOW, AuditedCall, AuditFile, Bounded
 from muster.service.security.files import FileError
 from muster.service.security.grants import Grant, Role
 from muster.v1 import run_pb2, store_pb2
@@ -46,6 +46,16 @@ def test_entry_of_a_change_says_who_what_run_from_where_and_the_result():
             "result": "OK",
         }
     ]
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_entry_shows_the_begin_of_a_run_id_that_is_too_long(lasts: bool):
+    written: list[Any] = []
+    made = call(written, lasts=lasts)
+    made.ask(run_pb2.EvictRequest(run_id="x" * 1_000_000))
+    made.refuse(Refusal(Reason.INVALID_ARGUMENT, "too long"))
+    made.open("x" * 1_000_000)
+    assert {one["run"] for one in written} == {"x" * MAX_TEXT}
 
 
 def test_call_that_changes_nothing_is_written_only_if_it_is_refused():

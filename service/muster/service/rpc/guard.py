@@ -231,19 +231,22 @@ class _Guarded:
             return
         caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
         reader = f"{caller} ({self.method})"
-        # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
-        while again is not None and not self.in_flight.has_place(size, admission.peer):
-            del response
-            async with self.in_flight.answer(size, admission.peer, reader, waits=True):
-                response = await again()
-                larger, size = response.ByteSize() > size, response.ByteSize()
-                if not larger:
-                    await self._write_now(response, context)
-                    return
-        async with self.in_flight.answer(size, admission.peer, reader):
-            write = self._write_now(response, context)
-            del response
-            await write
+        try:
+            # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
+            while again is not None and not self.in_flight.has_place(size, admission.peer):
+                response = None
+                async with self.in_flight.answer(size, admission.peer, reader, waits=True):
+                    response = await again()
+                    larger, size = response.ByteSize() > size, response.ByteSize()
+                    if not larger:
+                        await self._write_now(response, context)
+                        return
+            async with self.in_flight.answer(size, admission.peer, reader):
+                write = self._write_now(response, context)
+                response = None
+                await write
+        finally:
+            response = None  # A refusal knows this frame, and would keep the answer in memory.
 
     async def _write_now(self, response: Any, context: Any) -> None:
         data = b""

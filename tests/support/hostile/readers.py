@@ -119,7 +119,7 @@ async def unread_dialogues(attacker: Attacker) -> None:
     run_id = f"{OWN_RUN}.dialogues"
 
     async def talk(number: int) -> None:
-        made = channel.stream_stream(
+        made: Any = channel.stream_stream(
             "/muster.v1.StoreService/Operate",
             request_serializer=store_pb2.OperateRequest.SerializeToString,
         )

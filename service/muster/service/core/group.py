@@ -226,8 +226,8 @@ class Group:
 
     def _is_former(self, rank: int, incarnation: str) -> bool:
         """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
-        former = self._former.get(rank)
-        return former is not None and self._last_release is not None and former.incarnation == incarnation
+        former = self._former.get(rank) if self._last_release is not None else None
+        return former is not None and former.incarnation == incarnation
 
     def _forget_former(self, effects: Effects) -> None:
         """The newest release need not be told any more to those who arrived in an earlier life."""

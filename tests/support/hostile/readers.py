@@ -91,7 +91,7 @@ async def unread_decisions(attacker: Attacker) -> None:
 
 
 async def unread_values(attacker: Attacker) -> None:
-    """Row 11: 64 calls for 8 MiB of a store each, none of them read."""
+    """Row 11: 64 calls for 8 MiB of a store each, none of them read. Most are held: they wait for a place."""
     channels = [attacker.channel() for _ in range(4)]
     token = attacker.target.stranger
     run_id = f"{OWN_RUN}.values"

@@ -69,6 +69,8 @@ class Cell:
     """The first save of a process, which also sets up what the system keeps."""
     samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    date: str = ""
+    """The day of the run."""
 
     def median(self, name: str) -> float | None:
         """The median of a figure."""
@@ -424,9 +426,9 @@ def page(found: "Found") -> str:
 
 def _table(cells: list[Cell]) -> str:
     lines = [
-        "| system | saves | stall, ms | stall of the first save, ms | time to durable, s "
+        "| system | measured on | saves | stall, ms | stall of the first save, ms | time to durable, s "
         "| training meanwhile | memory above the state, GiB | state as at the call |",
-        "|-|-|-|-|-|-|-|-|",
+        "|-|-|-|-|-|-|-|-|-|",
     ]
     for cell in cells:
         if not cell.samples or cell.first is None:
@@ -434,8 +436,8 @@ def _table(cells: list[Cell]) -> str:
         training = _figure(cell, "training")
         torn = sum(sample.torn for sample in [cell.first, *cell.samples])
         lines.append(
-            f"| {SAVERS[cell.system][0]} | {len(cell.samples)} | {_figure(cell, 'stall') * 1000:.1f} "
-            f"| {cell.first.stall * 1000:.0f} "
+            f"| {SAVERS[cell.system][0]} | {cell.date} | {len(cell.samples)} "
+            f"| {_figure(cell, 'stall') * 1000:.1f} | {cell.first.stall * 1000:.0f} "
             f"| {_durable(cell)} | {f'{training:.0%}' if training else '–'} "
             f"| {cell.most('memory'):.1f} "
             f"| {f'no, {torn} of {len(cell.samples) + 1} torn' if torn else 'yes'} |"
@@ -486,7 +488,7 @@ wait until the child reports that it lives.
 The time to durable of one system differs by a factor of up to three from save to save here. Most of that is
 the memory for the page cache, not the disk: writing 1 GiB into the page cache took 0.2 s to 2.5 s here, and
 the sync after it 0.3 s to 0.4 s. On ext4 and XFS, Checkpointer therefore writes past the page
-cache (`O_DIRECT`)."""
+cache (`O_DIRECT`), since 2026-11-25: its figures from before that day are from before this change."""
 
 _TARGETS = """A system whose checkpoint was not the state at the call is left out of the targets."""
 
@@ -594,7 +596,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> Found:
     }
     forks = measure_forks(arguments.fork_gib, 5)
     copies = measure_copies(arguments.gib, 5) if arguments.device == "cuda" else []
-    cells = [Cell(system, gib) for gib in arguments.gib for system in arguments.systems]
+    cells = [Cell(system, gib, date=report["date"]) for gib in arguments.gib for system in arguments.systems]
     before = _read(output) if arguments.add else Found({}, [], [], [])
     measured = {(cell.system, cell.gib) for cell in cells}
     others = [cell for cell in before.cells if (cell.system, cell.gib) not in measured]
@@ -626,7 +628,7 @@ def _read(path: Path) -> Found:
     for cell in found["cells"]:
         first = Sample(**cell["first"]) if cell["first"] else None
         samples = [Sample(**sample) for sample in cell["samples"]]
-        cells.append(Cell(cell["system"], cell["gib"], first, samples, cell["failures"]))
+        cells.append(Cell(cell["system"], cell["gib"], first, samples, cell["failures"], cell["date"]))
     return Found(found["machine"], cells, found["forks"], found.get("copies", []))
 
 

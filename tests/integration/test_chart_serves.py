@@ -187,6 +187,7 @@ def test_workers_reach_the_coordinator_through_a_relay(
         "muster-relay-tls": secrets["muster-tls"],
         "muster-relay-certificate": secrets["viewer-of-ours"],
         "muster-relay-token": {"token": WORKER.encode()},
+        "muster-tokens-of-workers": secrets["muster-tokens-of-all-teams"],
     }
     upstream = {f"{HOST}:7550": f"127.0.0.1:{node.ports['grpc'][1]}"}
     # A short path, for the socket.

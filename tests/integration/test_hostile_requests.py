@@ -12,6 +12,7 @@ import pytest
 from muster.service.security.grants import Role
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc, store_pb2, store_pb2_grpc
 from tests.integration.test_security import SECRETS, bearing, tokens
+from tests.support import aio
 from tests.support.coordinator import Coordinator, free_port
 from tests.support.patience import PATIENCE, until
 from tests.support.relay import Relay
@@ -122,8 +123,8 @@ def test_value_that_a_whole_job_waits_for_reaches_all_ranks_behind_one_address(g
     async def get(number: int) -> int:
         options = [("grpc.use_local_subchannel_pool", 1), ("number", number)]
         async with grpc.aio.insecure_channel(guarded.endpoint, options=options) as channel:
-            store: Any = store_pb2_grpc.StoreServiceStub(channel)
-            return len((await store.Get(key, metadata=token, timeout=PATIENCE)).values[0])
+            found = await aio.stores(channel).Get(key, metadata=token, timeout=PATIENCE)
+            return len(found.values[0])
 
     async def broadcast() -> list[int]:
         getting = [asyncio.create_task(get(number)) for number in range(ranks)]
@@ -131,8 +132,7 @@ def test_value_that_a_whole_job_waits_for_reaches_all_ranks_behind_one_address(g
         async with grpc.aio.insecure_channel(guarded.endpoint) as channel:
             entries = [store_pb2.KeyValue(key="key", value=value)]
             request = store_pb2.SetRequest(run_id="a-1", entries=entries)
-            store: Any = store_pb2_grpc.StoreServiceStub(channel)
-            await store.Set(request, metadata=token)
+            await aio.stores(channel).Set(request, metadata=token)
         return await asyncio.gather(*getting)
 
     assert asyncio.run(broadcast()) == [len(value)] * ranks

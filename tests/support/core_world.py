@@ -712,6 +712,13 @@ class World:
         answers = [m for sessions, m in deliveries if getattr(event, "session", None) in sessions]
         refused = {answer.rank for answer in answers if isinstance(answer, Refused)}
         accepted = None not in refused
+        if isinstance(event, ArriveOnce):
+            # What the call ended by joining, before it arrived.
+            ended = [decision for decision in decided if decision not in answers]
+            for decision in ended:
+                self._check_present(decision)
+            decided = [decision for decision in decided if decision in answers]
+            earlier = earlier + ended
         match event:
             case Enter() if accepted:
                 (entered,) = (answer for answer in answers if isinstance(answer, Entered))
@@ -733,20 +740,24 @@ class World:
                 self._replace(event, (event.process.rank,))
                 self._count(event, (event.arrival,), earlier, answers)
         for decision in decided:
-            present = self._present.pop((decision.run_id, decision.prefix), {})
-            missing = [one.rank for one in decision.missing]
-            assert missing == sorted(set(missing))
-            assert not set(missing) & set(present), "one who has arrived is named as missing"
-            assert decision.required == decision.arrived + len(missing)
-            if decision.outcome in (Outcome.MISMATCHED, Outcome.ABORTED):
-                # Those may be the arrivals of ranks that the barrier's first arrival did not know of.
-                assert decision.arrived <= len(present)
-            else:
-                assert decision.arrived == len(present), "the arrivals are not counted right"
-            assert decision.outcome is not Outcome.RELEASED or not missing
+            self._check_present(decision)
         if isinstance(event, JoinGroup) and accepted:
             joined = event.ranks or tuple(self._speaking[event.session][1])
             self._replace(event, [rank for rank in joined if rank not in refused])
+
+    def _check_present(self, decision: Decision) -> None:
+        """Hold a decision against who was present."""
+        present = self._present.pop((decision.run_id, decision.prefix), {})
+        missing = [one.rank for one in decision.missing]
+        assert missing == sorted(set(missing))
+        assert not set(missing) & set(present), "one who has arrived is named as missing"
+        assert decision.required == decision.arrived + len(missing)
+        if decision.outcome in (Outcome.MISMATCHED, Outcome.ABORTED):
+            # Those may be the arrivals of ranks that the barrier's first arrival did not know of.
+            assert decision.arrived <= len(present)
+        else:
+            assert decision.arrived == len(present), "the arrivals are not counted right"
+        assert decision.outcome is not Outcome.RELEASED or not missing
 
     def _count(
         self,

@@ -74,8 +74,9 @@ class Node:
         for address, here in self.addresses.items():
             text = text.replace(address, here)
         for name, (port, ours) in self.ports.items():
-            for host in ("0.0.0.0", "[::]", "localhost"):
-                text = text.replace(f"{host}:{port}", f"127.0.0.1:{ours}")
+            for host in ("0.0.0.0", "[::]"):  # On loopback, the HTTP port would check Host names.
+                text = text.replace(f"{host}:{port}", f"0.0.0.0:{ours}")
+            text = text.replace(f"localhost:{port}", f"127.0.0.1:{ours}")
             for host, service in self._hosts.items():
                 for offered in (one["port"] for one in service["ports"] if one["name"] == name):
                     text = text.replace(f"{host}:{offered}", f"127.0.0.1:{ours}")

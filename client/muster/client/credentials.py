@@ -5,6 +5,8 @@ connection (the token's for each call), so that whoever renews them needs to res
 that gives the token is run again when what it gave is about to expire.
 """
 
+import ipaddress
+import logging
 import os
 import ssl
 import time
@@ -18,6 +20,10 @@ import grpc
 from muster.client.addresses import is_socket, relays_of, target_of
 from muster.client.errors import EnvironmentValueError
 from muster.client.token_command import COMMANDS, CommandError
+
+logger = logging.getLogger(__name__)
+_warned: set[str] = set()
+"""Addresses to which a token went without TLS, once that was said."""
 
 TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN", "TOKEN_EXPIRED"})
 """Reasons of a refusal that another token would mend."""
@@ -51,6 +57,17 @@ ENVIRONMENT = Names(
     server_name="MUSTER_TLS_SERVER_NAME",
 )
 """The variables."""
+
+
+def _is_elsewhere(address: str) -> bool:
+    """Whether what is said to an address leaves this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    if is_socket(address) or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
 
 
 class Fault(NamedTuple):
@@ -173,6 +190,7 @@ class Credentials:
         """
         tls = self.channel_credentials()
         if tls is None:
+            self.warn_if_readable(address)
             channel = grpc.insecure_channel(target_of(address), options=options)
         else:
             named = [*options, *self.name_options(server_name)]
@@ -180,6 +198,19 @@ class Credentials:
         if self.token or self.token_file or self.token_command:
             channel = grpc.intercept_channel(channel, _Bearer(self))
         return channel
+
+    def warn_if_readable(self, address: str) -> None:
+        """Say once for each address that a token crosses the network readably; call it where TLS is off."""
+        has_token = self.token or self.token_file or self.token_command
+        if not has_token or address in _warned or not _is_elsewhere(address):
+            return
+        _warned.add(address)
+        logger.warning(
+            "the token goes to %s without TLS, readable on the way: set %s to the file of the authority that "
+            "signed the coordinator's certificate",
+            address,
+            self.names.ca,
+        )
 
     def name_options(self, server_name: str = "") -> list[tuple[str, Any]]:
         """The options that say whom the coordinator's certificate must name.

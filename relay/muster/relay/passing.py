@@ -20,6 +20,7 @@ from muster.client.server_options import READ_TIMEOUT
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
+from muster.relay.unread import Unread
 from muster.relay.upstream import Upstream
 from muster.v1 import store_pb2
 
@@ -89,6 +90,7 @@ class Passing(grpc.GenericRpcHandler):
         self._upstream = upstream
         self._door = door
         self._counts = counts
+        self._unread = Unread()
         self._pauses: dict[Any, asyncio.Timeout] = {}
         """By the call upward, of the dialogues in which the coordinator has answered, and nothing has come
         since."""
@@ -153,7 +155,8 @@ class Passing(grpc.GenericRpcHandler):
                     if not answered:
                         answered = True
                         self._answered(search)
-                    await call.context.write(data)
+                    with self._unread.answer(len(data), call.context.peer()):
+                        await call.context.write(data)
                     if talks and not await self._go_on(call, upward):
                         return
             except grpc.aio.AioRpcError as error:
@@ -161,6 +164,7 @@ class Passing(grpc.GenericRpcHandler):
                     await _break_off(error, search, call.context)
                 raise
             finally:
+                data = None  # It would live as long as a refusal, which knows this frame.
                 upward.cancel()
 
     async def _go_on(self, call: _Call, upward: Any) -> bool:

@@ -124,6 +124,17 @@ def slow_consumer(waiting: int) -> pb.Refusal:
     )
 
 
+def unread(held: int) -> Refused:
+    """An answer whose reader does not read those before it."""
+    return Refused(
+        _refusal(
+            RESOURCE_EXHAUSTED,
+            "SLOW_CONSUMER",
+            f"answers of {held:,} bytes were waiting for this address to read them. Read, and ask again.",
+        )
+    )
+
+
 def upstream_lost(why: str) -> pb.Refusal:
     """The relay's own stream broke: whoever it spoke for connects again, and says again what is open."""
     return _refusal(

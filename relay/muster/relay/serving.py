@@ -15,7 +15,7 @@ from muster.relay.line import Line
 from muster.relay.listening import Listen
 from muster.relay.passing import Passing
 from muster.relay.relay import Relay
-from muster.relay.streams import MAX_UNSENT, Outbox
+from muster.relay.streams import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox
 from muster.relay.upstream import CONNECT, Upstream
 from muster.v1 import session_pb2 as pb
 
@@ -55,9 +55,11 @@ class Session:
             return
         # A relay may be answered for each rank of one message, which may be refused for each of them.
         most = MOST_ENTRIES if self._guest.is_relay else MAX_UNSENT
-        if len(self._outbox) >= most:
+        too_large = len(self._outbox) > 0 and self._outbox.bytes + len(data) > MAX_UNSENT_BYTES
+        if too_large or len(self._outbox) >= most:
+            waiting = len(self._outbox)
             self._outbox.clear()
-            self._guest.end(refusals.slow_consumer(most))
+            self._guest.end(refusals.slow_consumer(waiting))
             if self._patience.when() is None:
                 self._patience.reschedule(0)
             return

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 
 MAX_UNSENT = 1_000
 """Messages that may wait for a side that does not read."""
+MAX_UNSENT_BYTES = 33 << 20
+"""Bytes of messages that may wait for a guest, as at the coordinator: the payloads of eight barriers."""
 
 
 class Outbox:
@@ -13,6 +15,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
+        self.bytes = 0
+        """Of the messages that wait."""
         self._closed = False
         self._wake: asyncio.Future[None] | None = None
         self._fewer = asyncio.Event()
@@ -24,6 +28,7 @@ class Outbox:
         """Say this next; once it is closed, nothing more is said."""
         if not self._closed:
             self._waiting.append(data)
+            self.bytes += len(data)
             self._notify()
 
     def close(self) -> None:
@@ -35,6 +40,7 @@ class Outbox:
     def clear(self) -> None:
         """Do not say what waits."""
         self._waiting.clear()
+        self.bytes = 0
         self._fewer.set()
 
     async def room(self, most: int) -> None:
@@ -53,6 +59,7 @@ class Outbox:
         while True:
             while self._waiting:
                 data = self._waiting.popleft()
+                self.bytes -= len(data)
                 self._fewer.set()
                 await write(data)
             if self._closed:

@@ -322,6 +322,7 @@ def _open(target: Target) -> grpc.aio.Channel:
     ]
     tls = credentials.channel_credentials()
     if tls is None:
+        credentials.warn_if_readable(target.address)
         return grpc.aio.insecure_channel(address, options=options)
     named = [*options, *credentials.name_options(target.tls_name)]
     return grpc.aio.secure_channel(address, tls, options=named)

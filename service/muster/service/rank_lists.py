@@ -14,6 +14,8 @@ MAX_RANKS = 65_536
 """In one list that is remembered, which is ``max_world_size``."""
 MAX_RANKS_IN_ALL = 4 * MAX_RANKS
 """In all lists that are remembered: about 10 MiB."""
+LIST_COST = 16
+"""How many ranks take as much memory as a list does besides its ranks."""
 MIN_BYTES = 1_024
 """Of a message, from which on it pays to look whether its list is known."""
 MAX_BYTES = 4 * MAX_RANKS
@@ -30,7 +32,7 @@ class RankLists:
     """Decodes lists, and remembers those that were used last.
 
     Args:
-        max_ranks: in all remembered lists.
+        max_ranks: in all remembered lists, with ``LIST_COST`` for each list.
     """
 
     def __init__(self, max_ranks: int = MAX_RANKS_IN_ALL) -> None:
@@ -63,10 +65,10 @@ class RankLists:
         if len(ranks) > MAX_RANKS:
             return
         self._known[participants] = ranks
-        self._count += len(ranks)
+        self._count += LIST_COST + len(ranks)
         while self._count > self._max_ranks:
             _, oldest = self._known.popitem(last=False)
-            self._count -= len(oldest)
+            self._count -= LIST_COST + len(oldest)
 
 
 RANK_LISTS = RankLists()

@@ -301,11 +301,11 @@ class Soak:
             else:
                 if code:
                     account.wrong.append(f"a process of the job ended with {code}")
-        for name, process in self._measured():
-            if not process.runs:
+        for name, daemon in self._measured():
+            if not daemon.runs:
                 account.wrong.append(f"the {name} has ended")
                 continue
-            account.memory[name] = Memory(_memory(process.pid, "VmHWM"), tuple(self.resident[name]))
+            account.memory[name] = Memory(_memory(daemon.pid, "VmHWM"), tuple(self.resident[name]))
         _judge_ranks(account, self.folder)
         _judge_visitor(account, self.folder)
         for one in account.answered:

@@ -179,3 +179,29 @@ def test_a_channel_of_grpcs_asyncio_side_is_opened_with_the_same(authority: Auth
     assert given.channel_credentials() is None
     assert given.name_options("called") == [("grpc.ssl_target_name_override", "called")]
     assert given.name_options() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "warns"),
+    [
+        ("muster.example:7550", True),
+        ("10.0.0.1:7550", True),
+        ("[fd00::1]:7550", True),
+        ("localhost:7550", False),
+        ("127.0.0.1:7550", False),
+        ("[::1]:7550", False),
+        ("unix:///run/muster/relay.sock", False),
+    ],
+)
+def test_token_without_tls_is_warned_of_once_for_each_address(
+    address: str, warns: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(credentials, "_warned", set())
+    for _ in range(2):
+        Credentials(token="s3cr3t").open_channel(address, []).close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warns
+    assert all(f"{address} without TLS" in line and "MUSTER_TLS_CA" in line for line in said)
+    caplog.clear()
+    Credentials().open_channel("other.example:1", []).close()
+    assert not caplog.records

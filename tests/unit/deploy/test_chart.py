@@ -274,6 +274,14 @@ ETCD = etcd()
             "a certificate for muster-relay.ml.svc in relay.tcp.tlsSecret",
         ),
         (
+            {
+                "tokens": {"enabled": True, "existingSecret": "s"},
+                "client": {"tokenSecret": "t"},
+                "relay": {"enabled": True, "tcp": {"enabled": True}, "client": {"tokenSecret": "t"}},
+            },
+            "workers' tokens and issuers alone in relay.tcp.tokensSecret",
+        ),
+        (
             {"relay": {"enabled": True, "podSecurity": {"runAsUser": None}}},
             "say to whom the folder is given in relay.podSecurity.runAsUser",
         ),

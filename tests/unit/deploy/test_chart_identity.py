@@ -91,7 +91,11 @@ def test_with_etcd_it_is_let_out_to_both(helm: Helm):
 
 
 def test_a_relay_on_a_port_checks_the_same_tokens(helm: Helm):
-    relay = {"enabled": True, "tcp": {"enabled": True, "tlsSecret": "s"}, "client": {"tokenSecret": "t"}}
+    relay = {
+        "enabled": True,
+        "tcp": {"enabled": True, "tlsSecret": "s", "tokensSecret": "w"},
+        "client": {"tokenSecret": "t"},
+    }
     release = helm.release(values_of("service-accounts") | {"relay": relay})
     assert keys_volume(release.one("DaemonSet")["spec"]["template"]["spec"])
     policy = release.one("NetworkPolicy", "muster-relay")["spec"]

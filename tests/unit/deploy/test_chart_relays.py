@@ -118,9 +118,9 @@ def test_on_a_port_they_ask_for_what_the_coordinator_asks_for(helm: Helm, releas
         "--tokens-file",
     }
     volumes = {one["name"]: one for one in pod_of(releases[ON_PORT])["volumes"]}
-    # The coordinator's key is on no node.
+    # The coordinator's key is on no node, and neither are the tokens of operators.
     assert volumes["tls"]["secret"]["secretName"] == "muster-relay-tls"
-    assert volumes["tokens"]["secret"]["secretName"] == "muster-tokens-of-all-teams"
+    assert volumes["tokens"]["secret"]["secretName"] == "muster-tokens-of-workers"
     (certificate,) = (
         one for one in releases[ON_PORT].of_kind("Certificate") if one["metadata"]["name"] == NAME
     )

@@ -13,6 +13,7 @@ from muster.relay.counts import Counts
 from muster.relay.listening import listen_at
 from muster.relay.running import RelayConfig, start
 from muster.relay.serving import RelayServer
+from muster.relay.unread import MAX_BYTES_PER_ADDRESS
 from tests.support.patience import PATIENCE
 from tests.support.rich_status import rich_status
 
@@ -99,8 +100,7 @@ class World:
 
     async def call(self, method: str = JOIN) -> tuple[list[bytes], str]:
         """What is answered to a call, and the reason of its end or its code."""
-        make: Any = self._caller.unary_stream(method)
-        call = make(b"", timeout=PATIENCE)
+        call = self.begin(method)
         heard: list[bytes] = []
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
@@ -108,6 +108,11 @@ class World:
         except grpc.aio.AioRpcError as error:
             return heard, reason_of(error) or error.code().name
         return heard, "OK"
+
+    def begin(self, method: str = JOIN) -> Any:
+        """A call whose answers are not read until somebody does."""
+        make: Any = self._caller.unary_stream(method)
+        return make(b"", timeout=PATIENCE)
 
     def dialogue(self) -> Any:
         """An open one: write to it, and read."""
@@ -304,3 +309,19 @@ async def test_a_relay_that_stops_ends_one_when_it_has_handed_the_answer_down(wo
     assert await dialogue.read() == b"answer"
     assert await dialogue.read() is grpc.aio.EOF
     await stopping
+
+
+async def test_answer_is_refused_while_its_address_leaves_others_unread(world: World):
+    large = bytes(MAX_BYTES_PER_ADDRESS // 2 + 1)
+    handed_over = asyncio.Event()
+
+    async def first(context: Any) -> None:
+        await context.write(large)
+        handed_over.set()
+
+    world.coordinator.turns += [first, says(large), says(b"small")]
+    unread = world.begin()
+    await handed_over.wait()
+    assert await world.call() == ([], "SLOW_CONSUMER")
+    assert await world.call() == ([b"small"], "OK")
+    unread.cancel()

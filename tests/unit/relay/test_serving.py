@@ -13,6 +13,7 @@ from muster.relay.listening import listen_at
 from muster.relay.passing import Passing
 from muster.relay.relay import Relay
 from muster.relay.serving import RelayServer, Session
+from muster.relay.streams import MAX_UNSENT_BYTES
 from muster.relay.upstream import Upstream
 from muster.service.core.limits import Limits
 from muster.service.rpc.server import options as coordinators
@@ -143,6 +144,26 @@ async def test_guest_that_does_not_read_is_cut_off_later_when_it_is_a_relay(rela
             await asyncio.sleep(PATIENCE)
     await upstream.close()
     assert "SLOW_CONSUMER" in str(session._refusal)
+
+
+async def test_guest_that_does_not_read_large_messages_is_cut_off():
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", counts=Counts())
+
+    async def room(_: Iterable[Line]) -> None: ...
+
+    session = Session(Relay(upstream.open_line, upstream.addresses, "0"), Anyone(), room)
+    hello = pb.Hello(run_id="job", protocol_version=1)
+    hello.processes.add(rank=0, incarnation="i", host="h", pid=1)
+    session._guest.hear(pb.ConnectRequest(hello=hello).SerializeToString())
+    session.send(bytes(MAX_UNSENT_BYTES // 2))
+    assert session._refusal is None
+    with pytest.raises(TimeoutError):
+        async with session._patience:
+            session.send(bytes(MAX_UNSENT_BYTES // 2 + 1))
+            await asyncio.sleep(PATIENCE)
+    await upstream.close()
+    assert "SLOW_CONSUMER" in str(session._refusal)
+    assert session._outbox.bytes == 0
 
 
 async def test_there_is_room_on_lines_that_are_over():

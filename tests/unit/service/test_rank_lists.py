@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from muster.service.core.events import JoinGroup
 from muster.service.core.model import Ranks
-from muster.service.rank_lists import MAX_BYTES, MIN_BYTES, RankLists, split_join
+from muster.service.rank_lists import LIST_COST, MAX_BYTES, MIN_BYTES, RankLists, split_join
 from muster.service.rpc.codec import parse_session_message
 from muster.v1 import session_pb2
 from tests.support.expect import of_kind
@@ -42,12 +42,23 @@ def test_list_from_storage_is_the_one_of_the_joins():
 
 
 def test_list_that_was_not_used_for_longest_is_forgotten():
-    lists = RankLists(max_ranks=5)
+    lists = RankLists(max_ranks=2 * (LIST_COST + 2))
     first, second = lists.shared((0, 1)), lists.shared((2, 3))
     assert lists.shared((0, 1)) is first
     lists.shared((4, 5))
     assert lists.shared((0, 1)) is first
     assert lists.shared((2, 3)) is not second
+
+
+def test_short_lists_are_bounded_by_their_number():
+    lists = RankLists(max_ranks=10 * (LIST_COST + 1))
+    first = lists.shared((0,))
+    for rank in range(1, 10):
+        lists.shared((rank,))
+    assert lists.shared((0,)) is first
+    for rank in range(10, 20):
+        lists.shared((rank,))
+    assert lists.shared((0,)) is not first
 
 
 def test_small_join_is_left_to_protobuf():

@@ -22,7 +22,7 @@ app.kubernetes.io/component: relay
 {{- end }}
 
 {{- define "muster.relay.tokensSecret" -}}
-{{ default (include "muster.tokensSecret" .) .Values.relay.tcp.tokensSecret }}
+{{ .Values.relay.tcp.tokensSecret }}
 {{- end }}
 
 {{- /* What the relay listens with: it asks its workers for what the coordinator asks them for. */}}
@@ -58,6 +58,9 @@ app.kubernetes.io/component: relay
 {{- if $relay.enabled }}
 {{- if and .Values.tokens.enabled (not $relay.client.tokenSecret) }}
 {{- fail "tokens.enabled: the relays need a token, too, of role worker and for every run that may use them: set relay.client.tokenSecret." }}
+{{- end }}
+{{- if and $relay.tcp.enabled .Values.tokens.enabled (not $relay.tcp.tokensSecret) }}
+{{- fail "relay.tcp.enabled: the tokens of operators, in the coordinator's tokens.toml, have no place on every node: name a Secret whose tokens.toml has the workers' tokens and issuers alone in relay.tcp.tokensSecret." }}
 {{- end }}
 {{- if and .Values.tls.clientAuth.enabled (not $relay.client.certificateSecret) }}
 {{- fail "tls.clientAuth.enabled: the relays need a certificate, too: set relay.client.certificateSecret." }}

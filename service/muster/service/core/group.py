@@ -13,7 +13,7 @@ The rules of design.md §3 that are kept here, each in the method named:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.service.core import insight, report
 from muster.service.core.barrier import OpenBarrier
@@ -218,13 +218,15 @@ class Group:
         if rank in self.speakers:
             return self.next_sequence
         released = self._last_release
-        if released is not None and self._is_former(rank, incarnation):
+        if released is None:
+            return max(self.first_sequence, self._oldest)
+        if self._is_former(rank, incarnation):
             return released
-        return max(self.first_sequence, self._oldest, -1 if released is None else released + 1)
+        return max(self.first_sequence, self._oldest, released + 1)
 
     def _is_former(self, rank: int, incarnation: str) -> bool:
         """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
-        former = self._former.get(rank)
+        former = self._former.get(rank) if self._last_release is not None else None
         return former is not None and former.incarnation == incarnation
 
     def _forget_former(self, effects: Effects) -> None:
@@ -261,7 +263,11 @@ class Group:
         for rank, speaker in self.speakers.items():
             speaker.process.prefixes.discard(self.prefix)
             if same_job and self._last_release is not None and speaker.start <= self._last_release:
-                self._former[rank] = self._speaker_record(speaker, speaker.shape)
+                # Before the next life, whose first sequence may be that of this one, and without its shape.
+                shape = Shape(speaker.shape.world_size)
+                former = replace(self._speaker_record(speaker, shape), life=speaker.start)
+                self._former[rank] = former
+                effects.records.append(former)
             else:
                 effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
         self.speakers.clear()
@@ -341,7 +347,8 @@ class Group:
         if speaker.last is None:
             return speaker.start
         waits = self.open is not None and self.open.sequence == speaker.last
-        return speaker.last if waits else speaker.last + 1
+        # Decisions of earlier lives may be forgotten before one who comes back from there has heard them.
+        return speaker.last if waits else max(speaker.last + 1, self._oldest)
 
     def check_call(
         self,
@@ -383,7 +390,13 @@ class Group:
         else:
             start = self._start_of(arrival.rank, incarnation)
         if sequence is None:
-            sequence = self._next_of(own) if own is not None else start + returns
+            if own is not None:
+                sequence = self._next_of(own)
+            elif anew:
+                # It joins in any case: if it must hear a decision first, its next call must get further.
+                sequence = upcoming
+            else:
+                sequence = max(start + returns, self._oldest)
         if sequence < self.next_sequence:
             decision = self._decided(name, start, sequence)
             return decision if anew else None

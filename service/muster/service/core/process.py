@@ -11,8 +11,9 @@ from muster.service.core.events import SessionId
 from muster.service.core.model import Decision, MemberState, Sight, Step
 
 HEIR_TIME = 60.0
-"""Seconds after its first hello in which a process may take over the groups of a dead process of its rank.
-One that has not joined by then is a helper: nobody waits for it in place of the dead one."""
+"""Seconds after its first hello, or that of an older process of its rank that comes back from an earlier
+life, in which a process may take over the groups of a dead process of its rank. One that has not joined by
+then is a helper: nobody waits for it in place of the dead one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

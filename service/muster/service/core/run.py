@@ -188,11 +188,14 @@ class Run:
                 last_here=now.monotonic,
                 relay=relay,
                 node_rank=info.node_rank,
-                heir_until=heir_until,
             )
             self.roster.add(process)
             if heir_until is not None:
-                self._timers.arm(process, heir_until)
+                # If it comes back from an earlier life, those who came meanwhile may take over from it.
+                for heir in self.roster.of_rank(info.rank):
+                    if heir.ordinal >= ordinal:
+                        heir.heir_until = heir_until
+                        self._timers.arm(heir, heir_until)
             self._refresh(process)
         else:
             was_gone = not process.state.living

@@ -231,25 +231,33 @@ class _Guarded:
             return
         caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
         reader = f"{caller} ({self.method})"
-        # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
-        while again is not None and not self.in_flight.has_place(size, admission.peer):
-            del response
-            async with self.in_flight.answer(size, admission.peer, reader, waits=True):
-                response = await again()
-                larger, size = response.ByteSize() > size, response.ByteSize()
-                if not larger:
-                    await self._write_now(response, context)
-                    return
-        async with self.in_flight.answer(size, admission.peer, reader):
-            write = self._write_now(response, context)
-            del response
-            await write
+        try:
+            # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
+            while again is not None and not self.in_flight.has_place(size, admission.peer):
+                response = None
+                async with self.in_flight.answer(size, admission.peer, reader, waits=True):
+                    response = await again()
+                    larger, size = response.ByteSize() > size, response.ByteSize()
+                    if not larger:
+                        await self._write_now(response, context)
+                        return
+            async with self.in_flight.answer(size, admission.peer, reader):
+                write = self._write_now(response, context)
+                response = None
+                await write
+        finally:
+            response = None  # A refusal knows this frame, and would keep the answer in memory.
 
     async def _write_now(self, response: Any, context: Any) -> None:
-        # The values of a store are copied once into the response, and once more into its bytes.
-        data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
-        del response
-        await context.write(data)
+        data = b""
+        try:
+            # The values of a store are copied once into the response, and once more into its bytes.
+            data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
+            response = None
+            await context.write(data)
+        finally:
+            # They would live as long as a refusal, which knows this frame, and may wait for the collector.
+            response = data = None  # type: ignore[assignment]
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

@@ -1,6 +1,7 @@
 """grpc.health.v1: whether the coordinator serves, for probes and clients."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -10,9 +11,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from muster.service.core import report
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
+from muster.service.security.traffic import address_of
 
 MAX_WATCHERS = 1_000
 """Watches open at once. They need no token, so that anyone could fill the memory with them."""
+MAX_WATCHERS_PER_ADDRESS = 100
+"""The same, of one address, so that it leaves room for others."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
@@ -30,7 +34,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         self._not_served = frozenset(not_served)
         self._services = ("", *services, *self._not_served)
         self._draining = asyncio.Event()
-        self._watchers = 0
+        self._watchers: Counter[str] = Counter()
+        """By address."""
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Any
@@ -56,15 +61,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """Say it now and at the drain, and end with that."""
-        if self._watchers >= MAX_WATCHERS:
-            raise Refusal(
-                Reason.LIMIT_EXCEEDED,
-                f"{self._watchers} watch the health already; the limit max_watchers is {MAX_WATCHERS:,}. Ask "
-                "with Check, or end other watches.",
-                limit="max_watchers",
-                value=MAX_WATCHERS,
-            )
-        self._watchers += 1
+        address = address_of(context.peer())
+        if self._watchers.total() >= MAX_WATCHERS:
+            raise _too_many("all", "max_watchers", MAX_WATCHERS)
+        if self._watchers[address] >= MAX_WATCHERS_PER_ADDRESS:
+            raise _too_many(address, "max_watchers_per_address", MAX_WATCHERS_PER_ADDRESS)
+        self._watchers[address] += 1
         try:
             if request.service in self._services:
                 yield self._now(request.service)
@@ -74,7 +76,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
                 yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
                 await self._draining.wait()
         finally:
-            self._watchers -= 1
+            self._watchers[address] -= 1
+            if not self._watchers[address]:
+                del self._watchers[address]
         raise DRAINING
 
     def drain(self) -> None:
@@ -85,3 +89,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         status = health_pb2.HealthCheckResponse
         served = not self._draining.is_set() and service not in self._not_served
         return status(status=status.SERVING if served else status.NOT_SERVING)
+
+
+def _too_many(of: str, limit: str, value: int) -> Refusal:
+    return Refusal(
+        Reason.LIMIT_EXCEEDED,
+        f"{value:,} watches of {of} are open; the limit {limit} is {value:,}. Ask with Check, or end others.",
+        limit=limit,
+        value=value,
+    )

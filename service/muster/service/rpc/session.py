@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 import grpc
 
 from muster.service.core import report
-from muster.service.core.effects import NO_RANKS, Inspect, Refused, Welcome
-from muster.service.core.events import Disconnected, Event, Goodbye, Hello, SessionId
+from muster.service.core.effects import NO_RANKS, GroupJoined, Inspect, Refused, Welcome
+from muster.service.core.events import Disconnected, Event, Goodbye, Hello, JoinGroup, SessionId
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
+from muster.service.rpc.join_turns import JoinTurn, JoinTurns
 from muster.service.rpc.unsent import SMALL, InFlight, Queued, slow_reader
 from muster.service.security.audit import CALL
 from muster.v1.insight_pb2 import Inspected
@@ -48,6 +49,7 @@ class Session:
         queued: counts what waits in the outboxes of all sessions.
         in_flight: lets large messages be written.
         make_room: is called when too much waits in all outboxes.
+        join_turns: bounds the joins of each run that are under way.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Session:
         queued: Queued | None = None,
         in_flight: InFlight | None = None,
         make_room: Callable[[], None] = nothing,
+        join_turns: JoinTurns | None = None,
     ) -> None:
         self._driver = driver
         self._heard = heard
@@ -70,6 +73,9 @@ class Session:
         self._queued = queued if queued is not None else Queued()
         self._in_flight = in_flight if in_flight is not None else InFlight()
         self._make_room = make_room
+        self._join_turns = join_turns if join_turns is not None else JoinTurns()
+        self._join_turn: JoinTurn | None = None
+        """Of its run, once it has said Hello."""
         self.unsent_bytes = 0
         """Of the messages in the outbox."""
         self._name = "a session that has not said Hello"
@@ -86,6 +92,8 @@ class Session:
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Send a message, to a relay with the ranks that it is for; a final refusal also ends the stream."""
         message = outgoing.message
+        if type(message) in (GroupJoined, Refused):
+            self._end_join()
         if self._closed:
             return  # What was said before is the end.
         if type(message) is Inspect and len(self._outbox) > self._max_unsent // 2:
@@ -95,6 +103,10 @@ class Session:
             self._closed = True
         data = self._welcome(message) if type(message) is Welcome else outgoing.data
         self._send(data, codec.encode_ranks(ranks) if ranks else b"")
+
+    def _end_join(self) -> None:
+        if self._join_turn is not None:
+            self._join_turn.end()
 
     def drain(self) -> None:
         """Ask the worker to connect again, and end the stream."""
@@ -169,6 +181,7 @@ class Session:
             self._status = refusal
         finally:
             reader.cancel()
+            self._end_join()
             while self._outbox:
                 self._take()
             self._driver.disconnect(self.id)
@@ -214,6 +227,8 @@ class Session:
                 if data is grpc.aio.EOF:
                     return
                 event = self._admitted(data, admission)
+                if type(event) is JoinGroup and self._join_turn is not None:
+                    await self._join_turn.begin()
                 self._submit(event)
             self.end()
         except TimeoutError:
@@ -244,6 +259,7 @@ class Session:
             if (call := CALL.get()) is not None:
                 call.open(event.run_id)
             self._name = _name(event)
+            self._join_turn = self._join_turn or self._join_turns.of(event.run_id)
             if event.relay:
                 self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
         return event
@@ -291,6 +307,7 @@ class SessionServicer:
         self._heard = heard
         self._max_unsent_bytes = max_unsent_bytes
         self._queued = Queued()
+        self._join_turns = JoinTurns()
         self._in_flight = in_flight if in_flight is not None else InFlight()
         self._hello_timeout = hello_timeout
         self._max_unsent = max_unsent
@@ -315,6 +332,7 @@ class SessionServicer:
             queued=self._queued,
             in_flight=self._in_flight,
             make_room=self._cut_slowest_off,
+            join_turns=self._join_turns,
         )
         self.sessions.add(session)
         try:

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.service.storage.engine import StorageError, after
@@ -15,6 +15,8 @@ APPLICATION_ID = 0x4D535452
 SCHEMA_VERSION = 2
 """2: the file shrinks when rows are deleted (``auto_vacuum = INCREMENTAL``)."""
 EPOCH_KEY = b"epoch"
+OWN = 0o600
+"""The permissions of new files: they hold all that the stores of runs hold."""
 SPARE_PAGES = 256
 """Free pages that the file keeps for what is written next: 1 MiB."""
 PAGES_FREED = 256
@@ -47,6 +49,9 @@ class SqliteEngine:
         """See :class:`~muster.service.storage.engine.Engine`."""
         try:
             self._lock = take_lock(self.path)
+            # SQLite would make it by the umask, and gives its log the permissions of the file.
+            with suppress(OSError):  # SQLite says what is wrong.
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN))
             with explained("open", self.path):
                 return self._open()
         except StorageError:
@@ -142,7 +147,7 @@ def take_lock(path: Path) -> int:
     """
     file = path.with_name(path.name + ".lock")
     try:
-        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN)
     except OSError as error:
         raise _no_lock(file, error) from error
     try:

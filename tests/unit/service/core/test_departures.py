@@ -1,5 +1,7 @@
 """Who came and left before others came: the same job, or one that is started again under its old name."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from muster.service.core import views
 from muster.service.core.effects import SpeakerRecord
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, MemberState, MissingState, Outcome
+from muster.service.core.process import HEIR_TIME
 from muster.service.core.refusal import Reason
 from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Client, Crash, World
 from tests.support.expect import some
@@ -314,6 +317,109 @@ def test_rank_hears_its_release_after_several_lives_that_released_nothing():
         assert some(one.arrive()).outcome is Outcome.TIMED_OUT
     assert one.arrive() is None
     world.assert_good()
+
+
+def test_rank_hears_its_release_when_it_was_away_twice_and_nothing_was_decided_in_between():
+    world = World(3)
+    one, two = released_unheard(world)
+    world.start(0).die()
+    world.wait(TTL + 1.0)
+    world.start(0)
+    one.seats[CKPT].waiting = False
+    one.connect()
+    one.seats[CKPT].waiting = True
+    partition(world, *(client for client in world.clients if client.session is not None))
+    for client in world.clients:
+        world.coordinator_sees_it(client)
+    world.wait(TTL + 1.0)
+    world.start(2)
+    world.crash()
+    assert world.group().speakers == {}
+    heal(world, one)
+    assert one.outcomes == [Outcome.RELEASED]
+    assert two.outcomes == []
+    world.assert_good()
+
+
+def test_state_of_the_version_before_tells_its_speakers_apart_from_those_of_the_next_life():
+    world = World(3)
+    one, _ = released_unheard(world)
+    for key, record in world.disk.kept.items():
+        if isinstance(record, SpeakerRecord):
+            world.disk.kept[key] = replace(record, life=None)
+    world.crash()
+    world.wait(TTL + 1.0)
+    world.start(0)
+    world.crash()
+    assert world.group().speakers == {}
+    one.connect()
+    assert one.outcomes == [Outcome.RELEASED]
+
+
+@pytest.mark.parametrize("time", [1.0, HEIR_TIME])
+def test_new_process_that_came_first_is_waited_for_a_while_after_the_old_one_died(time):
+    world = World(3)
+    one, two = released_unheard(world)
+    zero, new = world.start(0), world.start(1)
+    world.wait(HEIR_TIME + 1.0)
+    heal(world, one, two)
+    for client in (zero, two):
+        client.arrive()
+    one.die()
+    world.wait(max(time, TTL + 1.0))
+    if time < HEIR_TIME:
+        new.arrive()
+        assert [client.last.sequence for client in (zero, two)] == [1, 1]
+        assert zero.last.outcome is Outcome.RELEASED
+    else:
+        assert zero.last.outcome is Outcome.MEMBER_LOST
+    world.assert_good()
+
+
+def released_by_calls(world):
+    """Ranks 0 and 1 arrived at #0 by unary calls, heard of its release, and have not called for long."""
+    calls = [world.call(0), world.call(1)]
+    for call in calls:
+        world.hang_up(call)
+    world.wait(TTL + 1.0)
+
+
+def answers_of_calls(world, rank, count):
+    """What so many calls of a rank are answered, one after the other."""
+    answers = []
+    for _ in range(count):
+        call = world.arrive_once(rank)
+        answers += world.ask(call)
+        world.hang_up(call.session)
+    return answers
+
+
+def fail_alone(world, rank):
+    """A new process of a rank begins another life, in which one barrier times out."""
+    alone = world.start(rank)
+    alone.arrive(timeout=1.0)
+    world.wait(2.0)
+    alone.die()
+    world.wait(TTL + 1.0)
+
+
+def test_calls_of_an_earlier_life_get_further_each_time():
+    world = World(2)
+    released_by_calls(world)
+    fail_alone(world, 0)
+    (missed,) = answers_of_calls(world, 1, 3)
+    assert (missed.sequence, missed.outcome) == (1, Outcome.TIMED_OUT)
+    assert some(world.group().open).sequence == 2
+
+
+def test_calls_of_an_earlier_life_go_on_at_the_oldest_barrier_that_is_kept():
+    world = World(2, limits=Limits(max_unheard_decisions=4))
+    released_by_calls(world)
+    for _ in range(6):
+        fail_alone(world, 0)
+    missed = answers_of_calls(world, 1, 5)
+    assert [decision.sequence for decision in missed] == [3, 4, 5, 6]
+    assert some(world.group().open).sequence == 7
 
 
 def test_new_process_of_the_rank_is_not_told_of_the_release():

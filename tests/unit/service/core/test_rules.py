@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from muster.service.core.checkpoints import MAX_FAILURES
 from muster.service.core.effects import Refused
-from muster.service.core.events import Evict, WriteReport
-from muster.service.core.model import MemberState, Outcome, Ranks, Shape
+from muster.service.core.events import Evict, ProcessInfo, WriteReport
+from muster.service.core.model import Decision, MemberState, Outcome, Ranks, Shape
 from muster.service.core.process import HEIR_TIME, Process
 from muster.service.core.refusal import Reason
 from tests.support.core_lines import Line
@@ -26,6 +26,8 @@ SAVES = "checkpoint"
 """The group whose barriers are those of saves."""
 HELPERS = "helper"
 """The group of processes that are not a rank's trainer."""
+CALLS = "calls"
+"""The group of processes that arrive by unary calls."""
 TIMEOUTS = (4.0, 30.0, 300.0)
 
 index = st.integers(0, 11)
@@ -55,6 +57,10 @@ class Job(RuleBasedStateMachine):
         """Ranks, at any time."""
         self.helpers: set[Client] = set()
         """Processes of a rank that take part in a group of their own, and in no other."""
+        self.called: dict[int, float] = {}
+        """When a unary call spoke for a rank last."""
+        self.answered: dict[tuple[int, str], int] = {}
+        """By epoch and incarnation: the last barrier whose decision answered a call."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -201,6 +207,33 @@ class Job(RuleBasedStateMachine):
         if client := self.pick(self.current, number):
             self.evicted.add(client.rank)
             self.world.do(Evict(self.world.new_session(), RUN, client.rank, "broken"))
+
+    @rule(rank=index, other=st.booleans(), timeout=timeouts, hangs_up=st.booleans())
+    def somebody_calls(self, rank: int, other: bool, timeout: float, hangs_up: bool) -> None:
+        """A process arrives by a unary call, at whatever is next: each call gets further than the last."""
+        rank %= self.world.world_size
+        incarnation = f"caller-{rank}-{other:d}-{self.generation}"
+        call = self.world.arrive_once(
+            rank,
+            generation=self.generation,
+            process=ProcessInfo(rank, incarnation, "laptop", 1),
+            prefix=CALLS,
+            timeout=timeout,
+        )
+        self.called[rank] = self.world.now
+        epoch = self.world.epoch
+        answers = self.world.ask(call)
+        if self.world.epoch != epoch:
+            return
+        for answer in answers:
+            if isinstance(answer, Refused):
+                reason = answer.refusal.reason
+                assert reason is Reason.SUPERSEDED or (reason is Reason.EVICTED and rank in self.evicted)
+            if isinstance(answer, Decision):
+                assert answer.sequence > self.answered.get((epoch, incarnation), -1)
+                self.answered[epoch, incarnation] = answer.sequence
+        if hangs_up:
+            self.world.hang_up(call.session)
 
     # ------------------------------------------------------------------ relays
 
@@ -373,12 +406,18 @@ class Job(RuleBasedStateMachine):
             for rank in set(speakers) - set(group.open.arrivals if group.open is not None else ()):
                 dead = speakers[rank].process
                 if dead.state.gone and group.open is not None and rank in group.open.shape:
-                    assert any(self.may_take_over(client, dead) for client in self.world.clients)
+                    called = self.called.get(rank)
+                    assert any(self.may_take_over(client, dead) for client in self.world.clients) or (
+                        called is not None and self.world.now < called + HEIR_TIME
+                    )
 
     def may_take_over(self, client: Client, dead: Process) -> bool:
-        welcomed = client.welcomed_at
-        newer = client.rank == dead.rank and client.ordinal > dead.ordinal
-        return newer and welcomed is not None and self.world.now < welcomed + HEIR_TIME
+        if client.rank != dead.rank or client.ordinal <= dead.ordinal:
+            return False
+        # The dead one may have come back from an earlier life after the other had come.
+        both = (one for one in self.world.clients if one is client or one.incarnation == dead.incarnation)
+        welcomed = [one.welcomed_at for one in both if one.welcomed_at is not None]
+        return client.welcomed_at is not None and self.world.now < max(welcomed) + HEIR_TIME
 
     @invariant()
     def each_line_speaks_for_those_who_ride_on_it(self) -> None:

@@ -16,7 +16,7 @@ from muster.service.core.effects import (
 from muster.service.core.model import MemberState, Outcome, Ranks, Shape
 from muster.service.storage import codec
 from muster.v1 import state_pb2
-from tests.support.core_world import CKPT, RUN, Client, World
+from tests.support.core_world import CKPT, RUN, TTL, Client, World
 
 HALF = (0, 2, 4)
 
@@ -94,6 +94,26 @@ def test_shapes_are_forgotten_with_the_life_of_their_group():
     joined(world, (0, 1))
     assert shapes(world) == {1: Shape(6, Ranks((0, 1)))}
     assert {owner.shape for owner in owners(world)} == {1}
+
+
+def test_rank_of_two_lives_ago_is_not_taken_for_an_owner_after_a_crash():
+    """It arrived at the newest release, so its record is kept; its shape's record is not."""
+    world = World(2)
+    client = world.start(1)
+    client.join(participants=(1,))
+    release([client])
+    for newcomer in range(2):
+        for one in list(world.streams.values()):
+            one.lose_connection()
+        world.wait(TTL + 1.0)
+        world.start(0, incarnation=f"newcomer-{newcomer}")
+        if newcomer == 0:
+            client.connect()
+    world.crash()
+    group = world.group()
+    assert (group.first_sequence, list(group.speakers)) == (1, [])
+    client.connect()
+    release([client])
 
 
 def test_new_generation_forgets_the_shapes_of_the_one_before():

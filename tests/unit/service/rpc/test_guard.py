@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ from muster.service.rpc.guard import (
     GuardInterceptor,
 )
 from muster.service.rpc.open_reads import BARRED_SECONDS, MAX_READS, OPEN_REQUEST_BYTES
+from muster.service.rpc.unsent import InFlight
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
@@ -121,6 +123,42 @@ async def test_a_caller_is_known_before_its_request_is_parsed():
     with pytest.raises(Refusal) as caught:
         await world.get(b"\xff" * 9)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
+
+
+class LargeAnswer:
+    def ByteSize(self) -> int:  # noqa: N802  # as of a protobuf message
+        return 1_000_000
+
+
+async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
+    world = World()
+    world.interceptor.in_flight = InFlight(most_answers_of_one=1_500_000)
+    answers: list[weakref.ref[LargeAnswer]] = []
+    writing, unread = asyncio.Event(), asyncio.Event()
+
+    async def behavior(request: Any, context: Any) -> LargeAnswer:
+        answer = LargeAnswer()
+        answers.append(weakref.ref(answer))
+        return answer
+
+    class Unread(Context):
+        async def write(self, response: Any) -> None:
+            writing.set()
+            await unread.wait()
+
+    made: Any = grpc.unary_unary_rpc_method_handler(
+        behavior, run_pb2.RunServiceGetRequest.FromString, lambda answer: b"large"
+    )
+    handler = await world.handler(GET, made)
+    data = get("a-1").SerializeToString()
+    first = asyncio.create_task(handler.stream_stream(None, Unread(data)))
+    await writing.wait()
+    with pytest.raises(Refusal) as caught:
+        await handler.stream_stream(None, Unread(data))
+    assert caught.value.reason is Reason.SLOW_CONSUMER
+    assert answers[1]() is None
+    unread.set()
+    await first
 
 
 async def test_a_request_for_another_run_is_not_carried_out():

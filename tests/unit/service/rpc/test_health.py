@@ -20,6 +20,12 @@ class Aborted(Exception):
 
 
 class Context:
+    def __init__(self, address: str = "10.0.0.7") -> None:
+        self._address = address
+
+    def peer(self) -> str:
+        return f"ipv4:{self._address}:41822"
+
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Aborted(code, details)
 
@@ -76,5 +82,17 @@ async def test_so_many_may_watch(monkeypatch: pytest.MonkeyPatch):
     await anext(first)
     with pytest.raises(Refusal, match="max_watchers is 1"):
         await anext(servicer.Watch(request(""), Context()))
+    await first.aclose()
+    assert (await anext(servicer.Watch(request(""), Context()))).status == SERVING
+
+
+async def test_watches_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "MAX_WATCHERS_PER_ADDRESS", 1)
+    servicer = HealthServicer([NAME])
+    first = servicer.Watch(request(""), Context())
+    await anext(first)
+    with pytest.raises(Refusal, match="max_watchers_per_address is 1"):
+        await anext(servicer.Watch(request(""), Context()))
+    assert (await anext(servicer.Watch(request(""), Context("10.0.0.8")))).status == SERVING
     await first.aclose()
     assert (await anext(servicer.Watch(request(""), Context()))).status == SERVING

@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from muster.service.core.effects import Inspect, Refused, Welcome
-from muster.service.core.events import Disconnected, Event, Goodbye, Hello
+from muster.service.core.effects import GroupJoined, Inspect, Refused, Welcome
+from muster.service.core.events import Arrive, Disconnected, Event, Goodbye, Hello, JoinGroup
 from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
+from muster.service.rpc.join_turns import JoinTurns
 from muster.service.rpc.session import Session, SessionServicer
 from muster.service.rpc.unsent import SMALL, InFlight, Queued
 from muster.service.security.grants import Grant, Role
@@ -26,6 +27,8 @@ from tests.support.expect import some
 from tests.support.virtual_time import START, LoopClock, in_virtual_time
 
 HELLO = session_pb2.ConnectRequest(hello=session_pb2.Hello(run_id="job", protocol_version=1))
+JOIN = session_pb2.ConnectRequest(join_group=session_pb2.JoinGroup(prefix="ckpt", world_size=2))
+ARRIVE = session_pb2.ConnectRequest(arrive=session_pb2.Arrive(prefix="ckpt", timeout_ms=1_000))
 GOODBYE = session_pb2.ConnectRequest(goodbye=session_pb2.Goodbye(reason="done"))
 ID = 7
 
@@ -89,11 +92,13 @@ class FakeContext:
 class Stream:
     """A session that is being served."""
 
-    def __init__(self, max_unsent: int = 3, max_unsent_bytes: int = 1_000_000) -> None:
+    def __init__(
+        self, max_unsent: int = 3, max_unsent_bytes: int = 1_000_000, join_turns: JoinTurns | None = None
+    ) -> None:
         self.driver = FakeDriver()
         self.context = FakeContext()
         driver: Any = self.driver
-        self.session = Session(driver, max_unsent, max_unsent_bytes=max_unsent_bytes)
+        self.session = Session(driver, max_unsent, max_unsent_bytes=max_unsent_bytes, join_turns=join_turns)
         self.serving: asyncio.Task[None]
 
     def start(self) -> None:
@@ -114,12 +119,19 @@ class Stream:
 
 @asynccontextmanager
 async def stream(
-    max_unsent: int = 3, max_unsent_bytes: int = 1_000_000, *, hello: bool = True
+    max_unsent: int = 3,
+    max_unsent_bytes: int = 1_000_000,
+    *,
+    hello: bool = True,
+    run_id: str = "job",
+    join_turns: JoinTurns | None = None,
 ) -> AsyncIterator[Stream]:
-    opened = Stream(max_unsent, max_unsent_bytes)
+    opened = Stream(max_unsent, max_unsent_bytes, join_turns)
     opened.start()
     if hello:
-        opened.context.says(HELLO)
+        opened.context.says(
+            session_pb2.ConnectRequest(hello=session_pb2.Hello(run_id=run_id, protocol_version=1))
+        )
         await opened.driver.hears(1)
     yield opened
     opened.serving.cancel()
@@ -129,6 +141,59 @@ async def stream(
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+class TestJoinsOfOneRun:
+    """Those beyond ``MAX_JOINS`` wait, so that the other runs need not wait for all of them."""
+
+    async def test_join_waits_until_an_earlier_one_of_its_run_is_answered(self):
+        turns = JoinTurns(most=1)
+        async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
+            one.context.says(JOIN)
+            await one.driver.hears(2)
+            other.context.says(JOIN)
+            other.context.says(ARRIVE)
+            await settle()
+            assert len(other.driver.events) == 1, "it says nothing, in order, until its join may go"
+            one.deliver(GroupJoined("ckpt", ()))
+            await other.driver.hears(3)
+            assert [type(event) for event in other.driver.events] == [Hello, JoinGroup, Arrive]
+
+    async def test_refused_join_ends_its_turn(self):
+        turns = JoinTurns(most=1)
+        async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
+            one.context.says(JOIN)
+            await one.driver.hears(2)
+            one.deliver(Refused(Refusal(Reason.INVALID_ARGUMENT, "no"), "ckpt"))
+            other.context.says(JOIN)
+            await other.driver.hears(2)
+
+    async def test_stream_that_ends_gives_its_turn_back_and_one_that_waited_takes_none(self):
+        turns = JoinTurns(most=1)
+        async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
+            one.context.says(JOIN)
+            await one.driver.hears(2)
+            async with stream(join_turns=turns) as waiting:
+                waiting.context.says(JOIN)
+                await settle()
+            assert len(waiting.driver.events) == 3, "a Hello and the end"
+            one.serving.cancel()
+            other.context.says(JOIN)
+            await other.driver.hears(2)
+
+    async def test_stream_joins_several_groups_before_the_first_answer(self):
+        async with stream(join_turns=JoinTurns(most=1)) as one:
+            one.context.says(JOIN)
+            one.context.says(JOIN)
+            await one.driver.hears(3)
+
+    async def test_join_of_another_run_waits_for_nobody(self):
+        turns = JoinTurns(most=1)
+        async with stream(join_turns=turns) as one, stream(join_turns=turns, run_id="job2") as other:
+            one.context.says(JOIN)
+            await one.driver.hears(2)
+            other.context.says(JOIN)
+            await other.driver.hears(2)
 
 
 async def test_what_comes_in_goes_to_the_driver_in_order():

@@ -367,3 +367,16 @@ def test_a_file_of_the_first_schema_shrinks_too_and_keeps_its_rows(path: Path):
         assert db.execute("PRAGMA user_version").fetchone() == (2,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     db.close()
+
+
+def test_new_database_and_its_log_are_for_their_user_alone(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        engine = SqliteEngine(tmp_path / "muster.db")
+        engine.open()
+        engine.commit({b"key": b"value"})
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+        engine.close()
+    finally:
+        os.umask(before)
+    assert modes == {f"muster.db{ending}": 0o600 for ending in ("", "-wal", "-shm", ".lock")}

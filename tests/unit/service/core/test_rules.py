@@ -59,8 +59,8 @@ class Job(RuleBasedStateMachine):
         """Processes of a rank that take part in a group of their own, and in no other."""
         self.called: dict[int, float] = {}
         """When a unary call spoke for a rank last."""
-        self.answered: dict[tuple[int, str], int] = {}
-        """By epoch and incarnation: the last barrier whose decision answered a call."""
+        self.answered: dict[tuple[int, int, str], int] = {}
+        """By epoch, life of the group and incarnation: the last barrier whose decision answered a call."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -190,6 +190,14 @@ class Job(RuleBasedStateMachine):
             if client.session is not None and client is not current[-1]:
                 client.stream_breaks()
         self.arrive_of(current[-1], prefix, timeout, str(current[-1].rank).encode(), None)
+        self.everyone_is_lost()
+        if len(self.alive) < 9:
+            new = self.start_one(newcomer % self.world.world_size, None)
+            if joins:
+                self.arrive_of(new, prefix, timeout, b"", None)
+
+    def everyone_is_lost(self) -> None:
+        """All streams break, and nobody is back within the session TTL."""
         for client in self.connected:
             client.stream_breaks()
         for client in self.world.clients:
@@ -197,10 +205,6 @@ class Job(RuleBasedStateMachine):
         for line in self.lines.values():
             line.breaks()
         self.world.wait(11.0)
-        if len(self.alive) < 9:
-            new = self.start_one(newcomer % self.world.world_size, None)
-            if joins:
-                self.arrive_of(new, prefix, timeout, b"", None)
 
     @rule(number=index)
     def an_operator_evicts(self, number: int) -> None:
@@ -210,6 +214,21 @@ class Job(RuleBasedStateMachine):
 
     @rule(rank=index, other=st.booleans(), timeout=timeouts, hangs_up=st.booleans())
     def somebody_calls(self, rank: int, other: bool, timeout: float, hangs_up: bool) -> None:
+        self.call(rank, other, timeout, hangs_up)
+
+    @rule(rank=index, fails=st.integers(0, 2))
+    def callers_are_away_for_long(self, rank: int, fails: int) -> None:
+        """They arrive together, and everyone leaves; others begin lives alone before they call again."""
+        for one in range(self.world.world_size):
+            self.call(one, False, 300.0, True)
+        self.everyone_is_lost()
+        for _ in range(fails):
+            self.call(rank, True, 4.0, True)
+            self.world.wait(16.0)
+        for _ in range(2):
+            self.call(rank + 1, False, 4.0, True)
+
+    def call(self, rank: int, other: bool, timeout: float, hangs_up: bool) -> None:
         """A process arrives by a unary call, at whatever is next: each call gets further than the last."""
         rank %= self.world.world_size
         incarnation = f"caller-{rank}-{other:d}-{self.generation}"
@@ -230,8 +249,10 @@ class Job(RuleBasedStateMachine):
                 reason = answer.refusal.reason
                 assert reason is Reason.SUPERSEDED or (reason is Reason.EVICTED and rank in self.evicted)
             if isinstance(answer, Decision):
-                assert answer.sequence > self.answered.get((epoch, incarnation), -1)
-                self.answered[epoch, incarnation] = answer.sequence
+                # In another life of the group, it hears again what came after the newest release.
+                caller = epoch, self.world.disk.eras[RUN, CALLS], incarnation
+                assert answer.sequence > self.answered.get(caller, -1)
+                self.answered[caller] = answer.sequence
         if hangs_up:
             self.world.hang_up(call.session)
 

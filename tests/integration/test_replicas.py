@@ -372,13 +372,14 @@ def secured(folder: Path, authority: Authority, *hosts: str) -> Coordinator:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_each_replica_shows_a_certificate_of_its_own(
+def test_learned_address_shows_a_certificate_of_the_endpoints_host(
     tmp_path: Path, authority: Authority, client: Callable[[str], None]
 ):
+    """The address of the leader is 127.0.0.1, which its certificate does not name."""
     pair = authority.issue("standby", "localhost")
     server = grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())])
     with (
-        secured(tmp_path, authority, "127.0.0.1") as leader,
+        secured(tmp_path, authority, "localhost") as leader,
         Standby(leader.endpoint, credentials=server) as standby,
     ):
         client(f"localhost:{standby.port}")

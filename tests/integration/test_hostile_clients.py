@@ -20,7 +20,7 @@ def enough(soak: Soak) -> bool:
     return soak.seconds >= PATIENCE or (soak.seconds >= MIN_SECONDS and refused)
 
 
-# With all kinds at once, honest calls take seconds on two busy cores, so it is not among the tests of each run yet.
+# Not in each run yet: with all kinds at once, honest calls take seconds on two busy cores.
 @pytest.mark.thorough_only
 @pytest.mark.timeout(420)
 def test_job_notices_nothing_of_hostile_clients_of_every_kind(tmp_path: Path):

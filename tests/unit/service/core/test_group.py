@@ -156,7 +156,7 @@ def test_arriving_twice_counts_once(world):
 def test_arriving_twice_keeps_the_first_payload_and_counts_it_once(world):
     zero, one = world.ranks()
     zero.arrive(payload=b"first")
-    zero.arrive(payload=b"first")
+    zero.arrive(payload=b"second")
     one.arrive()
     assert one.last.payloads == ((0, b"first"),)
 

@@ -22,6 +22,7 @@ from muster.relay.door import Door, Visitor
 from muster.relay.upstream import Upstream
 from muster.serving.budget import SMALL, ByteBudget
 from muster.serving.connections import address_of
+from muster.serving.ending import ended
 from muster.serving.options import READ_TIMEOUT
 from muster.serving.writes import Writes
 from muster.v1 import store_pb2
@@ -119,7 +120,7 @@ class Passing(grpc.GenericRpcHandler):
                     if (request := await made.read_first()) is not None:
                         await self._pass(made, request)
             except refusals.Refused as refused:
-                await context.abort_with_status(status.of(refused.refusal))
+                await ended(context.abort_with_status(status.of(refused.refusal)))
 
         return grpc.stream_stream_rpc_method_handler(call)
 
@@ -144,7 +145,8 @@ class Passing(grpc.GenericRpcHandler):
             until = until or loop.time() + self._upstream.hold
             if loop.time() + pause >= until:
                 self._upstream.cut_off(search.said)
-                await call.context.abort_with_status(status.of(refusals.cut_off(search.said)))
+                await ended(call.context.abort_with_status(status.of(refusals.cut_off(search.said))))
+                return
             await asyncio.sleep(pause)
 
     async def _hand_on(self, call: _Call, request: bytes, search: Search) -> None:
@@ -167,9 +169,9 @@ class Passing(grpc.GenericRpcHandler):
                     if talks and not await self._go_on(call, upward):
                         return
             except grpc.aio.AioRpcError as error:
-                if answered:
-                    await _break_off(error, search, call.context)
-                raise
+                if not answered:
+                    raise
+                await _break_off(error, search, call.context)
             finally:
                 upward.cancel()
 
@@ -266,12 +268,12 @@ async def _break_off(error: grpc.aio.AioRpcError, search: Search, context: Any) 
         return
     # As it is, the error would speak against this relay, which goes on. What it says is for our own search.
     await asyncio.to_thread(search_on, search, error)
-    await context.abort_with_status(status.of(refusals.upstream_lost(explain(error))))
+    await ended(context.abort_with_status(status.of(refusals.upstream_lost(explain(error)))))
 
 
 async def _abort_as(error: grpc.aio.AioRpcError, context: Any) -> None:
     """End a call as the coordinator has ended ours."""
-    await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+    await ended(context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ())))
 
 
 def _may_be_repeated(method: str, request: bytes) -> bool:

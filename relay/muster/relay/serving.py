@@ -18,6 +18,7 @@ from muster.relay.passing import Passing
 from muster.relay.relay import Relay
 from muster.relay.streams import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox
 from muster.relay.upstream import CONNECT, Upstream
+from muster.serving.ending import ended
 from muster.serving.options import server_options
 from muster.serving.writes import Writes
 from muster.v1 import session_pb2 as pb
@@ -93,7 +94,7 @@ class Session:
             reader.cancel()
             self._guest.lost()
         if self._refusal is not None:
-            await context.abort_with_status(status.of(self._refusal))
+            await ended(context.abort_with_status(status.of(self._refusal)))
 
     async def _write(self, context: Any, data: bytes) -> None:
         def make() -> bytes:
@@ -153,14 +154,15 @@ class Sessions(grpc.GenericRpcHandler):
 
     async def _connect(self, _: object, context: Any) -> None:
         if self._draining:
-            await context.abort_with_status(status.of(refusals.draining()))
+            await ended(context.abort_with_status(status.of(refusals.draining())))
+            return
         try:
             async with self._door.admitted(
                 CONNECT, context.invocation_metadata() or (), context.peer()
             ) as visitor:
                 await self._serve(Session(self._relay, visitor, self._room, self._writes), context)
         except refusals.Refused as refused:
-            await context.abort_with_status(status.of(refused.refusal))
+            await ended(context.abort_with_status(status.of(refused.refusal)))
 
     async def _serve(self, session: Session, context: Any) -> None:
         self._open.add(session)

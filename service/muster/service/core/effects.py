@@ -255,6 +255,10 @@ class Entry:
     ordinal: int = 0
     refusal: Refusal | None = None
 
+    def __post_init__(self) -> None:
+        if self.refusal is not None:
+            self.refusal.forget_origin()
+
 
 @dataclass(frozen=True, slots=True)
 class Entered:
@@ -302,6 +306,9 @@ class Refused:
     from a relay's line, which goes on."""
     final: bool = False
     """The session is over; nothing more is said on it."""
+
+    def __post_init__(self) -> None:
+        self.refusal.forget_origin()
 
 
 @dataclass(frozen=True, slots=True)

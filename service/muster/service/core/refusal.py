@@ -63,6 +63,14 @@ class Refusal(Exception):
         self.message = message
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
+    def forget_origin(self) -> None:
+        """Let go of the frames that it came through, before it is kept as a value.
+
+        They hold what was refused, such as a large payload, and often the refusal: a cycle that would keep all
+        of it until the next full garbage collection.
+        """
+        self.__traceback__ = self.__context__ = None
+
 
 def limit_exceeded(limit: str, value: float, given: str, next_step: str = "") -> Refusal:
     """Return the refusal for going past a bound.

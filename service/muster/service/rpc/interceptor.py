@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
 from muster.service.security.audit import CALL
+from muster.serving.ending import ended
 
 Parse = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -67,7 +68,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
-                    await end_with(refusal, context)
+                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
 
         return call
 
@@ -78,7 +79,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
-                    await end_with(refusal, context)
+                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
 
         return call
 
@@ -90,7 +91,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     await behavior(requests, context)
                 except Refusal as refusal:
-                    await end_with(refusal, context)
+                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
 
         return call
 
@@ -103,21 +104,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(_each_parsed(parse, requests, method), context):
                         yield response
                 except Refusal as refusal:
-                    await end_with(refusal, context)
+                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
 
         return call
-
-
-async def end_with(refusal: Refusal, context: Any) -> None:
-    """End a call with the status of a refusal.
-
-    gRPC keeps the exception of the abort with the call, and its traceback keeps the call: a cycle that would
-    hold a large request or answer until the next full garbage collection.
-    """
-    try:
-        await context.abort_with_status(errors.grpc_status(refusal))
-    except grpc.aio.AbortError as abort:
-        abort.__traceback__ = abort.__context__ = None
 
 
 async def _each_parsed(parse: Parse | None, requests: Any, method: str) -> AsyncIterator[Any]:

@@ -20,6 +20,7 @@ from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
 from muster.service.rpc.unsent import log_slow_reader, slow_reader
 from muster.service.security.audit import CALL
+from muster.serving.ending import ended
 from muster.serving.queued import Queued
 from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
@@ -191,7 +192,7 @@ class Session:
             self._driver.disconnect(self.id)
             self._driver.submit(Disconnected(self.id))
         if self._status is not None:
-            await context.abort_with_status(errors.grpc_status(self._status))
+            await ended(context.abort_with_status(errors.grpc_status(self._status)))
 
     async def _write(self, context: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -246,6 +247,7 @@ class Session:
                 )
             )
         except Refusal as refusal:
+            refusal.forget_origin()
             self.end(refusal)
 
     def _submit(self, event: Event | Inspected) -> None:
@@ -326,7 +328,7 @@ class SessionServicer:
     async def connect(self, _: object, context: Any) -> None:
         """Handle one ``Connect`` call."""
         if self._draining:
-            await context.abort_with_status(errors.grpc_status(DRAINING))
+            raise DRAINING
         if (count := len(self.sessions)) >= self._max_open:
             raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
         session = Session(

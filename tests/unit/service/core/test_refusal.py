@@ -1,6 +1,14 @@
 """Invariant 16 (every refusal carries a reason)."""
 
+import gc
+
+import pytest
+
+from muster.service.core.effects import Effects, Entry, Refused
+from muster.service.core.events import Arrival, Arrive
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from tests.support.core_world import CKPT, TIMEOUT, World
+from tests.support.expect import some
 
 
 def test_the_reasons_are_stable():
@@ -62,3 +70,38 @@ def test_a_limit_says_what_was_given_which_limit_it_is_and_what_to_do_next():
         "Lower the demand, or raise max_runs on the coordinator."
     )
     assert refusal.metadata == {"limit": "max_runs", "value": "1000"}
+
+
+def test_limit_of_its_own_says_what_to_do_next():
+    refusal = limit_exceeded("max_watches", 5, "5 watches are open", "End one of them.")
+    assert refusal.message == "5 watches are open; the limit max_watches is 5. End one of them."
+
+
+@pytest.mark.parametrize("keep", [Refused, lambda refusal: Entry(refusal=refusal)])
+def test_refusal_that_is_kept_lets_go_of_what_was_refused(keep):
+    """It came through frames that hold the request: a large payload would stay until a full collection."""
+
+    def refuse() -> None:
+        try:
+            raise KeyError
+        except KeyError:
+            raise Refusal(Reason.NOT_JOINED, "not joined") from None
+
+    try:
+        refuse()
+    except Refusal as refusal:
+        kept = keep(refusal).refusal
+    assert (kept.__traceback__, kept.__context__) == (None, None)
+
+
+def test_refused_arrival_leaves_no_garbage_behind():
+    world = World()
+    zero, _ = world.ranks()
+    ahead = Arrive(some(zero.session), CKPT, 7, TIMEOUT, (Arrival(0),))
+    gc.collect()
+    gc.disable()
+    try:
+        world.coordinator.step(ahead, world.instant, Effects())
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -359,7 +359,7 @@ async def test_connection_is_ended_when_no_status_can_reach_the_peer():
     stuck, idle = sorted(servicer.sessions, key=lambda session: session.id)
     contexts[0].reads.clear()
     for _ in range(3):
-        stuck.deliver(Outgoing(None, lambda _: b"x"))
+        stuck.deliver(Outgoing(None, lambda _: b"x"))  # type: ignore[arg-type]
         await settle()
     idle.cut_off()
     await asyncio.wait(serving)

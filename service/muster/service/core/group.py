@@ -651,28 +651,26 @@ class Group:
             if decision is not None and decision.payloads and heard != self.next_sequence - 1:
                 self._forget(heard, effects)
         most = self._limits.history(max((one.required for one in self.decisions.values()), default=1))
-        while len(self.decisions) > most:
-            oldest = next(iter(self.decisions))
-            if oldest >= sequence - 1:
-                # The last decision is kept in any case: it tells a restarted coordinator what comes next.
-                break
-            self._forget(oldest, effects)
+        # The last decision is kept in any case: it tells a restarted coordinator what comes next.
+        self._trim(most, sequence - 1, effects)
 
     def _bound_past(self, ranks: int, effects: Effects) -> None:
         """Keep no more decisions of earlier lives than one life may have that is not heard.
 
         A process of theirs that comes back later than that is told to join again.
         """
-        most = self._limits.unheard_decisions(ranks)
-        while len(self.decisions) > most and self._oldest < self._unheard_from:
-            self._forget(self._oldest, effects)
+        self._trim(self._limits.unheard_decisions(ranks), self._unheard_from, effects)
 
     def _forget_until(self, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
         if sequence <= self._unheard_from:
             return
         most = self._limits.unheard_decisions(max(one.required for one in self.decisions.values())) // 2
-        while len(self.decisions) > max(1, most) and self._oldest < sequence:
+        self._trim(max(1, most), sequence, effects)
+
+    def _trim(self, most: int, before: int, effects: Effects) -> None:
+        """Forget the oldest decisions before sequence ``before`` while more than ``most`` are kept."""
+        while len(self.decisions) > most and self._oldest < before:
             self._forget(self._oldest, effects)
 
     def _forget(self, sequence: int, effects: Effects) -> None:

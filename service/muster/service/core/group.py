@@ -208,6 +208,14 @@ class Group:
         self.refresh(process.rank)
         return start
 
+    def lineage(self, rank: int) -> int | None:
+        """The lineage of the process that spoke last for a rank in this generation; None: none did."""
+        if self.generation != self._roster.generation:
+            return None
+        speaker = self.speakers.get(rank)
+        last = speaker.process if speaker is not None else self._former.get(rank)
+        return last.lineage if last is not None else None
+
     @property
     def _is_abandoned(self) -> bool:
         """Whether someone spoke here, and nobody of them lives any more."""
@@ -694,12 +702,12 @@ class Group:
         return Progress(self.prefix, barrier.sequence, arrived, required, missing, message)
 
     def _known(self, rank: int) -> Process | None:
-        """The process to name for a rank: who speaks for it, or its newest."""
+        """The process to name for a rank: who speaks for it, or may take its place, or its newest."""
         speaker = self.speakers.get(rank)
-        newest = self._roster.newest(rank)
-        if speaker is not None and (newest is None or not _takes_over(newest, speaker.process)):
-            return speaker.process
-        return newest
+        if speaker is None:
+            return self._roster.newest(rank)
+        heir = self._roster.heir(speaker.process) if speaker.process.state.gone else None
+        return heir or speaker.process
 
     def _missing_rank(self, rank: int, now: float) -> MissingRank:
         process = self._known(rank)
@@ -789,14 +797,9 @@ class Group:
             start_sequence=speaker.start,
             shape=shape,
             state=state,
+            lineage=process.lineage,
             life=self.first_sequence,
         )
-
-
-def _takes_over(newest: Process, speaker: Process) -> bool:
-    """Whether a rank's newest process, which has not joined, is the one to name for it."""
-    heir = newest.heir_until is not None and not newest.state.gone
-    return newest.ordinal > speaker.ordinal and speaker.state.gone and heir
 
 
 def _shape_text(shape: Shape) -> str:

@@ -333,6 +333,7 @@ def state_of(runs: int) -> list[Kept]:
                 start_sequence=0,
                 shape=Shape(RANKS_PER_RUN),
                 state=MemberState.CONNECTED,
+                lineage=(1 << 32) + rank,
             )
             kept.append(speaker)
     return kept

@@ -70,6 +70,7 @@ SPEAKER = SpeakerRecord(
     start_sequence=6,
     shape=2,
     state=MemberState.DISCONNECTED,
+    lineage=(1 << 32) + 2,
 )
 SHAPE = ShapeRecord("job1", "checkpoint", 2, Shape(16, Ranks((0, 3, 5))))
 ROUND = RoundRecord("job1", 12, 2, 1_700_000_000.5, 31.25)

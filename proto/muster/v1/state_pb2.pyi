@@ -360,6 +360,7 @@ class SpeakerRecord(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     LIFE_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
+    LINEAGE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     prefix: builtins.str
@@ -390,6 +391,10 @@ class SpeakerRecord(google.protobuf.message.Message):
     """The number of the group's ShapeRecord that says which ranks its barriers cover; 0: world_size and
     participants above say it.
     """
+    lineage: builtins.int
+    """The ordinal of the first process of its lineage: the processes of a rank that took over groups from one
+    another. 0: its own.
+    """
     @property
     def participants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The ranks that the group's barriers cover; empty means all."""
@@ -410,9 +415,10 @@ class SpeakerRecord(google.protobuf.message.Message):
         state: muster.v1.common_pb2.MemberState.ValueType = ...,
         life: builtins.int | None = ...,
         shape: builtins.int = ...,
+        lineage: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_life", b"_life", "life", b"life"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "lineage", b"lineage", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_life", b"_life"]) -> typing.Literal["life"] | None: ...
 
 global___SpeakerRecord = SpeakerRecord

@@ -302,12 +302,12 @@ class Driver:
         self._pump_scheduled = False
         if self.failed.done():
             return
-        if not self._serves:
-            self.serve()
-        now = self._clock.now()
-        inbox, self._inbox = self._inbox, []
         stepped = False
         try:
+            if not self._serves:
+                self.serve()
+            now = self._clock.now()
+            inbox, self._inbox = self._inbox, []
             for item in inbox:
                 if type(item) is _Query:
                     self._batch.answers.append(_answer(item, self.coordinator, now))
@@ -317,10 +317,9 @@ class Driver:
             if stepped and self._watchers:
                 self._batch.wakes_watchers = True
             self._flush()
+            self._arm_timer(now)
         except Exception as error:
             self._fail(error)
-            return
-        self._arm_timer(now)
 
     def _flush(self) -> None:
         if self.failed.done() or self._committing_since is not None or self._batch.empty:
@@ -415,7 +414,10 @@ class Driver:
             # arrivals, and members that come back. Their time must not be over before they are heard.
             self._put_off += 1
             self._no_tick_before = now.monotonic + COMING_BACK
-            self._arm_timer(now)
+            try:
+                self._arm_timer(now)
+            except Exception as error:
+                self._fail(error)
             return
         self._put_off = 0
         self._enter(Tick())

@@ -354,6 +354,29 @@ async def test_a_fault_in_a_query_stops_the_driver():
         asked.cancel()
 
 
+@pytest.mark.parametrize("broken", ["serve", "step", "next_deadline"])
+async def test_fault_in_the_core_stops_the_driver(broken: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Coordinator, broken, _fault)
+    async with driving(MemoryEngine()) as driver:
+        Rank(driver, 0).hello()
+        await settle()
+        with pytest.raises(RuntimeError, match="half a step"):
+            driver.failed.result()
+
+
+@in_virtual_time
+async def test_fault_while_a_tick_is_put_off_stops_the_driver():
+    async with driving(MemoryEngine(), clock=LoopClock()) as driver:
+        Rank(driver, 0).hello().arrive(timeout=20.0)
+        await settle()
+        stand_still(60.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Coordinator, "next_deadline", _fault)
+            await settle()
+        with pytest.raises(RuntimeError, match="half a step"):
+            await driver.failed
+
+
 async def test_half_of_a_step_is_not_committed_when_the_step_raises_during_a_commit(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -879,7 +902,7 @@ async def test_a_driver_that_has_failed_retires_at_once():
         (await engine.begun.get()).end(StorageError("the disk is full"))
         driver.retire()
         await asyncio.wait_for(driver.settled(), PATIENCE)
-        assert driver.failed.done()
+        assert isinstance(driver.failed.exception(), StorageError)
 
 
 async def test_a_state_that_lacks_a_row_is_an_error_at_the_start():

@@ -266,6 +266,7 @@ class Coordinator:
                 rank=record.rank,
                 incarnation=record.incarnation,
                 ordinal=record.ordinal,
+                lineage=record.lineage,
                 host=record.host,
                 pid=record.pid,
                 generation=group.generation,

@@ -132,6 +132,8 @@ class SpeakerRecord:
     """Or the number of the group's :class:`ShapeRecord`, which all ranks that bring this shape share."""
     state: MemberState
     """As it last mattered: unless it is gone, IDLE for one that arrives by unary calls, else DISCONNECTED."""
+    lineage: int
+    """As that of :class:`~muster.service.core.process.Process`."""
     life: int | None = None
     """The first sequence of the life of the group that it joined. If the group began another since, it
     arrived at the newest release, and may not have heard it. None: the group's newest, as before 0.2.0."""

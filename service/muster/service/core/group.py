@@ -208,6 +208,14 @@ class Group:
         self.refresh(process.rank)
         return start
 
+    def lineage(self, rank: int) -> int | None:
+        """The lineage of the process that spoke last for a rank in this generation; None: none did."""
+        if self.generation != self._roster.generation:
+            return None
+        speaker = self.speakers.get(rank)
+        last = speaker.process if speaker is not None else self._former.get(rank)
+        return last.lineage if last is not None else None
+
     @property
     def _is_abandoned(self) -> bool:
         """Whether someone spoke here, and nobody of them lives any more."""
@@ -651,28 +659,26 @@ class Group:
             if decision is not None and decision.payloads and heard != self.next_sequence - 1:
                 self._forget(heard, effects)
         most = self._limits.history(max((one.required for one in self.decisions.values()), default=1))
-        while len(self.decisions) > most:
-            oldest = next(iter(self.decisions))
-            if oldest >= sequence - 1:
-                # The last decision is kept in any case: it tells a restarted coordinator what comes next.
-                break
-            self._forget(oldest, effects)
+        # The last decision is kept in any case: it tells a restarted coordinator what comes next.
+        self._trim(most, sequence - 1, effects)
 
     def _bound_past(self, ranks: int, effects: Effects) -> None:
         """Keep no more decisions of earlier lives than one life may have that is not heard.
 
         A process of theirs that comes back later than that is told to join again.
         """
-        most = self._limits.unheard_decisions(ranks)
-        while len(self.decisions) > most and self._oldest < self._unheard_from:
-            self._forget(self._oldest, effects)
+        self._trim(self._limits.unheard_decisions(ranks), self._unheard_from, effects)
 
     def _forget_until(self, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
         if sequence <= self._unheard_from:
             return
         most = self._limits.unheard_decisions(max(one.required for one in self.decisions.values())) // 2
-        while len(self.decisions) > max(1, most) and self._oldest < sequence:
+        self._trim(max(1, most), sequence, effects)
+
+    def _trim(self, most: int, before: int, effects: Effects) -> None:
+        """Forget the oldest decisions before sequence ``before`` while more than ``most`` are kept."""
+        while len(self.decisions) > most and self._oldest < before:
             self._forget(self._oldest, effects)
 
     def _forget(self, sequence: int, effects: Effects) -> None:
@@ -696,12 +702,12 @@ class Group:
         return Progress(self.prefix, barrier.sequence, arrived, required, missing, message)
 
     def _known(self, rank: int) -> Process | None:
-        """The process to name for a rank: who speaks for it, or its newest."""
+        """The process to name for a rank: who speaks for it, or may take its place, or its newest."""
         speaker = self.speakers.get(rank)
-        newest = self._roster.newest(rank)
-        if speaker is not None and (newest is None or not _takes_over(newest, speaker.process)):
-            return speaker.process
-        return newest
+        if speaker is None:
+            return self._roster.newest(rank)
+        heir = self._roster.heir(speaker.process) if speaker.process.state.gone else None
+        return heir or speaker.process
 
     def _missing_rank(self, rank: int, now: float) -> MissingRank:
         process = self._known(rank)
@@ -791,14 +797,9 @@ class Group:
             start_sequence=speaker.start,
             shape=shape,
             state=state,
+            lineage=process.lineage,
             life=self.first_sequence,
         )
-
-
-def _takes_over(newest: Process, speaker: Process) -> bool:
-    """Whether a rank's newest process, which has not joined, is the one to name for it."""
-    heir = newest.heir_until is not None and not newest.state.gone
-    return newest.ordinal > speaker.ordinal and speaker.state.gone and heir
 
 
 def _shape_text(shape: Shape) -> str:

@@ -12,8 +12,8 @@ from muster.service.core.model import Decision, MemberState, Sight, Step
 
 HEIR_TIME = 60.0
 """Seconds after its first hello, or that of an older process of its rank that comes back from an earlier
-life, in which a process may take over the groups of a dead process of its rank. One that has not joined by
-then is a helper: nobody waits for it in place of the dead one."""
+life, in which a process may take over the groups of a dead process of its rank. One that has taken over none
+by then is a helper: nobody waits for it in place of the dead one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,11 +41,14 @@ class Process:
     last_here: float = -math.inf
     """When it was there for certain, on the monotonic clock: at its last hello, or its goodbye. A loss is
     noticed late, and an eviction is another's word. -inf if it was gone before a restart."""
+    lineage: int
+    """The lowest ordinal among the processes of its rank that took over groups from one another. They share
+    it."""
     past: bool = False
     """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
     heir_until: float | None = None
-    """Until when it may take over the groups of a dead process of its rank, on the monotonic clock; None: no
-    more, or its rank had no other process at its first hello."""
+    """Until when it may take over the groups of any dead process of its rank, on the monotonic clock; None:
+    no more, or its rank had no other process at its first hello."""
     prefixes: set[str] = field(default_factory=set)
     """The groups that it speaks in."""
     sight: Sight | None = None

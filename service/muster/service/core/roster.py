@@ -75,13 +75,22 @@ class Roster:
 
         Args:
             rank: the rank.
-            speaker: the process that spoke for the rank in the group in question, if any. A newer
-                living process of the rank may join for a while and take its place; an older one may not.
+            speaker: the process that spoke for the rank in the group in question, if any.
         """
-        if speaker is not None and not speaker.state.gone:
-            return False
-        heirs = self.of_rank(rank)
         if speaker is not None:
-            newer = (p for p in heirs if p.ordinal > speaker.ordinal and not p.state.gone)
-            return all(p.heir_until is None for p in newer)
-        return all(p.state.gone for p in heirs) and not all(p.past for p in heirs)
+            return speaker.state.gone and self.heir(speaker) is None
+        processes = self.of_rank(rank)
+        return all(p.state.gone for p in processes) and not all(p.past for p in processes)
+
+    def heir(self, dead: Process) -> Process | None:
+        """The newest living process that may take the place of a dead one.
+
+        It is newer. It took over another group from the dead one, or from its successor; or it came not long
+        ago and may do so.
+        """
+        for process in reversed(self.of_rank(dead.rank)):
+            if process.ordinal <= dead.ordinal:
+                break
+            if not process.state.gone and (process.lineage == dead.lineage or process.heir_until is not None):
+                return process
+        return None

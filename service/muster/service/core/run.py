@@ -186,6 +186,7 @@ class Run:
                 state=MemberState.CONNECTED,
                 since=now.monotonic,
                 last_here=now.monotonic,
+                lineage=ordinal,
                 relay=relay,
                 node_rank=info.node_rank,
             )
@@ -383,7 +384,18 @@ class Run:
         if prefix not in self.groups:
             self.groups[prefix] = group
             effects.records.append(group.record)
+        lineage = group.lineage(process.rank)
+        if lineage is not None and lineage != process.lineage:
+            older, newer = sorted((lineage, process.lineage))
+            self._unite(process.rank, older, newer, effects)
         return group.join(process, shape, now, effects)
+
+    def _unite(self, rank: int, older: int, newer: int, effects: Effects) -> None:
+        """A process took over a group from another lineage of its rank: the two are one from now on."""
+        for process in self.roster.of_rank(rank):
+            if process.lineage == newer:
+                process.lineage = older
+                self._standing_changed(process, effects)
 
     def check_call(self, call: ArriveOnce, shape: Shape) -> Decision | None:
         """Refuse a unary call before it changes anything: what its parts would refuse one after the other.

@@ -275,6 +275,7 @@ def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
         start_sequence=record.start_sequence,
         state=common_pb2.MemberState.ValueType(record.state),
         life=record.life,
+        lineage=record.lineage if record.lineage != record.ordinal else 0,
     )
     if isinstance(record.shape, int):
         message.shape = record.shape
@@ -297,6 +298,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
         shape=message.shape or Shape(message.world_size, RANK_LISTS.shared(message.participants)),
         state=MemberState(message.state),
         life=message.life if message.HasField("life") else None,
+        lineage=message.lineage or message.ordinal,
     )
 
 

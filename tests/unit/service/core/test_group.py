@@ -976,6 +976,124 @@ def test_new_process_takes_over_from_a_dead_one_within_its_time(world):
     assert zero.outcomes == [Outcome.RELEASED, Outcome.MEMBER_LOST]
 
 
+@pytest.fixture
+def restarted(world):
+    """Rank 0, and rank 1 that was started again: since then it has joined one of its two groups."""
+    zero, one = world.ranks()
+    for client in (zero, one):
+        client.join("eval")
+    one.die()
+    world.wait(TTL)
+    new = world.start(1)
+    new.join()
+    world.wait(HEIR_TIME)
+    return zero, new
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_restarted_trainer_is_waited_for_in_the_groups_that_it_has_not_joined(world, restarted, restarts):
+    zero, new = restarted
+    if restarts:
+        world.crash()
+        for client in restarted:
+            client.connect()
+        world.wait(HEIR_TIME)
+    zero.arrive("eval")
+    world.wait(2 * TTL)
+    assert zero.seats["eval"].heard == []
+    group = world.group("eval")
+    (missing,) = group.missing(some(group.open), world.instant, [1])
+    assert (missing.pid, missing.state) == (new.pid, MissingState.NOT_ARRIVED)
+    assert new.arrive("eval").outcome is Outcome.RELEASED
+    world.assert_good()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_death_of_a_restarted_trainer_counts_in_the_groups_that_it_has_not_joined(world, restarted, restarts):
+    zero, new = restarted
+    if restarts:
+        world.crash()
+        zero.connect()
+    zero.arrive("eval")
+    new.alive = False
+    if not restarts:
+        new.lose_connection()
+    world.wait(TTL)
+    assert [decision.outcome for decision in zero.seats["eval"].heard] == [Outcome.MEMBER_LOST]
+    world.assert_good()
+
+
+def test_trainer_that_was_restarted_twice_is_waited_for_in_the_groups_of_the_first(world, restarted):
+    zero, new = restarted
+    new.die()
+    world.wait(TTL)
+    world.start(1).join()
+    world.wait(HEIR_TIME)
+    zero.arrive("eval")
+    world.wait(2 * TTL)
+    assert zero.seats["eval"].heard == []
+
+
+def test_restarted_trainer_is_waited_for_when_it_took_over_a_group_that_nobody_else_is_in(world):
+    zero, one = world.ranks()
+    one.join("own", participants=(1,))
+    one.die()
+    world.wait(TTL)
+    world.start(1).join("own", participants=(1,))
+    world.wait(HEIR_TIME)
+    zero.arrive()
+    world.wait(2 * TTL)
+    assert zero.outcomes == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_successor_of_a_process_that_took_over_another_group_since_is_waited_for(world, restarts):
+    zero, _ = world.ranks()
+    two, three = world.start(1), world.start(1)
+    for client, prefix in ((two, "eval"), (three, "eval"), (two, CKPT)):
+        client.join(prefix)
+    if restarts:
+        world.crash()
+        for client in (zero, two, three):
+            client.connect()
+    world.wait(HEIR_TIME)
+    zero.arrive()
+    two.die()
+    world.wait(2 * TTL)
+    assert zero.outcomes == []
+
+
+def test_trainer_that_joins_its_first_group_late_is_waited_for_from_then_on(world):
+    zero, one = world.ranks()
+    for client in (zero, one):
+        client.join("eval")
+    one.die()
+    new = world.start(1)
+    world.wait(HEIR_TIME)
+    assert zero.arrive("eval").outcome is Outcome.MEMBER_LOST
+    new.join()
+    assert zero.arrive("eval") is None
+    world.wait(2 * TTL)
+    assert new.arrive("eval").outcome is Outcome.RELEASED
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_restarted_helper_does_not_hide_the_death_of_its_trainer(world, restarts):
+    zero, one = world.ranks()
+    world.start(1).join("helper")
+    world.start(1).join("helper")
+    if restarts:
+        world.crash()
+        for client in world.clients:
+            client.connect()
+    world.wait(HEIR_TIME)
+    zero.arrive()
+    one.die()
+    world.wait(TTL)
+    assert zero.outcomes == [Outcome.MEMBER_LOST]
+    assert zero.last.missing[0].pid == one.pid
+
+
 def test_a_single_restarted_rank_back_within_the_ttl_takes_part_in_the_open_barrier(world):
     zero, one = world.ranks()
     zero.arrive()

@@ -21,6 +21,7 @@ def a_process(ordinal, state=MemberState.CONNECTED, rank=0):
         session=None,
         state=state,
         since=0.0,
+        lineage=ordinal,
     )
 
 
@@ -122,3 +123,5 @@ def test_only_a_newer_process_may_take_the_place_of_a_dead_speaker():
     assert not a_roster(speaker, newer).is_gone(0, speaker)
     newer.heir_until = None
     assert a_roster(speaker, newer).is_gone(0, speaker)
+    newer.lineage = speaker.lineage
+    assert not a_roster(speaker, newer).is_gone(0, speaker)

@@ -6,6 +6,8 @@ heard is judged by :mod:`tests.support.history`, which knows nothing of the coor
 (:mod:`tests.support.core_lines`) what it is told for whom.
 """
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -29,6 +31,19 @@ HELPERS = "helper"
 CALLS = "calls"
 """The group of processes that arrive by unary calls."""
 TIMEOUTS = (4.0, 30.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """One process took over a group from another of its rank."""
+
+    prefix: str
+    life: int
+    """Of the group."""
+    rank: int
+    older: str
+    newer: str
+
 
 index = st.integers(0, 11)
 prefixes = st.sampled_from(PREFIXES)
@@ -61,6 +76,10 @@ class Job(RuleBasedStateMachine):
         """When a unary call spoke for a rank last."""
         self.answered: dict[tuple[int, int, str], int] = {}
         """By epoch, life of the group and incarnation: the last barrier whose decision answered a call."""
+        self.owned: dict[tuple[str, int], tuple[int, Process]] = {}
+        """By group and rank: the process that spoke last, and in which of the group's lives."""
+        self.successions: list[Succession] = []
+        """Of processes that took over a group from another, those of the groups' present lives."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -149,6 +168,16 @@ class Job(RuleBasedStateMachine):
         client.die()
         if how == "killed and started again":
             self.start_one(client.rank % self.world.world_size, way)
+
+    @rule(number=index, prefix=prefixes)
+    def a_restarted_process_joins_one_of_its_groups(self, number: int, prefix: str) -> None:
+        """And the others much later, if at all."""
+        if client := self.pick([one for one in self.current if one not in self.helpers], number):
+            for one in PREFIXES:
+                self.join_of(client, one)
+            client.die()
+            self.join_of(self.start_one(client.rank, None), prefix)
+            self.world.wait(70.0)
 
     @rule(number=index, seen=st.booleans())
     def a_stream_breaks(self, number: int, seen: bool) -> None:
@@ -360,15 +389,18 @@ class Job(RuleBasedStateMachine):
     def arrive_of(
         self, client: Client, prefix: str, timeout: float, payload: bytes, failure: str | None
     ) -> None:
-        if client.session is None or not self.takes_part(client, prefix):
-            return
-        seat = client.seats.get(prefix)
-        if seat is None or seat.position is None:
-            client.join(prefix, *self.shape_of(client, prefix))
-            seat = client.seats[prefix]
-        if client.session is not None and seat.position is not None and not seat.waiting:
+        seat = self.join_of(client, prefix)
+        if seat is not None and seat.position is not None and not seat.waiting:
             report = self.report(prefix, seat.position)
             client.arrive(prefix, payload=payload, failure=failure, timeout=timeout, report=report)
+
+    def join_of(self, client: Client, prefix: str) -> Seat | None:
+        """Its place in a group, if it is still connected."""
+        if client.session is None or not self.takes_part(client, prefix):
+            return None
+        if prefix not in client.seats or client.seats[prefix].position is None:
+            client.join(prefix, *self.shape_of(client, prefix))
+        return client.seats[prefix] if client.session is not None else None
 
     def report(self, prefix: str, sequence: int) -> WriteReport | None:
         """The barriers of one group are those of saves."""
@@ -421,24 +453,77 @@ class Job(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_the_dead(self) -> None:
-        """Who may still take the place of a dead process came not long ago, as this coordinator knows."""
+        """Who may take the place of a dead process took over a group from it, or came not long ago."""
         for group in (group for run in self.world.coordinator.runs.values() for group in run.groups.values()):
             speakers = group.speakers if group.open is not None else {}
             for rank in set(speakers) - set(group.open.arrivals if group.open is not None else ()):
                 dead = speakers[rank].process
                 if dead.state.gone and group.open is not None and rank in group.open.shape:
-                    called = self.called.get(rank)
-                    assert any(self.may_take_over(client, dead) for client in self.world.clients) or (
-                        called is not None and self.world.now < called + HEIR_TIME
+                    assert self.may_be_taken_over(dead)
+
+    def may_be_taken_over(self, dead: Process) -> bool:
+        of_rank = [client for client in self.world.clients if client.rank == dead.rank]
+        newer = [client for client in of_rank if client.ordinal > dead.ordinal]
+        # Whoever comes back from an earlier life gives all that came after it as long again.
+        came = [client.welcomed_at for client in of_rank] + [self.called.get(dead.rank)]
+        if (newer or dead.rank in self.called) and self.world.now < HEIR_TIME + max(
+            moment for moment in came if moment is not None
+        ):
+            return True
+        return any(self.lives(client) and dead.incarnation in self.lineage(client) for client in newer)
+
+    def lives(self, client: Client) -> bool:
+        """Whether it does as far as the coordinator knows."""
+        process = self.world.coordinator.runs[RUN].roster.find(client.rank, client.incarnation)
+        return process is not None and not process.state.gone
+
+    def lineage(self, client: Client) -> set[str]:
+        """The incarnations of its rank that are linked by groups which several of them joined."""
+        joined = {
+            one.incarnation: {prefix for prefix, seat in one.seats.items() if seat.position is not None}
+            for one in self.world.clients
+            if self.is_of_same_rank(one, client)
+        }
+        groups = joined.pop(client.incarnation)
+        linked = {client.incarnation}
+        while more := {one for one, prefixes in joined.items() if prefixes & groups}:
+            groups = groups.union(*(joined.pop(one) for one in more))
+            linked |= more
+        return linked
+
+    @invariant()
+    def no_successor_counts_as_dead(self) -> None:
+        """A living process that took over a group from a dead one is waited for in all groups of the dead."""
+        if RUN not in self.world.coordinator.runs:
+            return
+        run, lives = self.world.coordinator.runs[RUN], self.world.disk.eras
+        self.successions = [one for one in self.successions if one.life == lives[RUN, one.prefix]]
+        for prefix, group in run.groups.items():
+            for rank, speaker in group.speakers.items():
+                life, process = lives[RUN, prefix], speaker.process
+                before, last = self.owned.get((prefix, rank), (life, process))
+                if before == life and last.incarnation != process.incarnation:
+                    self.successions.append(
+                        Succession(prefix, life, rank, last.incarnation, process.incarnation)
+                    )
+                self.owned[prefix, rank] = life, process
+        for group in run.groups.values():
+            for rank, speaker in group.speakers.items():
+                dead = speaker.process
+                if dead.state.gone and group.generation == run.generation:
+                    heirs = (run.roster.find(rank, one) for one in self.successors(rank, dead.incarnation))
+                    assert not any(heir is not None and not heir.state.gone for heir in heirs) or (
+                        not run.roster.is_gone(rank, dead)
                     )
 
-    def may_take_over(self, client: Client, dead: Process) -> bool:
-        if client.rank != dead.rank or client.ordinal <= dead.ordinal:
-            return False
-        # The dead one may have come back from an earlier life after the other had come.
-        both = (one for one in self.world.clients if one is client or one.incarnation == dead.incarnation)
-        welcomed = [one.welcomed_at for one in both if one.welcomed_at is not None]
-        return client.welcomed_at is not None and self.world.now < max(welcomed) + HEIR_TIME
+    def successors(self, rank: int, incarnation: str) -> set[str]:
+        """The processes that took over a group from this one, or from one of its successors."""
+        found, looking = set[str](), {incarnation}
+        while looking:
+            one = looking.pop()
+            found.add(one)
+            looking |= {s.newer for s in self.successions if (s.rank, s.older) == (rank, one)} - found
+        return found - {incarnation}
 
     @invariant()
     def each_line_speaks_for_those_who_ride_on_it(self) -> None:

@@ -138,8 +138,12 @@ class TestOlderState:
             start_sequence=0,
             shape=Shape(6, Ranks(HALF)),
             state=MemberState.DISCONNECTED,
+            lineage=1,
         )
-        owned = [replace(owner, rank=rank, incarnation=f"p{rank}", ordinal=1 + rank) for rank in HALF]
+        owned = [
+            replace(owner, rank=rank, incarnation=f"p{rank}", ordinal=1 + rank, lineage=1 + rank)
+            for rank in HALF
+        ]
         kept: list[Record] = [RunRecord(RUN, 0), GroupRecord(RUN, CKPT, 0, 0), *owned]
         return [(key, value) for key, value in codec.encode_all(kept).writes.items() if value is not None]
 

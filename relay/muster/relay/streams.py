@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 MAX_UNSENT = 1_000
-"""Messages that may wait for a side that does not read."""
+"""Messages that may wait for a reader that does not read."""
 MAX_UNSENT_BYTES = 33 << 20
 """Bytes of messages that may wait for a guest, as at the coordinator: the payloads of eight barriers."""
 
@@ -16,7 +16,7 @@ class Outbox:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self.bytes = 0
-        """Of the messages that wait."""
+        """Bytes of the messages that wait."""
         self._closed = False
         self._wake: asyncio.Future[None] | None = None
         self._fewer = asyncio.Event()

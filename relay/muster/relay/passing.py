@@ -16,12 +16,14 @@ from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search
-from muster.client.server_options import READ_TIMEOUT
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
-from muster.relay.unread import Unread
 from muster.relay.upstream import Upstream
+from muster.serving.budget import SMALL, ByteBudget
+from muster.serving.connections import address_of
+from muster.serving.options import READ_TIMEOUT
+from muster.serving.writes import Writes
 from muster.v1 import store_pb2
 
 REPEATED = ("/muster.v1.StoreService/", "/muster.v1.RendezvousService/")
@@ -36,6 +38,10 @@ CHANGES: dict[str, type[Message]] = {
 DIALOGUES = frozenset({"/muster.v1.StoreService/Operate"})
 """Calls of which each answer is followed by a request; of all others there is but one."""
 PASSED = "/muster.v1."
+MAX_UNREAD_BYTES = 64 << 20
+"""Of all answers that callers do not read: each is in the relay's memory until then."""
+MAX_UNREAD_BYTES_PER_ADDRESS = 32 << 20
+"""The same, of the callers at one address."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,13 +90,15 @@ class Passing(grpc.GenericRpcHandler):
         upstream: the connection.
         door: who may call what.
         counts: what is measured.
+        writes: writes to callers.
     """
 
-    def __init__(self, upstream: Upstream, door: Door, counts: Counts) -> None:
+    def __init__(self, upstream: Upstream, door: Door, counts: Counts, writes: Writes) -> None:
         self._upstream = upstream
         self._door = door
         self._counts = counts
-        self._unread = Unread()
+        self._writes = writes
+        self._unread = ByteBudget(MAX_UNREAD_BYTES, MAX_UNREAD_BYTES_PER_ADDRESS)
         self._pauses: dict[Any, asyncio.Timeout] = {}
         """By the call upward, of the dialogues in which the coordinator has answered, and nothing has come
         since."""
@@ -151,12 +159,11 @@ class Passing(grpc.GenericRpcHandler):
                 if talks:
                     upward.add_done_callback(self._end_pause)
                     await _say(upward, request)
-                while (data := await upward.read()) is not grpc.aio.EOF:
+                while (answer := [await upward.read()]) != [grpc.aio.EOF]:
                     if not answered:
                         answered = True
                         self._answered(search)
-                    with self._unread.answer(len(data), call.context.peer()):
-                        await call.context.write(data)
+                    await self._answer(call.context, answer)
                     if talks and not await self._go_on(call, upward):
                         return
             except grpc.aio.AioRpcError as error:
@@ -164,8 +171,28 @@ class Passing(grpc.GenericRpcHandler):
                     await _break_off(error, search, call.context)
                 raise
             finally:
-                data = None  # It would live as long as a refusal, which knows this frame.
                 upward.cancel()
+
+    async def _answer(self, context: Any, answer: list[bytes]) -> None:
+        """Write an answer to its caller.
+
+        Args:
+            context: of the call.
+            answer: the answer alone. It is taken out: a refusal knows this frame, and lives on for a while.
+
+        Raises:
+            Refused: SLOW_CONSUMER.
+        """
+        size, peer = len(answer[0]), context.peer()
+        if size <= SMALL:
+            await context.write(answer.pop())
+            return
+        address = address_of(peer)
+        if not self._unread.has_room(size, address):
+            answer.clear()
+            raise refusals.unread(self._unread.held(address))
+        with self._unread.hold(size, address):
+            await self._writes.write(context, size, answer.pop, lambda: peer)
 
     async def _go_on(self, call: _Call, upward: Any) -> bool:
         """Hand the next request of a dialogue on; whether there was one."""

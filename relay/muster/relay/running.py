@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from muster.client.server_options import MAX_CONNECTIONS
 from muster.relay.counts import Counts
 from muster.relay.door import Door, OpenDoor
 from muster.relay.line import PATIENCE
@@ -14,6 +13,7 @@ from muster.relay.listening import Listen
 from muster.relay.relay import Relay
 from muster.relay.serving import RelayServer
 from muster.relay.upstream import Upstream
+from muster.serving.options import MAX_CONNECTIONS
 
 SOCKET_MODE = 0o600
 """Only the relay's own user may connect."""

@@ -1,12 +1,13 @@
 """The way down: the server that workers, and other relays, connect to."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
 
-from muster.client.server_options import server_options
 from muster.relay import refusals, status
 from muster.relay.counts import Counts
 from muster.relay.door import Door, Visitor
@@ -17,7 +18,11 @@ from muster.relay.passing import Passing
 from muster.relay.relay import Relay
 from muster.relay.streams import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox
 from muster.relay.upstream import CONNECT, Upstream
+from muster.serving.options import server_options
+from muster.serving.writes import Writes
 from muster.v1 import session_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT = 10.0
 """Seconds that a guest has for its first message."""
@@ -36,9 +41,11 @@ class Session:
         relay: takes the guest in.
         visitor: what it may touch.
         room: waits while what is said on lines is not taken.
+        writes: writes to guests.
     """
 
-    def __init__(self, relay: Relay, visitor: Visitor, room: Room) -> None:
+    def __init__(self, relay: Relay, visitor: Visitor, room: Room, writes: Writes) -> None:
+        self._writes = writes
         self._room = room
         self._visitor = visitor
         self._outbox = Outbox()
@@ -47,6 +54,8 @@ class Session:
         """Whether the stream has ended."""
         self._patience = asyncio.timeout(None)
         """Ends a write that does not end, since the guest does not read."""
+        self._is_writing = False
+        """Whether gRPC holds a message that the guest has not taken."""
         self._guest: Guest = relay.guest(self, visitor.check_run)
 
     def send(self, data: bytes) -> None:
@@ -75,15 +84,24 @@ class Session:
         reader = asyncio.create_task(self._read(context))
         try:
             async with self._patience:
-                await self._outbox.write(context.write)
+                await self._outbox.write(partial(self._write, context))
         except TimeoutError:
-            pass  # The status says why.
+            if self._is_writing:  # No status reaches it, and gRPC holds the message while it is connected.
+                await self._writes.end(context.peer())
         finally:
             self._served = True
             reader.cancel()
             self._guest.lost()
         if self._refusal is not None:
             await context.abort_with_status(status.of(self._refusal))
+
+    async def _write(self, context: Any, data: bytes) -> None:
+        def make() -> bytes:
+            self._is_writing = True
+            return data
+
+        await self._writes.write(context, len(data), make, context.peer)
+        self._is_writing = False
 
     async def _read(self, context: Any) -> None:
         read = self._visitor.paced(context.read)
@@ -115,9 +133,11 @@ class Sessions(grpc.GenericRpcHandler):
         door: lets them in.
         counts: what is measured.
         room: waits while what is said on lines is not taken.
+        writes: writes to guests.
     """
 
-    def __init__(self, relay: Relay, door: Door, counts: Counts, room: Room) -> None:
+    def __init__(self, relay: Relay, door: Door, counts: Counts, room: Room, writes: Writes) -> None:
+        self._writes = writes
         self._room = room
         self._relay = relay
         self._door = door
@@ -138,7 +158,7 @@ class Sessions(grpc.GenericRpcHandler):
             async with self._door.admitted(
                 CONNECT, context.invocation_metadata() or (), context.peer()
             ) as visitor:
-                await self._serve(Session(self._relay, visitor, self._room), context)
+                await self._serve(Session(self._relay, visitor, self._room, self._writes), context)
         except refusals.Refused as refused:
             await context.abort_with_status(status.of(refused.refusal))
 
@@ -184,8 +204,9 @@ class RelayServer:
     ) -> None:
         self._listen = listen
         self._upstream = upstream
-        self._sessions = Sessions(relay, door, counts, upstream.room)
-        self._passing = Passing(upstream, door, counts)
+        writes = Writes(_log_slow_reader)
+        self._sessions = Sessions(relay, door, counts, upstream.room, writes)
+        self._passing = Passing(upstream, door, counts, writes)
         self._server = grpc.aio.server(
             options=server_options(
                 max_streams=MAX_STREAMS,
@@ -225,3 +246,7 @@ class RelayServer:
         await self._server.stop(grace)
         await self._upstream.close()
         self._listen.remove()
+
+
+def _log_slow_reader(reader: str, size: int) -> None:
+    logger.warning("%s did not read %d bytes in time: its connection is ended", reader, size)

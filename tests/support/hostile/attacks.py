@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 
-from tests.support.hostile import connections, readers, requests
+from tests.support.hostile import connections, readers, requests, windows
 from tests.support.hostile.attacker import Attacker
 
 
@@ -73,6 +73,7 @@ ATTACKS = (
     Attack(act=readers.unread_decisions, answers={"SLOW_CONSUMER"}, pause=5.0),
     Attack(act=readers.unread_values, answers={"SLOW_CONSUMER", "held"}, pause=5.0, relayed=True),
     Attack(act=readers.unread_dialogues, answers={"served", "held back", "SLOW_CONSUMER"}, pause=5.0),
+    Attack(act=windows.tiny_windows, answers={"closed"}, pause=1.0, relayed=True),
     Attack(act=readers.watches, answers={"LIMIT_EXCEEDED max_watches_per_caller"}, pause=5.0),
     Attack(act=readers.health_watches, answers={"LIMIT_EXCEEDED max_watchers_per_address"}, pause=5.0),
     Attack(act=readers.silent_sessions, answers={"HELLO_REQUIRED"}, relayed=True),

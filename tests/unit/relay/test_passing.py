@@ -11,9 +11,9 @@ import pytest
 from muster.client.calls import ELSEWHERE, reason_of
 from muster.relay.counts import Counts
 from muster.relay.listening import listen_at
+from muster.relay.passing import MAX_UNREAD_BYTES_PER_ADDRESS
 from muster.relay.running import RelayConfig, start
 from muster.relay.serving import RelayServer
-from muster.relay.unread import MAX_BYTES_PER_ADDRESS
 from tests.support.patience import PATIENCE
 from tests.support.rich_status import rich_status
 
@@ -312,7 +312,7 @@ async def test_a_relay_that_stops_ends_one_when_it_has_handed_the_answer_down(wo
 
 
 async def test_answer_is_refused_while_its_address_leaves_others_unread(world: World):
-    large = bytes(MAX_BYTES_PER_ADDRESS // 2 + 1)
+    large = bytes(MAX_UNREAD_BYTES_PER_ADDRESS // 2 + 1)
     handed_over = asyncio.Event()
 
     async def first(context: Any) -> None:

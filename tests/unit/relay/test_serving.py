@@ -5,7 +5,6 @@ from typing import Any
 import grpc
 import pytest
 
-from muster.client.server_options import HANDSHAKE_TIMEOUT_MS, READ_TIMEOUT
 from muster.relay.counts import Counts
 from muster.relay.door import Anyone, OpenDoor
 from muster.relay.line import Line
@@ -17,6 +16,8 @@ from muster.relay.streams import MAX_UNSENT_BYTES
 from muster.relay.upstream import Upstream
 from muster.service.core.limits import Limits
 from muster.service.rpc.server import options as coordinators
+from muster.serving.options import HANDSHAKE_TIMEOUT_MS, READ_TIMEOUT
+from muster.serving.writes import Writes
 from muster.v1 import session_pb2 as pb
 from tests.support.patience import PATIENCE
 from tests.support.virtual_time import START, in_virtual_time
@@ -54,7 +55,7 @@ async def test_a_guest_is_not_read_while_the_coordinator_does_not_read_what_it_s
 
     relay = Relay(upstream.open_line, upstream.addresses, "0")
     context: Any = Context()
-    reading = asyncio.create_task(Session(relay, Anyone(), room)._read(context))
+    reading = asyncio.create_task(Session(relay, Anyone(), room, Writes(never_slow))._read(context))
     await waits.wait()
     assert len(context.says) == 1
     (line,) = asked
@@ -116,10 +117,14 @@ async def test_call_whose_request_does_not_come_is_refused_by_relay():
         method = "/muster.v1.StoreService/Set"
 
     context = Silent()
-    handler = Passing(upstream, OpenDoor(), Counts()).service(Details())  # type: ignore[arg-type]
+    handler = Passing(upstream, OpenDoor(), Counts(), Writes(never_slow)).service(Details())  # type: ignore[arg-type]
     await handler.stream_stream(None, context)
     assert f"must come within {READ_TIMEOUT:g} s" in context.refused.details
     assert asyncio.get_running_loop().time() == START + READ_TIMEOUT
+
+
+def never_slow(reader: str, size: int) -> None:
+    raise AssertionError(f"{reader} has not read {size} bytes")
 
 
 @pytest.mark.parametrize(("relay", "most"), [("", 1_000), ("lower", 65_536)])
@@ -129,7 +134,7 @@ async def test_guest_that_does_not_read_is_cut_off_later_when_it_is_a_relay(rela
 
     async def room(_: Iterable[Line]) -> None: ...
 
-    session = Session(Relay(upstream.open_line, upstream.addresses, "0"), Anyone(), room)
+    session = Session(Relay(upstream.open_line, upstream.addresses, "0"), Anyone(), room, Writes(never_slow))
     hello = pb.Hello(run_id="job", protocol_version=1, relay=relay)
     if not relay:
         hello.processes.add(rank=0, incarnation="i", host="h", pid=1)
@@ -151,7 +156,7 @@ async def test_guest_that_does_not_read_large_messages_is_cut_off():
 
     async def room(_: Iterable[Line]) -> None: ...
 
-    session = Session(Relay(upstream.open_line, upstream.addresses, "0"), Anyone(), room)
+    session = Session(Relay(upstream.open_line, upstream.addresses, "0"), Anyone(), room, Writes(never_slow))
     hello = pb.Hello(run_id="job", protocol_version=1)
     hello.processes.add(rank=0, incarnation="i", host="h", pid=1)
     session._guest.hear(pb.ConnectRequest(hello=hello).SerializeToString())

@@ -9,7 +9,6 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from muster.client.server_options import MAX_CONNECTIONS
 from muster.service.address import Address
 from muster.service.config import Config
 from muster.service.rpc.guard import GuardInterceptor
@@ -19,6 +18,7 @@ from muster.service.security.gate import Gate
 from muster.service.web.access import guarded
 from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
 from muster.service.web.hosts import known_hosts
+from muster.serving.options import MAX_CONNECTIONS
 
 RESERVED_FILES = 1_500
 """Open files that gRPC's connections leave to the state, the HTTP port and the interpreter."""

@@ -33,10 +33,11 @@ from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.config import Security
 from muster.service.security.grants import Grant, Role
-from muster.service.security.traffic import Traffic, address_of
+from muster.service.security.traffic import Traffic
 from muster.service.telemetry.relay import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
+from muster.serving.connections import address_of
 
 REQUESTS = {
     f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)

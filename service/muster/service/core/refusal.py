@@ -64,11 +64,20 @@ class Refusal(Exception):
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
 
-def limit_exceeded(limit: str, value: float, given: str) -> Refusal:
-    """The refusal for going past a bound of :class:`~muster.service.core.limits.Limits`."""
+def limit_exceeded(limit: str, value: float, given: str, next_step: str = "") -> Refusal:
+    """Return the refusal for going past a bound.
+
+    Args:
+        limit: its name, stable.
+        value: the bound.
+        given: what went past it, for people.
+        next_step: what to do, for people; empty: the bound is one of
+            :class:`~muster.service.core.limits.Limits`, which can be raised.
+    """
+    next_step = next_step or f"Lower the demand, or raise {limit} on the coordinator."
     return Refusal(
         Reason.LIMIT_EXCEEDED,
-        f"{given}; the limit {limit} is {value:,}. Lower the demand, or raise {limit} on the coordinator.",
+        f"{given}; the limit {limit} is {value:,}. {next_step}",
         limit=limit,
         value=value,
     )

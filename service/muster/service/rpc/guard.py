@@ -14,16 +14,20 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.interceptor import Continuation, Parse, parsed
 from muster.service.rpc.open_reads import OPEN_REQUEST_BYTES, OpenReads
-from muster.service.rpc.unsent import SMALL, InFlight
+from muster.service.rpc.unsent import Answers, log_slow_reader
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
-from muster.service.security.traffic import Traffic, address_of
+from muster.service.security.traffic import Traffic
+from muster.serving.budget import SMALL
+from muster.serving.connections import address_of
+from muster.serving.counted import counted
+from muster.serving.options import READ_TIMEOUT
+from muster.serving.writes import Writes
 
 SMALL_READ_TIMEOUT = 5.0
 """The same, where requests are small: of callers that have no token, or may only look."""
@@ -84,8 +88,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         self._traffic = traffic
         self._small_reads: Counter[Grant] = Counter()
         self._open_reads = OpenReads()
-        self.in_flight = InFlight()
-        """What answers wait to be read."""
+        self.answers = Answers()
+        self.writes = Writes(log_slow_reader)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -100,7 +104,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             self._traffic,
             self._small_reads,
             self._open_reads,
-            self.in_flight,
+            self.answers,
+            self.writes,
             method,
             handler_call_details.invocation_metadata or (),
             handler.request_deserializer,
@@ -124,7 +129,8 @@ class _Guarded:
     small_reads: Counter[Grant]
     """Under way, by token."""
     open_reads: OpenReads
-    in_flight: InFlight
+    answers: Answers
+    writes: Writes
     method: str
     metadata: Metadata
     parse: Parse | None
@@ -194,13 +200,8 @@ class _Guarded:
         if grant is None or self._rule.role is not Role.VIEWER:
             return await self._read_within(READ_TIMEOUT, context)
         seconds = SMALL_READ_TIMEOUT if self.small_reads[grant] < FEW else CROWDED_READ_TIMEOUT
-        self.small_reads[grant] += 1
-        try:
+        with counted(self.small_reads, grant):
             return await self._read_within(seconds, context)
-        finally:
-            self.small_reads[grant] -= 1
-            if not self.small_reads[grant]:
-                del self.small_reads[grant]
 
     async def _read_within(self, seconds: float, context: Any) -> Any:
         try:
@@ -233,31 +234,31 @@ class _Guarded:
         reader = f"{caller} ({self.method})"
         try:
             # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
-            while again is not None and not self.in_flight.has_place(size, admission.peer):
+            while again is not None and not self.answers.has_place(size, admission.peer):
                 response = None
-                async with self.in_flight.answer(size, admission.peer, reader, waits=True):
+                async with self.answers.place(size, admission.peer, reader, waits=True):
                     response = await again()
                     larger, size = response.ByteSize() > size, response.ByteSize()
                     if not larger:
-                        await self._write_now(response, context)
+                        write = self._write_now(response, size, context, reader)
+                        response = None
+                        await write
                         return
-            async with self.in_flight.answer(size, admission.peer, reader):
-                write = self._write_now(response, context)
+            async with self.answers.place(size, admission.peer, reader):
+                write = self._write_now(response, size, context, reader)
                 response = None
                 await write
         finally:
             response = None  # A refusal knows this frame, and would keep the answer in memory.
 
-    async def _write_now(self, response: Any, context: Any) -> None:
-        data = b""
-        try:
-            # The values of a store are copied once into the response, and once more into its bytes.
-            data = self.serialize(response)  # type: ignore[misc]  # It was just asked for its size.
-            response = None
-            await context.write(data)
-        finally:
-            # They would live as long as a refusal, which knows this frame, and may wait for the collector.
-            response = data = None  # type: ignore[assignment]
+    async def _write_now(self, response: Any, size: int, context: Any, reader: str) -> None:
+        unmade = [response]
+        del response  # The values of a store are copied once into it, and once more into its bytes.
+
+        def make() -> bytes:
+            return self.serialize(unmade.pop())  # type: ignore[misc]  # It was just asked for its size.
+
+        await self.writes.write(context, size, make, lambda: reader)
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

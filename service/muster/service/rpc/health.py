@@ -9,9 +9,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from muster.service.core import report
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.refusal import Refusal, limit_exceeded
 from muster.service.draining import DRAINING
-from muster.service.security.traffic import address_of
+from muster.serving.connections import address_of
+from muster.serving.counted import counted
 
 MAX_WATCHERS = 1_000
 """Watches open at once. They need no token, so that anyone could fill the memory with them."""
@@ -66,8 +67,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
             raise _too_many("all", "max_watchers", MAX_WATCHERS)
         if self._watchers[address] >= MAX_WATCHERS_PER_ADDRESS:
             raise _too_many(address, "max_watchers_per_address", MAX_WATCHERS_PER_ADDRESS)
-        self._watchers[address] += 1
-        try:
+        with counted(self._watchers, address):
             if request.service in self._services:
                 yield self._now(request.service)
                 await self._draining.wait()
@@ -75,10 +75,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
             else:
                 yield health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
                 await self._draining.wait()
-        finally:
-            self._watchers[address] -= 1
-            if not self._watchers[address]:
-                del self._watchers[address]
         raise DRAINING
 
     def drain(self) -> None:
@@ -92,9 +88,5 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 
 
 def _too_many(of: str, limit: str, value: int) -> Refusal:
-    return Refusal(
-        Reason.LIMIT_EXCEEDED,
-        f"{value:,} watches of {of} are open; the limit {limit} is {value:,}. Ask with Check, or end others.",
-        limit=limit,
-        value=value,
-    )
+    given = f"{value:,} watches of {of} are open"
+    return limit_exceeded(limit, value, given, "Ask with Check, or end others.")

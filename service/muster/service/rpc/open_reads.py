@@ -9,9 +9,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.refusal import limit_exceeded
 
 OPEN_REQUEST_BYTES = 4_096
 """Of one request; that of a health check is the name of a service."""
@@ -25,17 +25,11 @@ MAX_BARRED = 65_536
 """Addresses that are remembered for that; the first one is forgotten."""
 
 
-@dataclass(slots=True)
-class _Turns:
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_READS))
-    users: int = 0
-
-
 class OpenReads:
     """Lets requests without a token be read, by the address that they come from."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, _Turns] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._barred: OrderedDict[str, float] = OrderedDict()
 
     @asynccontextmanager
@@ -46,29 +40,22 @@ class OpenReads:
             Refusal: LIMIT_EXCEEDED; its request is not to be read.
         """
         self._check(address)
-        turns = self._turns.setdefault(address, _Turns())
-        turns.users += 1
+        turns = self._turns.setdefault(address, asyncio.Semaphore(MAX_READS))
         try:
-            try:
-                async with asyncio.timeout(TURN_TIMEOUT):
-                    await turns.free.acquire()
-            except TimeoutError:
-                raise Refusal(
-                    Reason.LIMIT_EXCEEDED,
-                    f"{MAX_READS} requests of {address} without a token have not come whole. Send each "
-                    "whole, or show a token.",
-                    limit="max_open_reads",
-                    value=MAX_READS,
-                ) from None
-            try:
-                self._check(address)  # One of those before it may have been large.
-                yield
-            finally:
-                turns.free.release()
+            async with asyncio.timeout(TURN_TIMEOUT):
+                await turns.acquire()
+        except TimeoutError:
+            raise limit_exceeded(
+                "max_open_reads",
+                MAX_READS,
+                f"{MAX_READS} requests of {address} without a token have not come whole",
+                "Send each whole, or show a token.",
+            ) from None
+        try:
+            self._check(address)  # One of those before it may have been large.
+            yield
         finally:
-            turns.users -= 1
-            if not turns.users:
-                del self._turns[address]
+            turns.release()
 
     def bar(self, address: str) -> None:
         """Read nothing of an address for a while: it has sent a large request."""
@@ -84,10 +71,9 @@ class OpenReads:
         if until <= asyncio.get_running_loop().time():
             del self._barred[address]
             return
-        raise Refusal(
-            Reason.LIMIT_EXCEEDED,
-            f"{address} sent a request without a token that had more than {OPEN_REQUEST_BYTES:,} bytes. Its "
-            f"next ones are not read for {BARRED_SECONDS:g} s.",
-            limit="max_open_request_bytes",
-            value=OPEN_REQUEST_BYTES,
+        raise limit_exceeded(
+            "max_open_request_bytes",
+            OPEN_REQUEST_BYTES,
+            f"{address} sent a larger request without a token",
+            f"Its next ones are not read for {BARRED_SECONDS:g} s.",
         )

@@ -11,14 +11,15 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.effects import Evicted, RunForgotten, SaveRequested
 from muster.service.core.events import CancelSave, Evict, Forget, RequestSave
 from muster.service.core.model import Instant
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.refusal import Refusal, limit_exceeded
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.rpc.call import Call
 from muster.service.rpc.guard import ADMISSION
-from muster.service.security.traffic import address_of
 from muster.service.snapshots import ALL, INTERVAL, Snapshot, Snapshots
 from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb, save_to_pb
+from muster.serving.connections import address_of
+from muster.serving.counted import counted
 from muster.v1 import run_pb2, run_pb2_grpc
 
 MAX_WATCHES = 512
@@ -137,13 +138,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             raise _too_many(who, "max_watches_per_caller", MAX_WATCHES_PER_CALLER)
         if self._watches.total() >= MAX_WATCHES:
             raise _too_many("the coordinator", "max_watches", MAX_WATCHES)
-        self._watches[caller] += 1
-        try:
+        with counted(self._watches, caller):
             yield
-        finally:
-            self._watches[caller] -= 1
-            if not self._watches[caller]:
-                del self._watches[caller]
 
     async def _changes(self, run_id: str) -> AsyncIterator[run_pb2.Run]:
         grant = ADMISSION.get().grant
@@ -192,10 +188,5 @@ def _caller(context: Any) -> tuple[str, str]:
 
 
 def _too_many(who: str, limit: str, value: int) -> Refusal:
-    return Refusal(
-        Reason.LIMIT_EXCEEDED,
-        f"{who} has {value:,} watches of runs open, and the limit {limit} is {value:,}. End one of them, or "
-        "ask with List from time to time.",
-        limit=limit,
-        value=value,
-    )
+    given = f"{who} has {value:,} watches of runs open"
+    return limit_exceeded(limit, value, given, "End one of them, or ask with List from time to time.")

@@ -7,7 +7,6 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from muster.client.server_options import MAX_CONNECTIONS, server_options
 from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
@@ -25,6 +24,7 @@ from muster.service.rpc.session import SessionServicer
 from muster.service.rpc.store import StoreServicer
 from muster.service.security.audit import Write
 from muster.service.snapshots import Snapshots
+from muster.serving.options import MAX_CONNECTIONS, server_options
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
@@ -167,7 +167,7 @@ def build_server(
         keepalive_ms=keepalive_ms,
         heard=inspector.hear,
         max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
-        in_flight=guard.in_flight if guard is not None else None,
+        writes=guard.writes if guard is not None else None,
     )
     barriers = BarrierServicer(driver)
     stores = StoreServicer(driver)

@@ -18,8 +18,10 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
-from muster.service.rpc.unsent import SMALL, InFlight, Queued, slow_reader
+from muster.service.rpc.unsent import log_slow_reader, slow_reader
 from muster.service.security.audit import CALL
+from muster.serving.queued import Queued
+from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
 
 MAX_UNSENT_BYTES = 32 << 20
@@ -47,7 +49,7 @@ class Session:
         heard: takes what processes say that they are doing.
         max_unsent_bytes: of messages that may wait.
         queued: counts what waits in the outboxes of all sessions.
-        in_flight: lets large messages be written.
+        writes: writes to readers.
         make_room: is called when too much waits in all outboxes.
         join_turns: bounds the joins of each run that are under way.
     """
@@ -61,7 +63,7 @@ class Session:
         *,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         queued: Queued | None = None,
-        in_flight: InFlight | None = None,
+        writes: Writes | None = None,
         make_room: Callable[[], None] = nothing,
         join_turns: JoinTurns | None = None,
     ) -> None:
@@ -71,7 +73,7 @@ class Session:
         self._max_unsent = max_unsent
         self._max_unsent_bytes = max_unsent_bytes
         self._queued = queued if queued is not None else Queued()
-        self._in_flight = in_flight if in_flight is not None else InFlight()
+        self._writes = writes if writes is not None else Writes(log_slow_reader)
         self._make_room = make_room
         self._join_turns = join_turns if join_turns is not None else JoinTurns()
         self._join_turn: JoinTurn | None = None
@@ -84,6 +86,8 @@ class Session:
         self._wake: asyncio.Future[None] | None = None
         self._patience = asyncio.timeout(None)
         """Ends a write that does not end, since the peer does not read."""
+        self._is_writing = False
+        """Whether gRPC holds a message that the peer has not taken."""
         self._closed = False
         self._cut_off = False
         self._status: Refusal | None = None
@@ -148,7 +152,8 @@ class Session:
         """
         if not self._cut_off:
             self._cut_off = True
-            self.end(slow_reader(self._name, held or f"messages of {self.unsent_bytes:,} bytes"))
+            held = held or f"messages of {self.unsent_bytes:,} bytes"
+            self.end(slow_reader(self._name, held, self.unsent_bytes))
             while self._outbox:
                 self._take()
             if self._patience.when() is None:
@@ -176,9 +181,8 @@ class Session:
             async with self._patience:
                 await self._write(context)
         except TimeoutError:
-            pass  # The status says why.
-        except Refusal as refusal:
-            self._status = refusal
+            if self._is_writing:  # No status reaches it, and gRPC holds the message while it is connected.
+                await self._writes.end(context.peer())
         finally:
             reader.cancel()
             self._end_join()
@@ -194,18 +198,20 @@ class Session:
         outbox = self._outbox
         while True:
             while outbox:
-                size = sum(map(len, outbox[0]))
-                if size <= SMALL:
-                    await context.write(self._take())
-                    continue
-                # It is in the outbox, and counts there, until there is room for it.
-                async with self._in_flight.message(size, lambda: self._name):
-                    if outbox:  # Else this stream was cut off meanwhile.
-                        await context.write(self._take())
+                await self._writes.write(context, sum(map(len, outbox[0])), self._next, self._reader)
+                self._is_writing = False
             if self._closed:
                 break
             self._wake = loop.create_future()
             await self._wake
+
+    def _next(self) -> bytes | None:
+        """Take the message whose turn it is; None: this stream was cut off while it waited for room."""
+        self._is_writing = bool(self._outbox)
+        return self._take() if self._outbox else None
+
+    def _reader(self) -> str:
+        return self._name
 
     async def _read(self, context: Any, hello_timeout: float) -> None:
         admission = ADMISSION.get()
@@ -287,7 +293,7 @@ class SessionServicer:
         keepalive_ms: the keepalive that they are asked for; 0: a third of the session TTL.
         heard: takes what processes say that they are doing.
         max_unsent_bytes: of messages that may wait for one peer.
-        in_flight: lets large messages be written.
+        writes: writes to readers.
     """
 
     def __init__(
@@ -301,14 +307,14 @@ class SessionServicer:
         keepalive_ms: int = 0,
         heard: Heard = nobody_asked,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
-        in_flight: InFlight | None = None,
+        writes: Writes | None = None,
     ) -> None:
         self._driver = driver
         self._heard = heard
         self._max_unsent_bytes = max_unsent_bytes
         self._queued = Queued()
         self._join_turns = JoinTurns()
-        self._in_flight = in_flight if in_flight is not None else InFlight()
+        self._writes = writes if writes is not None else Writes(log_slow_reader)
         self._hello_timeout = hello_timeout
         self._max_unsent = max_unsent
         self._max_open = max_open
@@ -330,7 +336,7 @@ class SessionServicer:
             self._heard,
             max_unsent_bytes=self._max_unsent_bytes,
             queued=self._queued,
-            in_flight=self._in_flight,
+            writes=self._writes,
             make_room=self._cut_slowest_off,
             join_turns=self._join_turns,
         )

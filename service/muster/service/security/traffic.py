@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from muster.service.core.refusal import limit_exceeded
 from muster.service.security.config import TrafficLimits
+from muster.serving.counted import counted
 
 T = TypeVar("T")
 StreamKind: TypeAlias = Literal["session", "dialogue"]
@@ -101,13 +102,8 @@ class Traffic:
             raise limit_exceeded(
                 "max_sessions_per_peer", most, f"{self._streams[key]} streams of {peer} are open"
             )
-        self._streams[key] += 1
-        try:
+        with counted(self._streams, key):
             yield
-        finally:
-            self._streams[key] -= 1
-            if not self._streams[key]:
-                del self._streams[key]
 
     async def pace_peer(self, peer: str) -> None:
         """Wait until the peer's own rate has room for a message."""
@@ -161,11 +157,3 @@ class Traffic:
 
 def _bucket(rate: int) -> TokenBucket:
     return TokenBucket(rate, rate * BURST_SECONDS)
-
-
-def address_of(peer: str) -> str:
-    """The IP address in gRPC's name of a peer: ``ipv4:10.0.0.7:41822``, ``ipv6:%5B::1%5D:41822``."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

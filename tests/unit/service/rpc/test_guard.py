@@ -1,6 +1,7 @@
 """A call is let in before it is parsed, and about the run that it names before it is carried out."""
 
 import asyncio
+import gc
 import hashlib
 import weakref
 from contextlib import suppress
@@ -9,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 
-from muster.client.server_options import READ_TIMEOUT
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc.guard import (
     ADMISSION,
@@ -20,12 +20,13 @@ from muster.service.rpc.guard import (
     GuardInterceptor,
 )
 from muster.service.rpc.open_reads import BARRED_SECONDS, MAX_READS, OPEN_REQUEST_BYTES
-from muster.service.rpc.unsent import InFlight
+from muster.service.rpc.unsent import Answers
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
 from muster.service.security.traffic import Traffic
+from muster.serving.options import READ_TIMEOUT
 from muster.v1 import run_pb2, store_pb2
 from tests.support.virtual_time import START, in_virtual_time
 
@@ -132,7 +133,7 @@ class LargeAnswer:
 
 async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
     world = World()
-    world.interceptor.in_flight = InFlight(most_answers_of_one=1_500_000)
+    world.interceptor.answers = Answers(most_of_one=1_500_000)
     answers: list[weakref.ref[LargeAnswer]] = []
     writing, unread = asyncio.Event(), asyncio.Event()
 
@@ -354,6 +355,7 @@ async def test_unread_request_without_token_is_refused_while_others_of_its_addre
     assert elsewhere._sent == []
     for said in await asyncio.gather(*trickling):
         assert f"did not come within {SMALL_READ_TIMEOUT:g} s" in said
+    gc.collect()
     assert not world.interceptor._open_reads._turns
 
 

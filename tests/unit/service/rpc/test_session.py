@@ -17,10 +17,13 @@ from muster.service.rpc import codec, errors
 from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.join_turns import JoinTurns
 from muster.service.rpc.session import Session, SessionServicer
-from muster.service.rpc.unsent import SMALL, InFlight, Queued
+from muster.service.rpc.unsent import log_slow_reader
 from muster.service.security.grants import Grant, Role
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
+from muster.serving.budget import SMALL
+from muster.serving.queued import Queued
+from muster.serving.writes import Writes
 from muster.v1 import common_pb2, session_pb2
 from muster.v1.insight_pb2 import Inspected
 from tests.support.expect import some
@@ -71,6 +74,9 @@ class FakeContext:
         self.reads = asyncio.Event()
         self.reads.set()
         self.status: grpc.Status | None = None
+
+    def peer(self) -> str:
+        return f"ipv4:10.0.0.7:{id(self)}"
 
     def says(self, message: Any) -> None:
         self._said.put_nowait(
@@ -338,6 +344,30 @@ async def test_a_peer_that_does_not_read_is_cut_off():
         assert one.context.heard.empty()
 
 
+async def test_connection_is_ended_when_no_status_can_reach_the_peer():
+    """gRPC sends no status behind a message that is not taken, and keeps that message while connected."""
+    ended: list[str] = []
+
+    async def end(peer: str) -> None:
+        ended.append(peer)
+
+    writes = Writes(log_slow_reader, end=end)
+    servicer = SessionServicer(FakeDriver(), max_unsent=1, writes=writes)  # type: ignore[arg-type]
+    contexts = [FakeContext() for _ in range(2)]
+    serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
+    await settle()
+    stuck, idle = sorted(servicer.sessions, key=lambda session: session.id)
+    contexts[0].reads.clear()
+    for _ in range(3):
+        stuck.deliver(Outgoing(None, lambda _: b"x"))
+        await settle()
+    idle.cut_off()
+    await asyncio.wait(serving)
+    assert ended == [contexts[0].peer()]
+    assert_refused(contexts[0].status, Reason.SLOW_CONSUMER)
+    assert_refused(contexts[1].status, Reason.SLOW_CONSUMER)
+
+
 async def test_peer_is_cut_off_by_name_for_bytes_that_it_does_not_read():
     processes = [session_pb2.Process(rank=rank, incarnation="i", host="host-a", pid=1) for rank in (3, 4)]
     hello = session_pb2.Hello(run_id="job", protocol_version=1, processes=processes)
@@ -412,8 +442,8 @@ async def test_message_for_many_relays_is_in_memory_once():
 
 
 async def test_message_that_waits_for_room_counts_as_unsent():
-    in_flight = InFlight(most=SMALL)
-    servicer = SessionServicer(FakeDriver(), in_flight=in_flight)  # type: ignore[arg-type]
+    writes = Writes(log_slow_reader, most=SMALL)
+    servicer = SessionServicer(FakeDriver(), writes=writes)  # type: ignore[arg-type]
     contexts = [FakeContext() for _ in range(2)]
     serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
     await settle()
@@ -432,7 +462,7 @@ async def test_message_that_waits_for_room_counts_as_unsent():
     for task in serving:
         task.cancel()
     await asyncio.wait(serving)
-    assert (servicer._queued.bytes, in_flight._bytes) == (0, 0)
+    assert (servicer._queued.bytes, writes.held) == (0, 0)
 
 
 async def test_it_is_cut_off_once_however_much_more_is_delivered():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.security import traffic
 from muster.service.security.config import TrafficLimits
-from muster.service.security.traffic import TokenBucket, Traffic, address_of
+from muster.service.security.traffic import TokenBucket, Traffic
 
 
 def test_a_burst_passes_and_then_the_rate_counts():
@@ -129,16 +129,3 @@ def test_a_peer_has_so_many_streams():
     with opened.stream("a"):
         pass
     assert not opened._streams
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:10.0.0.7:41822", "10.0.0.7"),
-        ("ipv6:%5B::1%5D:41822", "::1"),
-        ("ipv6:[2001:db8::7]:41822", "2001:db8::7"),
-        ("unix:/run/muster.sock", "unix:/run/muster.sock"),
-    ],
-)
-def test_a_peer_is_an_address_without_its_port(peer: str, address: str):
-    assert address_of(peer) == address

@@ -1,12 +1,12 @@
-"""gRPC options of every server of Muster's: the coordinator's, a standby's and a relay's.
-
-They stand beside the options of the clients because keepalive works only if both sides agree on it.
-"""
+"""gRPC options of every server of Muster's: the coordinator's, a standby's and a relay's."""
 
 PING_INTERVAL_MS = 500
 """Least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
+IDLE_TIMEOUT_MS = 5_000
+"""A connection without calls is closed after that; a client opens another with its next call. Anyone can open
+connections, and one that answers pings would stay for ever."""
 READ_TIMEOUT = 60.0
 """Seconds that the request of a call may take to come."""
 MAX_CONNECTIONS = 2**31 - 2
@@ -34,6 +34,7 @@ def server_options(
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_MS),
         ("grpc.max_concurrent_streams", max_streams),
         # A whole job connects at once; by default calls beyond 1,000 that wait to be taken are cancelled.
         ("grpc.server.max_pending_requests", max_streams),

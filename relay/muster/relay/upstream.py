@@ -209,7 +209,7 @@ class Upstream:
                 call.cancel()
 
     async def _carry_both_ways(self, call: Any, line: Line, outbox: Outbox) -> None:
-        writer = asyncio.create_task(outbox.write(call.write))
+        writer = asyncio.create_task(outbox.write(lambda _, take: call.write(take())))
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
                 line.hear(data)

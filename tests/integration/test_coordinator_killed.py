@@ -50,7 +50,7 @@ def test_a_coordinator_killed_while_ranks_wait_completes_the_barrier(coordinator
 
 
 def test_an_outcome_is_remembered_for_a_rank_that_had_not_heard_it(coordinator: Coordinator):
-    """Rule 2: it was told to one rank, the coordinator died, and the latecomer hears the same."""
+    """Invariant 2 (durable before delivered): the late rank hears the same from the next coordinator."""
     with ranks(coordinator.endpoint, 2) as world:
         world[1].ask("join")
         told = world[0].ask("barrier", timeout=1.0)

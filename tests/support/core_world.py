@@ -5,9 +5,10 @@ delivers. It can crash between any two of these. ``Client`` behaves as the SDK d
 from its first join, arrives there, sends everything again after a reconnect, and goes on when it has heard.
 
 The world holds a few promises of the design by itself, at every step of every test: nothing is told that is
-not on disk (rule 2), a stored decision never changes (rule 1), sequences have no gaps (rule 12), and the
-missing are exactly those who have not arrived (rule 5). It also holds that what the core counts is what it
-would find by looking at every process.
+not on disk, by invariant 2 (durable before delivered); a stored decision never changes, by invariant 1 (one
+decision per barrier); sequences have no gaps, by invariant 12 (the coordinator assigns the sequence); and the
+missing are exactly the ranks that have not arrived, by invariant 5 (every rank learns all missing ranks). It
+also holds that what the core counts is what it would find by looking at every process.
 """
 
 import dataclasses

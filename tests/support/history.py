@@ -1,13 +1,14 @@
 """An independent judge of what ranks heard from a coordinator.
 
 It knows nothing of the coordinator: its input is what the client processes wrote down, in the order of a
-clock that they share (on one host the monotonic clock), and it says which of the design's rules (§3) that
+clock that they share (on one host the monotonic clock), and it says which invariants of docs/design.md that
 history breaks. Unit tests feed it from a simulated world, integration tests from real processes, which
 write one line of JSON per event (``to_line``, ``from_lines``).
 
 The idea by which it knows who spoke for a rank, without having seen the coordinator: an incarnation is
 told its first sequence when it joins, and a restarted one starts at the next undecided barrier. So of all
-incarnations that could arrive at a barrier, the newest is the one whose arrival counts (rule 11).
+incarnations that could arrive at a barrier, only the arrival of the newest counts, by invariant 11 (the newer
+fences the older).
 """
 
 import json
@@ -45,7 +46,7 @@ class Joined:
     required: tuple[int, ...]
     """The ranks that the group's barriers cover, as this process knows it."""
     era: int = 0
-    """Rises when the group is taken anew because everyone had left (rule 8); may rise with the generation."""
+    """Rises when the group begins anew because everyone had left; may rise with the generation."""
 
 
 @dataclass(frozen=True)

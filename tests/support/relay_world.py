@@ -440,12 +440,14 @@ class World:
         assert decision.prefix == worker.prefix
         assert self.decided[key] == decision.outcome, "told what was not decided"
         before = self.told.setdefault(key, decision)
-        assert before.message == decision.message, "two decisions of one barrier (rule 1)"
+        assert before.message == decision.message, "invariant 1 (one decision per barrier): there are two"
         if decision.outcome == common_pb2.OUTCOME_RELEASED:
             incarnation = worker.process.incarnation
-            assert incarnation in self.arrived.get(key, set()), "a release for who did not arrive (rule 12)"
+            assert incarnation in self.arrived.get(key, set()), (
+                "invariant 12 (the coordinator assigns the sequence)"
+            )
             first = self.released.setdefault((*key, worker.rank), incarnation)
-            assert first == incarnation, "two lives of a rank are released from one barrier (rule 11)"
+            assert first == incarnation, "invariant 11 (the newer fences the older)"
 
     # ------------------------------------------------------------------ the network
 

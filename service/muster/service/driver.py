@@ -1,6 +1,6 @@
 """Feeds events to the core and carries out what it asks for.
 
-The order is the heart of design rule 2, and kept in this module alone:
+Invariant 2 (durable before delivered) holds because only this module delivers, and always in these steps:
 
 1. Events are taken in batches, in the order in which they came.
 2. A batch's records are committed at once, all or nothing.

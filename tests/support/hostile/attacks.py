@@ -12,7 +12,7 @@ class Attack:
     """One kind of hostile client."""
 
     act: Callable[[Attacker], Awaitable[None]]
-    """One wave of it. Its docstring says what it does, and of which row or rule it is."""
+    """One wave of it. Its docstring says what it does, and of which row or invariant it is."""
     answers: Set[str]
     """How it is refused or limited: at least one of these must come."""
     wrong: Set[str] = frozenset()
@@ -29,7 +29,7 @@ class Attack:
 
     @property
     def row(self) -> str:
-        """The row or rule that its docstring begins with."""
+        """The row or invariant that its docstring begins with."""
         return (self.act.__doc__ or "").partition(":")[0]
 
 

@@ -195,7 +195,7 @@ async def higher_roles(attacker: Attacker) -> None:
 
 
 async def older_processes(attacker: Attacker) -> None:
-    """Rule 11: processes of an older generation of the same job, with the job's own token."""
+    """Invariant 11 (the newer fences the older): an older generation's processes, with the job's token."""
     channel = attacker.channel()
     token = attacker.target.member
 

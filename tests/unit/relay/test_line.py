@@ -124,7 +124,7 @@ def test_who_leaps_between_barriers_spoils_nobodys_message(house: House):
 
 
 def test_the_next_process_of_a_rank_inherits_no_words(house: House):
-    """Design rule 12: it must not be released from what it did not arrive at."""
+    """Invariant 12 (the coordinator assigns the sequence): it was not there, and must not be released."""
     first = house.worker(0)
     first.say(join_group=pb.JoinGroup(prefix="checkpoint", world_size=2))
     first.arrive(0)
@@ -315,7 +315,7 @@ def test_a_closing_that_names_nobody_goes_to_all(house: House):
 
 
 def test_what_was_meant_for_the_process_before_does_not_reach_the_next_of_its_rank(house: House):
-    """Design rule 12: a release is for those who arrived themselves."""
+    """Invariant 12 (the coordinator assigns the sequence): a release is for those who arrived themselves."""
     workers = house.workers(0, 1)
     workers[0].guest.lost()
     newcomer = house.worker(0, "another life")

@@ -1,4 +1,4 @@
-"""The rules of design.md §3 hold through a relay, through two, and while relays and streams come and go.
+"""The invariants of docs/design.md hold through one relay and two, and while relays and streams come and go.
 
 The real core is asked, by workers behind pipes whose messages come late, or not at all.
 """

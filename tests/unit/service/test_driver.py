@@ -1,4 +1,4 @@
-"""Durable before told (design rule 2), and the driver's numbered rules, on an engine that is held at will."""
+"""Invariant 2 (durable before delivered), and the driver's steps, on an engine that is held at will."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

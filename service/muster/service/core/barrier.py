@@ -26,7 +26,7 @@ class OpenBarrier:
     last_arrival_at: float
     last_arrival_rank: int | None = None
     arrivals: dict[int, Process] = field(default_factory=dict)
-    """Who has arrived, by rank: a set, so arriving twice counts once (design rule 3)."""
+    """The ranks that have arrived: a set, for invariant 3 (repeated arrivals count once)."""
     payloads: dict[int, bytes] = field(default_factory=dict)
     payload_bytes: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -120,7 +120,7 @@ class OpenBarrier:
             self.progress_at = progress_at if progress_at < self.deadline else None
 
     def withdraw(self, rank: int) -> None:
-        """Take an arrival back, because a newer incarnation speaks for the rank (design rule 11)."""
+        """Take an arrival back, by invariant 11 (the newer fences the older)."""
         self.arrivals.pop(rank, None)
         if self.last_arrival_rank == rank:
             self.last_arrival_rank = None

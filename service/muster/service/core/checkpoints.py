@@ -1,6 +1,6 @@
 """The saves of a run as its ranks report them: the newest checkpoint, the usual interval, the failed saves.
 
-This informs people. No decision depends on it (design rule 24): a group hands its decisions in and reads
+This informs people, by invariant 24 (telemetry decides nothing): a group hands its decisions in and reads
 nothing back.
 """
 

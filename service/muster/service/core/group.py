@@ -1,15 +1,15 @@
 """A group: all the barriers of one prefix, one after the other.
 
-The rules of design.md §3 that are kept here, each in the method named:
+The invariants of docs/design.md that are kept here, each in the method named:
 
-- one decision (1), stored before told (2): ``_decide``
-- arriving twice counts once (3), in step after a failure (4): ``arrive``
-- the missing are named (5): ``missing``
-- the dead are not waited for (6): ``check``
-- a vote is an abort (7), disagreement is an error for all (8): ``_count``
-- the first arrival's timeout (9): ``arrive``, ``on_time``, and ``OpenBarrier``
-- subsets and payloads (10): ``_check_shape``, ``_check_arrival``
-- the newest incarnation speaks (11), and is told where it stands (12): ``join``
+- invariant 1 (one decision per barrier), invariant 2 (durable before delivered): ``_decide``
+- invariant 3 (repeated arrivals count once), invariant 4 (ranks stay in step after a failure): ``arrive``
+- invariant 5 (every rank learns all missing ranks): ``missing``
+- invariant 6 (a barrier does not wait for the dead): ``check``
+- invariant 7 (one failure vote aborts the barrier), invariant 8 (disagreement fails every rank): ``_count``
+- invariant 9 (one clock decides): ``arrive``, ``on_time``, and ``OpenBarrier``
+- invariant 10 (subsets and payloads): ``_check_shape``, ``_check_arrival``
+- invariant 11 (the newer fences the older), invariant 12 (the coordinator assigns the sequence): ``join``
 """
 
 from collections.abc import Iterable
@@ -192,7 +192,7 @@ class Group:
         if speaker is not None and speaker.process is process:
             return speaker.start
         if self._is_abandoned:
-            # Everyone has left, and the process takes the group anew (design rule 8).
+            # Everyone has left: invariant 8 (disagreement fails every rank) binds the living only.
             self.abort(report.abandoned(str(process)), now, effects)
             self.begin_life(effects)
             speaker = None
@@ -411,7 +411,7 @@ class Group:
         """The decision of a sequence that is over.
 
         A failure may be told to anyone. A release from before the process joined may not: its own
-        incarnation had not arrived at it (design rule 12).
+        incarnation had not arrived at it: invariant 12 (the coordinator assigns the sequence).
         """
         decision = self.decisions.get(sequence)
         failed = decision is not None and decision.outcome is not Outcome.RELEASED

@@ -1,4 +1,4 @@
-"""The bounds of one coordinator (design rule 15)."""
+"""The bounds of one coordinator: invariant 15 (every bound is a named limit)."""
 
 from dataclasses import dataclass
 

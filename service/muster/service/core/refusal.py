@@ -1,4 +1,4 @@
-"""What the coordinator refuses, and the stable reasons it gives (design rule 16)."""
+"""Refusals and their stable reasons: invariant 16 (every refusal carries a reason)."""
 
 import enum
 

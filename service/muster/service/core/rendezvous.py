@@ -615,7 +615,7 @@ class Rendezvous:
 
 
 def run_closed(run_id: str, closed: Closed) -> Refusal:
-    """The refusal for a newcomer to a closed run (design rule 13)."""
+    """The refusal for a newcomer to a closed run: invariant 13 (closing is final)."""
     return Refusal(
         Reason.RUN_CLOSED,
         f"{report.run_closed(run_id, closed)}. A closed run admits no newcomers: start the job under "

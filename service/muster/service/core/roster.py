@@ -71,7 +71,7 @@ class Roster:
         return not self._living
 
     def is_gone(self, rank: int, speaker: Process | None) -> bool:
-        """Whether nobody is left to arrive for a rank (design rule 6).
+        """Whether nobody is left to arrive for a rank: invariant 6 (a barrier does not wait for the dead).
 
         Args:
             rank: the rank.

@@ -110,7 +110,7 @@ class Run:
         self.keep(now, effects)
 
     def stale(self, generation: int) -> Refusal:
-        """The refusal for a process of an older generation (design rule 11)."""
+        """The refusal for an older generation's process: invariant 11 (the newer fences the older)."""
         return Refusal(
             Reason.STALE_GENERATION,
             f"generation {generation} of run {self.run_id} is over: generation {self.generation} has "
@@ -119,7 +119,7 @@ class Run:
         )
 
     def _restart_if_deserted(self, newcomer: ProcessInfo, now: Instant, effects: Effects) -> None:
-        """Everyone has left: the groups begin anew with whoever comes (design rule 8).
+        """Reset all groups if everyone has left, by invariant 8 (disagreement fails every rank).
 
         If its rank was there, or all of the world was, then the job is started again under its old name, and
         its past is forgotten. Else it may be that job still, to which others came before: who was there when
@@ -228,7 +228,7 @@ class Run:
         """Refuse a process that was evicted, or that is new to a closed run.
 
         A closed run still takes in the workers of its complete round, and whoever speaks for a rank that is
-        there (design rule 13): the last checkpoint may need a process of its own.
+        there. Invariant 13 (closing is final) lets barriers go on: a last save may need a new process.
 
         Raises:
             Refusal: EVICTED or RUN_CLOSED.
@@ -309,7 +309,7 @@ class Run:
         return node
 
     def close(self, event: CloseRun, now: Instant, effects: Effects) -> bool:
-        """End the membership for good; the first one who closes counts (design rule 13).
+        """End the membership, by invariant 13 (closing is final); the first call counts.
 
         Returns:
             Whether it had been closed before.

@@ -1,4 +1,4 @@
-"""The one map from a refusal to a gRPC status (design rule 16)."""
+"""The one map from a refusal to a gRPC status: invariant 16 (every refusal carries a reason)."""
 
 from typing import cast
 

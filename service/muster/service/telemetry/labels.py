@@ -1,4 +1,7 @@
-"""Label values that are bounded, whatever users call their runs and prefixes (design rule 15)."""
+"""Label values that are bounded, whatever users call their runs and prefixes.
+
+They keep invariant 15 (every bound is a named limit) for metrics.
+"""
 
 import re
 from collections.abc import Callable, Collection, Mapping

@@ -1,4 +1,4 @@
-"""Rule 13: closed is sticky and durable; all learn of it, and membership ends, but barriers do not."""
+"""Invariant 13 (closing is final): all learn of it, and membership ends, but barriers do not."""
 
 import pytest
 

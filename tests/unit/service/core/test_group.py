@@ -1,4 +1,4 @@
-"""The barrier rules of design.md §3 (1 to 12), one heading for each."""
+"""The invariants of barriers and membership in docs/design.md, one heading for each."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def world():
     world.assert_good()
 
 
-# ------------------------------------------------------------ 1: one decision
+# ---------------------------------------- invariant 1 (one decision per barrier)
 
 
 def test_a_barrier_is_released_when_every_rank_has_arrived(world):
@@ -95,7 +95,7 @@ def test_a_world_of_one_is_released_at_once(world):
     assert alone.arrive().outcome is Outcome.RELEASED
 
 
-# ------------------------------------------------------------ 2: durable before told
+# ---------------------------------------- invariant 2 (durable before delivered)
 
 
 def test_durable_before_told_the_decision_is_among_the_records_of_its_step(world):
@@ -141,7 +141,7 @@ def test_durable_before_told_a_timeout_that_was_not_told_is_told_after_the_resta
     assert zero.last == one.last
 
 
-# ------------------------------------------------------------ 3: arriving twice counts once
+# ---------------------------------------- invariant 3 (repeated arrivals count once)
 
 
 def test_arriving_twice_counts_once(world):
@@ -156,7 +156,7 @@ def test_arriving_twice_counts_once(world):
 def test_arriving_twice_keeps_the_first_payload_and_counts_it_once(world):
     zero, one = world.ranks()
     zero.arrive(payload=b"first")
-    zero.arrive(payload=b"first")
+    zero.arrive(payload=b"second")
     one.arrive()
     assert one.last.payloads == ((0, b"first"),)
 
@@ -187,7 +187,7 @@ def test_arriving_twice_does_not_move_the_deadline(world):
     assert zero.outcomes == [Outcome.TIMED_OUT]
 
 
-# ------------------------------------------------------------ 4: ranks stay in step after a failure
+# ---------------------------------------- invariant 4 (ranks stay in step after a failure)
 
 
 @pytest.mark.parametrize("failures", [1, 3])
@@ -220,7 +220,7 @@ def test_a_missing_rank_that_comes_late_is_answered_at_once_for_each_sequence_it
     assert [one.arrive(), one.arrive()] == heard
 
 
-# ------------------------------------------------------------ 5: the missing are named to everyone
+# ---------------------------------------- invariant 5 (every rank learns all missing ranks)
 
 
 def test_the_missing_are_named_to_everyone_with_host_pid_and_why():
@@ -325,7 +325,7 @@ def test_the_missing_rank_is_the_one_to_look_at_next(world):
     assert zero.last.message.endswith("\n  next: muster describe member job1 1")
 
 
-# ------------------------------------------------------------ 6: the dead are not waited for
+# ---------------------------------------- invariant 6 (a barrier does not wait for the dead)
 
 
 def test_the_dead_are_not_waited_for_longer_than_the_session_ttl(world):
@@ -462,7 +462,7 @@ def test_the_end_of_a_unary_call_is_not_a_death():
     assert zero.outcomes == [Outcome.RELEASED] * 2
 
 
-# ------------------------------------------------------------ 7: a vote is an abort
+# ---------------------------------------- invariant 7 (one failure vote aborts the barrier)
 
 
 def test_a_vote_is_an_abort_at_once_for_all_with_rank_and_reason():
@@ -507,7 +507,7 @@ def test_a_long_reason_is_cut_and_a_reason_cannot_steer_a_terminal():
     world.assert_good()
 
 
-# ------------------------------------------------------------ 8: disagreement is an error for all
+# ---------------------------------------- invariant 8 (disagreement fails every rank)
 
 
 def test_disagreement_on_the_world_size_is_an_error_for_all_and_names_both_values(world):
@@ -636,7 +636,7 @@ def test_whoever_opened_the_barrier_with_another_shape_may_be_superseded_within_
     assert one.arrive().outcome is Outcome.RELEASED
 
 
-# ------------------------------------------------------------ 9: the first arrival's timeout
+# ---------------------------------------- invariant 9 (one clock decides)
 
 
 def test_the_first_arrivals_timeout_sets_the_deadline():
@@ -678,7 +678,7 @@ def test_the_wall_clock_decides_nothing(world):
     assert one.arrive().decided_at > 1_600_000_000
 
 
-# ------------------------------------------------------------ 10: subsets and payloads
+# ---------------------------------------- invariant 10 (subsets and payloads)
 
 
 def test_a_barrier_may_cover_a_named_subset(world):
@@ -720,7 +720,7 @@ def test_payloads_are_kept_only_until_the_next_release(world):
     assert one.outcomes == [Outcome.RELEASED] * 3
 
 
-# ------------------------------------------------------------ 11: the newer fences the older
+# ---------------------------------------- invariant 11 (the newer fences the older)
 
 
 def test_the_newer_generation_fences_the_older_everywhere(world):
@@ -805,7 +805,7 @@ def test_several_processes_may_speak_for_one_rank_each_in_its_own_groups(world):
     assert all(client.refusals == [] for client in trainers + writers)
 
 
-# ------------------------------------------------------------ 12: the coordinator knows the sequence
+# ---------------------------------------- invariant 12 (the coordinator assigns the sequence)
 
 
 def test_the_coordinator_knows_the_sequence_and_tells_it_at_the_join(world):

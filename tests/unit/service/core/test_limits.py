@@ -1,4 +1,4 @@
-"""Rule 15: limits, not luck. Past a bound the answer names the limit, and what is there goes on."""
+"""Invariant 15 (every bound is a named limit): the answer names it, and what is there goes on."""
 
 from contextlib import contextmanager
 

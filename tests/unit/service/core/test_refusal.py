@@ -1,4 +1,4 @@
-"""Rule 16: every refusal has a stable reason, and says what, why and what to do next."""
+"""Invariant 16 (every refusal carries a reason)."""
 
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 

@@ -1,4 +1,4 @@
-"""Rule 14: a restart of the coordinator loses nothing that was acknowledged."""
+"""Invariant 14 (a restart loses nothing acknowledged)."""
 
 from collections.abc import Callable
 

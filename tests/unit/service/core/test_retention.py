@@ -1,4 +1,4 @@
-"""Rule 15: a run that nobody uses is forgotten in its time, and never one that somebody uses."""
+"""Invariant 31 (only unused runs are removed)."""
 
 import pytest
 from hypothesis import settings

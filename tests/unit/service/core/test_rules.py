@@ -1,4 +1,4 @@
-"""The rules of design.md §3, under everything that can happen in any order.
+"""The invariants of docs/design.md, under everything that can happen in any order.
 
 A Hypothesis state machine drives processes, relays, time, generations and crashes at random. What every rank
 heard is judged by :mod:`tests.support.history`, which knows nothing of the coordinator; the world itself (see

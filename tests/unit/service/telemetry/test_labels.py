@@ -1,4 +1,4 @@
-"""Rule 15: label values are bounded, whatever users call their runs and prefixes."""
+"""Invariant 15 (every bound is a named limit): label values are bounded, whatever users call their runs."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -70,7 +70,7 @@ FAMILIES = {
     "process_resident_memory_bytes": "gauge",
     "python_gc_collections_total": "counter",
 }
-"""Design §7, as far as barriers, members, sessions, storage, RPCs and the process go."""
+"""The metrics of barriers, members, sessions, storage, RPCs and the process."""
 JOB = {"run": RUN, "prefix": CKPT}
 
 

@@ -20,6 +20,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from muster.v1 import coordinator_pb2, coordinator_pb2_grpc
 from muster.v1 import session_pb2 as pb
 from tests.integration.test_bad_input import Stream, arrive, hello, join, reason_of
 from tests.integration.test_fuzz import BOUNDS
@@ -283,6 +284,15 @@ def answer(endpoint: str, method: str, run_id: str, token: str = "") -> str:
     return "OK"
 
 
+def status(endpoint: str, token: str) -> coordinator_pb2.StatusResponse:
+    with grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        return coordinator_pb2_grpc.CoordinatorServiceStub(channel).Status(
+            coordinator_pb2.StatusRequest(),
+            metadata=(("authorization", f"Bearer {token}"),),
+            timeout=PATIENCE,
+        )
+
+
 def test_a_port_asks_for_tokens_and_the_relay_shows_its_own(tmp_path: Path):
     known = tokens(tmp_path / "coordinator.toml", relay=("worker", "a-1", OF_RELAY))
     asked = tokens(
@@ -321,6 +331,9 @@ def test_a_port_asks_for_tokens_and_the_relay_shows_its_own(tmp_path: Path):
         assert answer(relay.listen, "RunService/Members", "a-1", OF_WORKER) == "OK"
         assert answer(relay.listen, "BarrierService/List", "a-1", OF_WORKER) == "ROLE_TOO_LOW"
         assert answer(coordinator.endpoint, "StoreService/NumKeys", "a-1", OF_WORKER) == "TOKEN_UNKNOWN"
+        through, direct = status(relay.listen, OF_WORKER), status(coordinator.endpoint, OF_RELAY)
+        assert through.caller == direct.caller
+        assert (through.relay, direct.relay) == (f"{socket.gethostname()}:{relay.pid}", "")
         assert_well(relay)
         for log in (relay.log_path.read_text(), coordinator.log_path.read_text()):
             assert not any(token in log for token in (OF_RELAY, OF_WORKER, OF_VIEWER))

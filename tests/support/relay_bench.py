@@ -138,9 +138,9 @@ class Below:
         if run_id in self._refused_runs:
             raise invalid("run_id", run_id, "it is not for this token")
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, own: bytes = b"") -> None:
         assert not self.over, "something is said after the end"
-        self.told.append(pb.ConnectResponse.FromString(data))
+        self.told.append(pb.ConnectResponse.FromString(data + own))
 
     def end(self, refusal: pb.Refusal | None) -> None:
         assert not self.over, "the stream is ended twice"

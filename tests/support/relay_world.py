@@ -170,8 +170,8 @@ class AtRelay:
         if self in self._node.below:
             self._node.below.remove(self)
 
-    def send(self, data: bytes) -> None:
-        self.pipe.tell(data)
+    def send(self, data: bytes, own: bytes = b"") -> None:
+        self.pipe.tell(data + own)
 
     def end(self, refusal: pb.Refusal | None) -> None:
         self.over = True

@@ -28,7 +28,7 @@ def path_in(folder: Path, name: str) -> Path:
         name: the name, as another process sent it.
 
     Raises:
-        ValueError: the name is none, or it is a link that leads out of the folder.
+        ValueError: it is not a name, or it is a link that leads out of the folder.
     """
     check_name(name)
     path = folder / name

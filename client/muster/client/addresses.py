@@ -1,5 +1,6 @@
 """What an endpoint is made of: ``HOST:PORT`` of coordinators, and the sockets of relays on this machine."""
 
+from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
 from muster.client.errors import EnvironmentValueError
@@ -40,6 +41,27 @@ def is_address(text: str) -> bool:
 def is_socket(address: str) -> bool:
     """Whether it is a socket of this machine."""
     return address.startswith(SOCKET)
+
+
+def host_of(address: str) -> str:
+    """Return the host of ``HOST:PORT``, without the brackets of IPv6."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def tls_name(address: str, configured: Mapping[str, Collection[str]]) -> str:
+    """Return the name that the certificate of an address must have; empty: the address's host.
+
+    Args:
+        address: the address to call.
+        configured: for each configured address, the addresses that its name resolves to.
+    """
+    if address in configured:
+        return ""
+    for name, resolved in configured.items():
+        if address in resolved:
+            return host_of(name)
+    # A replica named this address. It gets the token, so it must be one of those that were configured.
+    return next((host_of(name) for name in configured if not is_socket(name)), "")
 
 
 def target_of(address: str) -> str:

@@ -12,6 +12,9 @@ from muster.client.replicas import Search, Target
 PROTOCOL_VERSION = 1
 """The version of ``muster.v1`` that is spoken on streams."""
 
+RELAY_HEADER = "muster-relay-bin"
+"""In it a relay names itself in each call that it passes on."""
+
 MOST_METADATA = 131_072
 """Bytes of a call's headers."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from muster.client.addresses import is_socket, relays_of, target_of
+from muster.client.addresses import host_of, is_socket, relays_of, target_of
 from muster.client.errors import EnvironmentValueError
 from muster.client.token_command import COMMANDS, CommandError
 
@@ -61,7 +61,7 @@ ENVIRONMENT = Names(
 
 def _is_elsewhere(address: str) -> bool:
     """Whether what is said to an address leaves this machine."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = host_of(address)
     if is_socket(address) or host == "localhost":
         return False
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from muster.client.addresses import is_address, is_socket, relays_of
+from muster.client.addresses import is_address, is_socket, relays_of, tls_name
 from muster.client.jitter import jittered
 
 HEADER = "muster-not-leader"
@@ -141,24 +141,13 @@ class Replicas:
 
     def target(self, address: str) -> Target:
         """How to call a replica."""
-        tls_name = self._tls_name(address)
         usual, connect_timeout_ms = KEEPALIVE_MS, CONNECT_TIMEOUT_MS
         if self.several:
             usual, connect_timeout_ms = KEEPALIVE_AMONG_SEVERAL_MS, CONNECT_TIMEOUT_AMONG_SEVERAL_MS
         if is_socket(address):
             connect_timeout_ms = CONNECT_TIMEOUT_TO_RELAY_MS
         keepalive_ms = min(self._keepalive_ms or usual, KEEPALIVE_MS)
-        return Target(address, tls_name, connect_timeout_ms, keepalive_ms)
-
-    def _tls_name(self, address: str) -> str:
-        """Whom the certificate of an address must name; empty: the address's host."""
-        if address in self._found:
-            return ""
-        for name, found in self._found.items():
-            if address in found:
-                return _host(name)
-        # A replica named this address. It gets the token, so it must be one of those that were configured.
-        return next((_host(name) for name in self._found if not is_socket(name)), "")
+        return Target(address, tls_name(address, self._found), connect_timeout_ms, keepalive_ms)
 
     @property
     def several(self) -> bool:
@@ -447,10 +436,6 @@ class Search:
         self._followed: set[str] = set()
         self._met_standby = False
         self._looked_up = False
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _may_be_named(address: str) -> bool:

@@ -71,10 +71,15 @@ class StatusResponse(google.protobuf.message.Message):
     NOW_FIELD_NUMBER: builtins.int
     COMMITS_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
+    RELAY_FIELD_NUMBER: builtins.int
     version: builtins.str
     """The version of the coordinator."""
     epoch: builtins.int
     """How often its storage has been opened."""
+    relay: builtins.str
+    """The relay that passed the call on: its host and process id. Empty if the call came without a relay. The coordinator
+    sees the token of the relay, and never the token that its caller showed to it.
+    """
     @property
     def now(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Its wall clock, by which nothing is decided."""
@@ -85,7 +90,9 @@ class StatusResponse(google.protobuf.message.Message):
 
     @property
     def caller(self) -> global___Caller:
-        """As whom the caller was let in. Absent if the coordinator asks for no token: then everyone may do everything."""
+        """As whom the caller was let in. Absent if the coordinator asks for no token: then everyone may do everything.
+        If a relay passed the call on, this describes the relay's token.
+        """
 
     def __init__(
         self,
@@ -95,9 +102,10 @@ class StatusResponse(google.protobuf.message.Message):
         now: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         commits: global___CommitTimes | None = ...,
         caller: global___Caller | None = ...,
+        relay: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caller", b"caller", "commits", b"commits", "now", b"now"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caller", b"caller", "commits", b"commits", "epoch", b"epoch", "now", b"now", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caller", b"caller", "commits", b"commits", "epoch", b"epoch", "now", b"now", "relay", b"relay", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 

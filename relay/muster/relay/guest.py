@@ -31,8 +31,13 @@ MESSAGE_HEADROOM = 1 << 20
 class Sink(Protocol):
     """Where a guest's messages go."""
 
-    def send(self, data: bytes) -> None:
-        """Send one message; must not block."""
+    def send(self, data: bytes, own: bytes = b"") -> None:
+        """Send one message; must not block.
+
+        Args:
+            data: the part that other streams may share.
+            own: the part that follows on this stream alone.
+        """
         ...
 
     def end(self, refusal: pb.Refusal | None) -> None:
@@ -306,10 +311,10 @@ class Guest:
 
     # ------------------------------------------------------------------ from above
 
-    def told(self, data: bytes) -> None:
-        """The coordinator says something to this guest."""
+    def told(self, data: bytes, own: bytes = b"") -> None:
+        """See ``line.Guest``."""
         if not self._over:
-            self._sink.send(data)
+            self._sink.send(data, own)
 
     def sent_away(self, rank: int, refusal: pb.Refusal) -> None:
         """One of its processes speaks no more: a worker's stream ends with it, another relay's goes on."""

@@ -49,8 +49,13 @@ class Guest(Protocol):
         """Whether it is another relay's."""
         ...
 
-    def told(self, data: bytes) -> None:
-        """The coordinator says something to this guest, in its own bytes."""
+    def told(self, data: bytes, own: bytes = b"") -> None:
+        """Pass a message of the coordinator on.
+
+        Args:
+            data: the part that is the same for other guests.
+            own: the part that follows for this guest alone.
+        """
         ...
 
     def sent_away(self, rank: int, refusal: pb.Refusal) -> None:
@@ -377,17 +382,19 @@ class Line:
     def _give(self, response: pb.ConnectResponse, data: bytes) -> None:
         """Give a message to those whom it names, each guest once; it names nobody if it is for all.
 
-        A worker gets the coordinator's own bytes, and another relay those ranks that are its own here.
+        A worker gets the coordinator's own bytes. Another relay gets its own ranks here, behind bytes that
+        all relays share: a large message is in memory once for all of them.
         """
         named: dict[Guest, list[int]] = {}
         for rank in response.ranks or list(self._places):
             place = self._places.get(rank)
             if place is not None and place.speaks:
                 named.setdefault(place.guest, []).append(rank)
+        response.ClearField("ranks")
+        shared = response.SerializeToString() if any(guest.is_relay for guest in named) else data
         for guest, ranks in named.items():
             if guest.is_relay:
-                response.ranks[:] = ranks
-                guest.told(response.SerializeToString())
+                guest.told(shared, pb.ConnectResponse(ranks=ranks).SerializeToString())
             else:
                 guest.told(data)
 

@@ -62,7 +62,7 @@ def too_large(size: int, most: int) -> Refused:
 
 
 def other_protocol(given: int, version: str, known: int) -> Refused:
-    """Who speaks another version of the protocol than this relay."""
+    """Refuse a stream that speaks another version of the protocol than this relay."""
     return Refused(
         _refusal(
             FAILED_PRECONDITION,
@@ -75,14 +75,14 @@ def other_protocol(given: int, version: str, known: int) -> Refused:
 
 
 def hello_required(why: str) -> Refused:
-    """Who says something before its Hello, or nothing at all."""
+    """Refuse a stream that sends something before its Hello, or nothing at all."""
     return Refused(
         _refusal(FAILED_PRECONDITION, "HELLO_REQUIRED", f"{why}. Open another session, and say Hello first.")
     )
 
 
 def hello_repeated() -> Refused:
-    """Who says Hello twice."""
+    """Refuse a stream that sends a second Hello."""
     return Refused(
         _refusal(
             FAILED_PRECONDITION,
@@ -116,7 +116,7 @@ def replaced(process: pb.Process) -> pb.Refusal:
 
 
 def slow_consumer(waiting: int) -> pb.Refusal:
-    """Who does not read what it is told."""
+    """Refuse a guest that does not read its messages."""
     return _refusal(
         RESOURCE_EXHAUSTED,
         "SLOW_CONSUMER",
@@ -125,7 +125,7 @@ def slow_consumer(waiting: int) -> pb.Refusal:
 
 
 def unread(held: int) -> Refused:
-    """An answer whose reader does not read those before it."""
+    """Refuse an answer to an address that does not read the answers before it."""
     return Refused(
         _refusal(
             RESOURCE_EXHAUSTED,
@@ -136,7 +136,7 @@ def unread(held: int) -> Refused:
 
 
 def upstream_lost(why: str) -> pb.Refusal:
-    """The relay's own stream broke: whoever it spoke for connects again, and says again what is open."""
+    """Say that the relay's own stream broke: the guest connects again, and repeats what is open."""
     return _refusal(
         UNAVAILABLE,
         "UPSTREAM_LOST",
@@ -145,7 +145,7 @@ def upstream_lost(why: str) -> pb.Refusal:
 
 
 def cut_off(why: str) -> pb.Refusal:
-    """The relay reaches no coordinator: whoever can does better without it."""
+    """Say that the relay reaches no coordinator: the guest connects directly if it can."""
     return _refusal(
         UNAVAILABLE,
         "RELAY_CUT_OFF",
@@ -155,7 +155,7 @@ def cut_off(why: str) -> pb.Refusal:
 
 
 def draining() -> pb.Refusal:
-    """The relay stops: whoever it spoke for goes on without it."""
+    """Say that the relay stops: the guest goes on without it."""
     return _refusal(
         UNAVAILABLE, "RELAY_CUT_OFF", "this relay is stopping. Connect directly; nothing has failed."
     )

@@ -16,10 +16,11 @@ from muster.relay.line import Line
 from muster.relay.listening import Listen
 from muster.relay.passing import Passing
 from muster.relay.relay import Relay
-from muster.relay.streams import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox
+from muster.relay.streams import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox, Take
 from muster.relay.upstream import CONNECT, Upstream
 from muster.serving.ending import ended
 from muster.serving.options import server_options
+from muster.serving.queued import Queued
 from muster.serving.writes import Writes
 from muster.v1 import session_pb2 as pb
 
@@ -43,13 +44,25 @@ class Session:
         visitor: what it may touch.
         room: waits while what is said on lines is not taken.
         writes: writes to guests.
+        queued: counts the messages that wait for all guests.
+        make_room: is called when too many bytes wait for all guests.
     """
 
-    def __init__(self, relay: Relay, visitor: Visitor, room: Room, writes: Writes) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        visitor: Visitor,
+        room: Room,
+        writes: Writes,
+        queued: Queued,
+        make_room: Callable[[], None],
+    ) -> None:
         self._writes = writes
         self._room = room
         self._visitor = visitor
-        self._outbox = Outbox()
+        self._queued = queued
+        self._make_room = make_room
+        self._outbox = Outbox(queued)
         self._refusal: pb.Refusal | None = None
         self._served = False
         """Whether the stream has ended."""
@@ -59,21 +72,33 @@ class Session:
         """Whether gRPC holds a message that the guest has not taken."""
         self._guest: Guest = relay.guest(self, visitor.check_run)
 
-    def send(self, data: bytes) -> None:
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of the messages that wait for the guest."""
+        return self._outbox.bytes
+
+    def send(self, data: bytes, own: bytes = b"") -> None:
         """See ``Sink``."""
         if self._served:
             return
         # A relay may be answered for each rank of one message, which may be refused for each of them.
         most = MOST_ENTRIES if self._guest.is_relay else MAX_UNSENT
-        too_large = len(self._outbox) > 0 and self._outbox.bytes + len(data) > MAX_UNSENT_BYTES
+        size = len(data) + len(own)
+        too_large = len(self._outbox) > 0 and self._outbox.bytes + size > MAX_UNSENT_BYTES
         if too_large or len(self._outbox) >= most:
-            waiting = len(self._outbox)
-            self._outbox.clear()
-            self._guest.end(refusals.slow_consumer(waiting))
-            if self._patience.when() is None:
-                self._patience.reschedule(0)
+            self.cut_off()
             return
-        self._outbox.put(data)
+        self._outbox.put(data, own)
+        if self._queued.too_many:
+            self._make_room()
+
+    def cut_off(self) -> None:
+        """End the stream at once, since the guest does not read."""
+        waiting = len(self._outbox)
+        self._outbox.clear()
+        self._guest.end(refusals.slow_consumer(waiting))
+        if self._patience.when() is None:
+            self._patience.reschedule(0)
 
     def end(self, refusal: pb.Refusal | None) -> None:
         """See ``Sink``."""
@@ -91,17 +116,19 @@ class Session:
                 await self._writes.end(context.peer())
         finally:
             self._served = True
+            self._outbox.clear()
             reader.cancel()
             self._guest.lost()
         if self._refusal is not None:
             await ended(context.abort_with_status(status.of(self._refusal)))
 
-    async def _write(self, context: Any, data: bytes) -> None:
-        def make() -> bytes:
-            self._is_writing = True
+    async def _write(self, context: Any, size: int, take: Take) -> None:
+        def make() -> bytes | None:
+            data = take()
+            self._is_writing = data is not None
             return data
 
-        await self._writes.write(context, len(data), make, context.peer)
+        await self._writes.write(context, size, make, context.peer)
         self._is_writing = False
 
     async def _read(self, context: Any) -> None:
@@ -143,6 +170,7 @@ class Sessions(grpc.GenericRpcHandler):
         self._relay = relay
         self._door = door
         self._counts = counts
+        self._queued = Queued()
         self._open: set[Session] = set()
         self._draining = False
 
@@ -160,7 +188,10 @@ class Sessions(grpc.GenericRpcHandler):
             async with self._door.admitted(
                 CONNECT, context.invocation_metadata() or (), context.peer()
             ) as visitor:
-                await self._serve(Session(self._relay, visitor, self._room, self._writes), context)
+                session = Session(
+                    self._relay, visitor, self._room, self._writes, self._queued, self._cut_slowest_off
+                )
+                await self._serve(session, context)
         except refusals.Refused as refused:
             await ended(context.abort_with_status(status.of(refused.refusal)))
 
@@ -172,6 +203,9 @@ class Sessions(grpc.GenericRpcHandler):
         finally:
             self._open.discard(session)
             self._counts.workers -= 1
+
+    def _cut_slowest_off(self) -> None:
+        max(self._open, key=lambda session: session.unsent_bytes).cut_off()
 
     def drain(self) -> None:
         """Ask every guest to go on without this relay."""

@@ -14,7 +14,14 @@ from typing import Any
 import grpc
 
 from muster.client.addresses import target_of
-from muster.client.calls import PROTOCOL_VERSION, channel_options, explain, reason_of, search_on
+from muster.client.calls import (
+    PROTOCOL_VERSION,
+    RELAY_HEADER,
+    channel_options,
+    explain,
+    reason_of,
+    search_on,
+)
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Replicas, Search, Target
@@ -202,7 +209,7 @@ class Upstream:
                 call.cancel()
 
     async def _carry_both_ways(self, call: Any, line: Line, outbox: Outbox) -> None:
-        writer = asyncio.create_task(outbox.write(call.write))
+        writer = asyncio.create_task(outbox.write(lambda _, take: call.write(take())))
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
                 line.hear(data)
@@ -267,8 +274,8 @@ class Upstream:
         if channel is not None:
             await channel.close()
 
-    async def metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
-        """The headers of a call: of the relay's own, for nobody's token but its own goes up.
+    async def metadata(self, search: Search, target: Target) -> list[tuple[str, str | bytes]]:
+        """Return the headers of a call: the relay's own token and name, and nothing of its caller.
 
         Raises:
             EnvironmentValueError: the token cannot be used.
@@ -279,7 +286,7 @@ class Upstream:
         else:
             authorization = credentials.authorization()
         token = [("authorization", authorization)] if authorization else []
-        return [*search.metadata, *token]
+        return [*search.metadata, *token, (RELAY_HEADER, self._name.encode())]
 
     async def close(self) -> None:
         """End all streams and connections."""

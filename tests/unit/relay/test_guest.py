@@ -351,6 +351,21 @@ def test_a_decision_names_to_it_only_those_that_are_its_own(house: House):
     assert list(told.ranks) == [0], "rank 8 of the decision is a process of another node"
 
 
+def test_relays_share_the_bytes_of_a_message(house: House, monkeypatch: pytest.MonkeyPatch):
+    relays = lower(house), lower_on(house)
+    for below, rank in zip(relays, (4, 5), strict=True):
+        below.say(enter=pb.Enter(processes=[process(rank)]))
+    house.timers.fire()
+    house.above.let_in(4, 5)
+    sent: list[tuple[bytes, bytes]] = []
+    monkeypatch.setattr(Below, "send", lambda _, data, own=b"": sent.append((data, own)))
+    house.above.hear(closed={"by": "an operator"}, ranks=[4, 5])
+    (shared, own), (also_shared, other) = sent
+    assert shared is also_shared
+    told = [pb.ConnectResponse.FromString(shared + ranks) for ranks in (own, other)]
+    assert [(one.closed.by, list(one.ranks)) for one in told] == [("an operator", [4]), ("an operator", [5])]
+
+
 def lower_on(house: House) -> Below:
     """Another relay, where the line is welcomed already."""
     below = house.stream()

@@ -1,6 +1,7 @@
 import asyncio
 
-from muster.relay.streams import Outbox
+from muster.relay.streams import Outbox, Take
+from tests.support.expect import some
 
 
 async def test_there_is_room_again_when_something_was_said():
@@ -12,8 +13,8 @@ async def test_there_is_room_again_when_something_was_said():
     assert not waits.done()
     goes_on = asyncio.Event()
 
-    async def write(data: bytes) -> None:
-        said.append(data)
+    async def write(_: int, take: Take) -> None:
+        said.append(some(take()))
         await goes_on.wait()
 
     writer = asyncio.create_task(outbox.write(write))

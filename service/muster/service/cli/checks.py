@@ -187,6 +187,8 @@ def answers(client: Client, run_id: str) -> Iterator[Check]:
         return
     took = time.monotonic() - begin
     yield Check("authorisation", Result.OK, f"it lets us look, and answers in {report.seconds(took)}")
+    if status.relay:
+        yield relay(status.relay)
     if status.HasField("caller"):
         yield token(status.caller, run_id)
     yield version(status.version)
@@ -213,8 +215,14 @@ def _refused(error: CallError) -> Iterator[Check]:
         yield Check("authorisation", Result.FAILED, message, step)
 
 
+def relay(name: str) -> Check:
+    """Say that a relay passes our calls on."""
+    message = f"{report.shown(name)} passes our calls on: the coordinator sees the relay's token, not ours"
+    return Check("relay", Result.OK, message)
+
+
 def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
-    """Whether a worker is let in with our token, for its run. It may be meant for no more than a look."""
+    """Say whether the coordinator lets a worker in with the token that it sees, for the worker's run."""
     roles = {number: name.removeprefix("ROLE_").lower() for name, number in coordinator_pb2.Role.items()}
     message = f'"{caller.token_name}" has the role {roles.get(caller.role, caller.role)}'
     message += f" for the runs {', '.join(caller.run_patterns)}"

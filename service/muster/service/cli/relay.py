@@ -55,7 +55,7 @@ def relay(
         ),
     ] = 10.0,
     socket_mode: Annotated[
-        str, typer.Option(callback=_mode, metavar="OCTAL", help="Who may connect to a unix:// socket.")
+        str, typer.Option(callback=_mode, metavar="OCTAL", help="Permissions of a unix:// socket.")
     ] = "600",
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Serve HOST:PORT over TLS, with this certificate.")
@@ -90,13 +90,14 @@ def relay(
         typer.Option(
             min=1_000_000,
             help="Bytes of one message. Raise it with the coordinator's bounds of payloads and values. "
-            "Default: what a coordinator takes whose bounds are the default ones.",
+            "Default: what a coordinator with default bounds accepts.",
         ),
     ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Listen to other machines without TLS, or without asking who they are."
+            "--insecure",
+            help="Listen to other machines without TLS, or without tokens and client certificates.",
         ),
     ] = False,
 ) -> None:

@@ -1,8 +1,9 @@
 """Which coordinator the command calls, where its endpoint stands for several replicas of which one leads."""
 
-import socket
 from collections.abc import Iterable
 
+from muster.client import addresses
+from muster.client.replicas import resolve
 from muster.service.address import Address
 from muster.service.replicas import NOT_LEADER_HEADER
 
@@ -24,8 +25,8 @@ class Replicas:
 
     def __init__(self, endpoint: str) -> None:
         self.given = list(dict.fromkeys(str(Address.parse(part.strip())) for part in endpoint.split(",")))
-        self._found: dict[str, str] = {}
-        """The addresses that given names stand for, and the host of each name."""
+        self._resolved: dict[str, list[str]] = {address: [] for address in self.given}
+        """For each given address, the addresses that its name resolves to, if there are several."""
         self._learned: list[str] = []
         self._leader = ""
         self.shunned = ""
@@ -35,8 +36,9 @@ class Replicas:
     def known(self) -> list[str]:
         """All addresses, in the order in which to call them."""
         leader = [self._leader] if self._leader else []
-        addresses = dict.fromkeys([*leader, *self._learned, *self.given, *self._found])
-        return sorted(addresses, key=lambda address: address == self.shunned)
+        resolved = [address for some in self._resolved.values() for address in some]
+        known = dict.fromkeys([*leader, *self._learned, *self.given, *resolved])
+        return sorted(known, key=lambda address: address == self.shunned)
 
     @property
     def several(self) -> bool:
@@ -44,24 +46,14 @@ class Replicas:
         return len(self.known) > 1
 
     def tls_name(self, address: str) -> str:
-        """Whom the certificate must name; empty: the address's host."""
-        if address in self.given:
-            return ""
-        # A replica named an address that is not there. It gets the token, so it must be one of those given.
-        return self._found.get(address) or Address.parse(self.given[0]).host
+        """Return the name that the certificate of an address must have; empty: the address's host."""
+        return addresses.tls_name(address, self._resolved)
 
     def look_up(self) -> None:
-        """Find out what the given names stand for."""
+        """Resolve the given names."""
         for name in self.given:
-            address = Address.parse(name)
-            try:
-                found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError):
-                continue
-            # A machine with an IPv4 and an IPv6 address is one coordinator, not two.
-            hosts = {str(one[4][0]): None for one in found if one[0] == found[0][0]}
-            if len(hosts) > 1:
-                self._found.update((str(Address(host, address.port)), address.host) for host in hosts)
+            if len(resolved := resolve(name)) > 1:
+                self._resolved[name] = resolved
 
     def answers(self, address: str) -> None:
         """This one leads."""

@@ -317,7 +317,7 @@ class Coordinator:
         self.forgetting.review(now, effects)
 
     def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Give a process up whose session did not come back, and end the time in which it may be an heir.
+        """Give a process up if its session did not return in time, and end its time as a possible heir.
 
         Returns:
             Its run, if its barriers are to be checked.

@@ -203,7 +203,7 @@ class StoreOperationRecord:
     number: int
     answer: Changed
     order: int = 0
-    """Counts the changes of the run: the client whose newest change is the oldest is forgotten first."""
+    """The number of this change in the run. At the bound, the client with the lowest number is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

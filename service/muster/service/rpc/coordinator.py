@@ -3,6 +3,7 @@
 import statistics
 from typing import Any
 
+from muster.client.calls import RELAY_HEADER
 from muster.service.driver import Driver
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.guard import ADMISSION
@@ -23,6 +24,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: coordinator_pb2.StatusRequest, context: Any
     ) -> coordinator_pb2.StatusResponse:
         """Tell version, clock, how long commits take, and what the caller may do."""
+        relay = dict(context.invocation_metadata() or ()).get(RELAY_HEADER, b"")
         epoch, now = await self._driver.query(lambda core, now: (core.epoch, now))
         return coordinator_pb2.StatusResponse(
             version=VERSION,
@@ -30,6 +32,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             now=timestamp_to_pb(now.wall),
             commits=_times(list(self._driver.commit_seconds)),
             caller=_caller(ADMISSION.get().grant),
+            relay=relay.decode(errors="replace"),
         )
 
     async def Replicas(  # noqa: N802

@@ -22,6 +22,7 @@ from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
 from muster.checkpoint.source import FolderSource, Source, source_of
 from muster.checkpoint.verification import check_present, confirmed, present, read_item, read_manifest
+from muster.worker.saves.rank_note import read_note
 
 NOTES = ".ranks"
 """The folder, in an uncommitted save, with the notes that the ranks leave for rank 0."""
@@ -80,7 +81,7 @@ def gather_manifest(folder: Path, world_size: int) -> Manifest:
     """
     digests: dict[Piece, bytes] = {}
     for note in take_notes(folder, range(world_size)):
-        digests.update(_decoded(note))
+        digests.update(read_note(note, _parse))
     files: dict[str, list[Segment]] = {}
     sizes = _sizes_now(folder, {*_sizes(folder), *(piece.file for piece in digests)})
     if not sizes:
@@ -112,20 +113,12 @@ def manifest_of_file(path: Path) -> Manifest:
 
 
 def encoded(digests: Mapping[Piece, bytes]) -> bytes:
-    """Return a note: JSON, since reading a pickle could run what another process wrote there."""
+    """Return a note, which is JSON."""
     return json.dumps([(*piece, digest.hex()) for piece, digest in digests.items()]).encode()
 
 
-def _decoded(note: bytes) -> dict[Piece, bytes]:
-    try:
-        return {
-            Piece(file, offset, length): bytes.fromhex(digest)
-            for file, offset, length, digest in json.loads(note)
-        }
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"a rank's note cannot be read: {error!r}. Use one version of Muster on all ranks."
-        ) from error
+def _parse(said: Iterable[tuple[str, int, int, str]]) -> dict[Piece, bytes]:
+    return {Piece(file, offset, length): bytes.fromhex(digest) for file, offset, length, digest in said}
 
 
 def leave_note(folder: Path, rank: int, note: bytes) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.manifest import FileEntry, Manifest, RankEntry
+from muster.worker.saves.rank_note import read_note
 
 METADATA = ".metadata"
 """Torch's file, without which nothing can be loaded."""
@@ -55,7 +56,7 @@ class RankWrite:
         return cls(results, dict(files), socket.gethostname(), seconds)
 
     def encode(self) -> bytes:
-        """Encode it as a note: JSON, since reading a pickle could run what another process wrote there."""
+        """Encode it as a note, which is JSON."""
         files = {
             name: [(segment.length, segment.digest.hex()) for segment in segments]
             for name, segments in self.files.items()
@@ -69,19 +70,17 @@ class RankWrite:
         """Decode a note of a rank of this job.
 
         Raises:
-            ValueError: it is not what a rank of this version writes.
+            ValueError: a rank of this version writes no such note.
         """
-        try:
-            said = json.loads(note)
-            files = {
-                name: tuple(Segment(length, bytes.fromhex(digest)) for length, digest in segments)
-                for name, segments in said["files"].items()
-            }
-            return cls([_result(fields) for fields in said["results"]], files, said["host"], said["seconds"])
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"a rank's note cannot be read: {error!r}. Use one version of Muster on all ranks."
-            ) from error
+        return read_note(note, cls._parse)
+
+    @classmethod
+    def _parse(cls, said: Mapping[str, Any]) -> "RankWrite":
+        files = {
+            name: tuple(Segment(length, bytes.fromhex(digest)) for length, digest in segments)
+            for name, segments in said["files"].items()
+        }
+        return cls([_result(fields) for fields in said["results"]], files, said["host"], said["seconds"])
 
 
 def _fields(result: WriteResult) -> tuple[Any, ...]:

@@ -66,8 +66,8 @@ class Refusal(Exception):
     def forget_origin(self) -> None:
         """Let go of the frames that it came through, before it is kept as a value.
 
-        They hold what was refused, such as a large payload, and often the refusal itself. That cycle would keep
-        all of it until the next full garbage collection.
+        They hold what was refused, such as a large payload, and often the refusal itself: a cycle that would
+        keep all of it until the next full garbage collection.
         """
         self.__traceback__ = self.__context__ = None
 

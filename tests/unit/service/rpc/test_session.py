@@ -354,9 +354,12 @@ async def test_connection_is_ended_when_no_status_can_reach_the_peer():
     writes = Writes(log_slow_reader, end=end)
     servicer = SessionServicer(FakeDriver(), max_unsent=1, writes=writes)  # type: ignore[arg-type]
     contexts = [FakeContext() for _ in range(2)]
-    serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
+    serving = [asyncio.create_task(servicer.connect(None, contexts[0]))]
     await settle()
-    stuck, idle = sorted(servicer.sessions, key=lambda session: session.id)
+    (stuck,) = servicer.sessions
+    serving.append(asyncio.create_task(servicer.connect(None, contexts[1])))
+    await settle()
+    (idle,) = servicer.sessions - {stuck}
     contexts[0].reads.clear()
     for _ in range(3):
         stuck.deliver(Outgoing(None, lambda _: b"x"))  # type: ignore[arg-type]
@@ -590,10 +593,9 @@ async def test_who_is_welcomed_hears_of_the_replicas_as_they_are_then():
 async def test_a_draining_servicer_takes_no_more():
     servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
     servicer.drain()
-    context = FakeContext()
-    with pytest.raises(Ended):
-        await servicer.connect(None, context)
-    assert_refused(context.status, Reason.COORDINATOR_DRAINING)
+    with pytest.raises(Refusal) as caught:
+        await servicer.connect(None, FakeContext())
+    assert caught.value.reason is Reason.COORDINATOR_DRAINING
     assert servicer.sessions == set()
 
 

@@ -1,7 +1,7 @@
 """How much of a timeout is over for what waited with a coordinator before, and what follows for who waits."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.service.core.effects import Progress, Refused
@@ -237,6 +237,7 @@ lives = st.lists(st.tuples(st.floats(0.01, 40), st.floats(0, 20), st.booleans())
 """For how long a coordinator lived, for how long there was none, and who came back to the next one first."""
 
 
+@settings(deadline=None)
 @given(lives=lives, timeout=st.floats(0.5, 60), between=st.floats(0, 30))
 def test_a_coordinator_that_is_killed_again_and_again_ends_a_wait_all_the_same(
     lives: list[tuple[float, float, bool]], timeout: float, between: float

@@ -12,7 +12,7 @@ import grpc.aio
 import uvloop
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S
-from benchmarks.peers.muster import CHANNEL_OPTIONS
+from benchmarks.peers.muster import CHANNEL_OPTIONS, read_until
 from benchmarks.peers.muster_lines import CONNECTING_AT_ONCE, RANKS_PER_NODE, nodes_of
 from muster.v1 import common_pb2, session_pb2
 from tests.support import aio
@@ -84,15 +84,7 @@ class Node:
 
     async def _say(self, message: session_pb2.ConnectRequest, wanted: str) -> session_pb2.ConnectResponse:
         await self._call.write(message)
-        while True:
-            response = await aio.read(self._call)
-            if response is None:
-                raise RuntimeError(f"the session ended: {await self._call.details()}")
-            kind = response.WhichOneof("message")
-            if kind == wanted:
-                return response
-            if kind == "refusal":
-                raise RuntimeError(f"refused: {response.refusal.message}")
+        return await read_until(self._call, wanted)
 
 
 async def play(port: int, ranks: range, world_size: int) -> None:

@@ -6,7 +6,7 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 import uvloop
@@ -20,6 +20,7 @@ PREFIX = "checkpoint"
 # As the SDK sets them. Without the first one, the channels of one process would share a connection.
 CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
 
+Call: TypeAlias = "grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]"
 T = TypeVar("T")
 
 
@@ -72,7 +73,7 @@ class SessionLoad:
 class Stream:
     """One stream, and the ranks that it speaks for: all of them arrive in one message."""
 
-    _call: grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]
+    _call: Call
     _named: int | None = None
     """How many ranks a decision must name, if it is a relay's own stream."""
 
@@ -83,7 +84,7 @@ class Stream:
     async def _join(self, world_size: int) -> None:
         join_group = session_pb2.JoinGroup(prefix=PREFIX, world_size=world_size, ranks=self._ranks)
         await self._call.write(session_pb2.ConnectRequest(join_group=join_group))
-        joined = (await self._read("group_joined")).group_joined
+        joined = (await read_until(self._call, "group_joined")).group_joined
         self._sequence = joined.positions[0].sequence
 
     async def pass_barriers(self, rounds: int) -> RankTimes:
@@ -98,7 +99,7 @@ class Stream:
             )
             times.arrivals_ns.append(time.monotonic_ns())
             await self._call.write(session_pb2.ConnectRequest(arrive=arrive))
-            response = await self._read("decision")
+            response = await read_until(self._call, "decision")
             times.releases_ns.append(time.monotonic_ns())
             decision = response.decision
             if decision.sequence != self._sequence or decision.outcome != common_pb2.OUTCOME_RELEASED:
@@ -107,17 +108,6 @@ class Stream:
                 raise RuntimeError(f"barrier #{self._sequence}: {len(response.ranks)} ranks were told")
             self._sequence += 1
         return times
-
-    async def _read(self, wanted: str) -> session_pb2.ConnectResponse:
-        while True:
-            response = await aio.read(self._call)
-            if response is None:
-                raise RuntimeError(f"the session ended: {await self._call.details()}")
-            kind = response.WhichOneof("message")
-            if kind == wanted:
-                return response
-            if kind == "refusal":
-                raise RuntimeError(f"refused: {response.refusal.message}")
 
 
 class Rank(Stream):
@@ -134,5 +124,22 @@ class Rank(Stream):
         )
         hello = session_pb2.Hello(run_id=RUN_ID, processes=[process], protocol_version=1)
         await self._call.write(session_pb2.ConnectRequest(hello=hello))
-        await self._read("welcome")
+        await read_until(self._call, "welcome")
         await self._join(world_size)
+
+
+async def read_until(call: Call, wanted: str) -> session_pb2.ConnectResponse:
+    """Read a stream until a message of the wanted kind comes, and return that message.
+
+    Raises:
+        RuntimeError: the coordinator refused something, or the stream ended.
+    """
+    while True:
+        response = await aio.read(call)
+        if response is None:
+            raise RuntimeError(f"the session ended: {await call.details()}")
+        kind = response.WhichOneof("message")
+        if kind == wanted:
+            return response
+        if kind == "refusal":
+            raise RuntimeError(f"refused: {response.refusal.message}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import grpc.aio
 
 from benchmarks.peers.base import LoadSpec
-from benchmarks.peers.muster import CHANNEL_OPTIONS, RUN_ID, SessionLoad, Stream
+from benchmarks.peers.muster import CHANNEL_OPTIONS, RUN_ID, SessionLoad, Stream, read_until
 from muster.v1 import session_pb2
 from tests.support import aio
 
@@ -59,11 +59,11 @@ class Line(Stream):
         host = f"{socket.gethostname()}-{self._ranks.start // RANKS_PER_NODE}"
         hello = session_pb2.Hello(run_id=self._run_id, protocol_version=1, relay=f"{host}:1")
         await self._call.write(session_pb2.ConnectRequest(hello=hello))
-        await self._read("welcome")
+        await read_until(self._call, "welcome")
         processes = [
             session_pb2.Process(rank=rank, incarnation=uuid.uuid4().hex, host=host, pid=1 + rank)
             for rank in self._ranks
         ]
         await self._call.write(session_pb2.ConnectRequest(enter=session_pb2.Enter(processes=processes)))
-        await self._read("entered")
+        await read_until(self._call, "entered")
         await self._join(world_size)

@@ -34,7 +34,7 @@ async def serve(config: Config) -> None:
         insecure=config.insecure,
         use="whoever reaches it, or is on the way, could release, abort and read barriers, and change stores",
     )
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    spare_garbage_collector()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,3 +48,12 @@ async def serve(config: Config) -> None:
         await replica.run(around)
     else:
         await coordinator.run(around, engine_for(config.state))
+
+
+def spare_garbage_collector() -> None:
+    """Let the collector of cycles look seldom, and never at the modules.
+
+    Modules stay until the end. To look at them took most of a pause of 0.2 s during the start of a large job.
+    """
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)

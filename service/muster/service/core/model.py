@@ -51,15 +51,15 @@ class MemberState(enum.IntEnum):
     IDLE = 5
     EVICTED = 6
 
-    @property
-    def living(self) -> bool:
-        """Whether it is there, or may still come back to its session."""
-        return self in (MemberState.CONNECTED, MemberState.DISCONNECTED)
+    living: bool
+    """Whether it is there, or may still come back to its session."""
+    gone: bool
+    """Whether nobody should wait for it any more."""
 
-    @property
-    def gone(self) -> bool:
-        """Whether nobody should wait for it any more."""
-        return self in (MemberState.LOST, MemberState.LEFT, MemberState.EVICTED)
+    def __init__(self, _: int) -> None:
+        # Computed once, since every join asks for both several times.
+        self.living = self.name in ("CONNECTED", "DISCONNECTED")
+        self.gone = self.name in ("LOST", "LEFT", "EVICTED")
 
 
 @dataclass(frozen=True, slots=True)

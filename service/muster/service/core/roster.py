@@ -27,7 +27,10 @@ class Roster:
 
     def find(self, rank: int, incarnation: str) -> Process | None:
         """The process of this rank and incarnation."""
-        return next((p for p in self.of_rank(rank) if p.incarnation == incarnation), None)
+        for process in self._by_rank.get(rank, ()):
+            if process.incarnation == incarnation:
+                return process
+        return None
 
     def newest(self, rank: int) -> Process | None:
         """The rank's newest process."""

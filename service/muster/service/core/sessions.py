@@ -218,6 +218,7 @@ class Sessions:
         effects.send(line.id, Entered(tuple(answers)))
         entered = [rank for rank, entry in entries.items() if entry.refusal is None]
         if entered:
+            self._forgetting.used(line.run, now, effects)
             self._tell(line, entered, effects)
 
     @staticmethod
@@ -272,7 +273,6 @@ class Sessions:
         more = info.rank not in line.processes
         process = self._take_in(line, info, now, effects)
         self.relayed += more
-        self._forgetting.used(run, now, effects)
         return process
 
     def part(self, event: Part, now: Instant, effects: Effects) -> None:

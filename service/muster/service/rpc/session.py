@@ -234,6 +234,7 @@ class Session:
                 if data is grpc.aio.EOF:
                     return
                 event = self._admitted(data, admission)
+                del data  # A whole job may wait to join, and each of its messages may list all ranks.
                 if type(event) is JoinGroup and self._join_turn is not None:
                     await self._join_turn.begin()
                 self._submit(event)

@@ -1,6 +1,7 @@
 """One session on a stream that the test holds both ends of."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -186,6 +187,19 @@ class TestJoinsOfOneRun:
             one.serving.cancel()
             other.context.says(JOIN)
             await other.driver.hears(2)
+
+    async def test_join_that_waits_for_its_turn_does_not_keep_its_bytes(self):
+        """Many wait at once, and each list of participants may have 200 KB."""
+        turns = JoinTurns(most=1)
+        async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
+            one.context.says(JOIN)
+            await one.driver.hears(2)
+            data = JOIN.SerializeToString()
+            users = sys.getrefcount(data)
+            other.context.says(data)
+            await settle()
+            assert len(other.driver.events) == 1, "it waits"
+            assert sys.getrefcount(data) == users
 
     async def test_stream_joins_several_groups_before_the_first_answer(self):
         async with stream(join_turns=JoinTurns(most=1)) as one:

@@ -218,47 +218,49 @@ class _Guarded:
     ) -> None:
         if admission.grant is not None:
             response = access.narrowed(admission.grant, self._rule, response)
-        if response is not None:
-            write = self._write(admission, response, context, again)
-            del response  # So that it is freed once its bytes are made.
-            await write
+        if response is not None and self.serialize is None:
+            await context.write(response)
+        elif response is not None:
+            made = [self._serialized(response)]
+            del response  # Its bytes are in memory from here on, and not the response as well.
+            await self._write(admission, made, context, again)
         if (call := CALL.get()) is not None:
             call.answer()
 
-    async def _write(self, admission: Admission, response: Any, context: Any, again: Again | None) -> None:
-        size = response.ByteSize() if self.serialize else 0
+    def _serialized(self, response: Any) -> bytes:
+        return self.serialize(response) if self.serialize is not None else response
+
+    async def _write(
+        self, admission: Admission, made: list[bytes], context: Any, again: Again | None
+    ) -> None:
+        """Write an answer.
+
+        Args:
+            admission: the caller's.
+            made: the answer alone. It is taken out: a refusal knows this frame, and lives on for a while.
+            context: of the call.
+            again: makes the answer again, if that changes nothing.
+        """
+        size = len(made[0])
         if size <= SMALL:
-            await context.write(self.serialize(response) if self.serialize else response)
+            await context.write(made.pop())
             return
         caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
         reader = f"{caller} ({self.method})"
         try:
             # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
             while again is not None and not self.answers.has_place(size, admission.peer):
-                response = None
+                made.clear()
                 async with self.answers.place(size, admission.peer, reader, waits=True):
-                    response = await again()
-                    larger, size = response.ByteSize() > size, response.ByteSize()
+                    made.append(self._serialized(await again()))
+                    larger, size = len(made[0]) > size, len(made[0])
                     if not larger:
-                        write = self._write_now(response, size, context, reader)
-                        response = None
-                        await write
+                        await self.writes.write(context, size, made.pop, lambda: reader)
                         return
             async with self.answers.place(size, admission.peer, reader):
-                write = self._write_now(response, size, context, reader)
-                response = None
-                await write
+                await self.writes.write(context, size, made.pop, lambda: reader)
         finally:
-            response = None  # A refusal knows this frame, and would keep the answer in memory.
-
-    async def _write_now(self, response: Any, size: int, context: Any, reader: str) -> None:
-        unmade = [response]
-        del response  # The values of a store are copied once into it, and once more into its bytes.
-
-        def make() -> bytes:
-            return self.serialize(unmade.pop())  # type: ignore[misc]  # It was just asked for its size.
-
-        await self.writes.write(context, size, make, lambda: reader)
+            made.clear()
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:

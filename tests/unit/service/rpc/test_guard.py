@@ -126,9 +126,8 @@ async def test_a_caller_is_known_before_its_request_is_parsed():
     assert caught.value.reason is Reason.INVALID_ARGUMENT
 
 
-class LargeAnswer:
-    def ByteSize(self) -> int:  # noqa: N802  # as of a protobuf message
-        return 1_000_000
+class LargeAnswer(bytearray):
+    """Bytes that can be watched by a weak reference."""
 
 
 async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
@@ -137,8 +136,11 @@ async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
     answers: list[weakref.ref[LargeAnswer]] = []
     writing, unread = asyncio.Event(), asyncio.Event()
 
-    async def behavior(request: Any, context: Any) -> LargeAnswer:
-        answer = LargeAnswer()
+    async def behavior(request: Any, context: Any) -> Any:
+        return run_pb2.RunServiceGetResponse()
+
+    def serialize(_: object) -> LargeAnswer:
+        answer = LargeAnswer(1_000_000)
         answers.append(weakref.ref(answer))
         return answer
 
@@ -148,7 +150,7 @@ async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
             await unread.wait()
 
     made: Any = grpc.unary_unary_rpc_method_handler(
-        behavior, run_pb2.RunServiceGetRequest.FromString, lambda answer: b"large"
+        behavior, run_pb2.RunServiceGetRequest.FromString, serialize
     )
     handler = await world.handler(GET, made)
     data = get("a-1").SerializeToString()

@@ -24,7 +24,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         self._driver = driver
         self._polls = LongPolls(driver)
         self._answered: tuple[Decision, barrier_pb2.ArriveResponse] | None = None
-        """The newest decision, and its response: all ranks ask for the same one, and payloads may be large."""
+        """The newest decision and its response. All ranks ask for the same one, and payloads may be large."""
 
     async def Arrive(  # noqa: N802
         self, request: barrier_pb2.ArriveRequest, context: Any

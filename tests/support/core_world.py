@@ -535,6 +535,7 @@ class World:
         )
         self.coordinator.restore(self.disk.records(), self.instant)
         self.coordinator.serve(self.instant)
+        self._gathered = self.coordinator.gathered.bytes
 
     def crash(self) -> None:
         """The coordinator is killed and starts again; every stream breaks."""
@@ -587,6 +588,15 @@ class World:
         for run in self.coordinator.runs.values():
             living = [process for process in run.roster if process.state.living]
             assert run.roster.deserted == (not living), "the living are not counted right"
+        groups = [group for run in self.coordinator.runs.values() for group in run.groups.values()]
+        held = [payload for group in groups if group.open for payload in group.open.payloads.values()]
+        held += [
+            payload for group in groups for one in group.decisions.values() for _, payload in one.payloads
+        ]
+        gathered, most = sum(map(len, held)), self.coordinator.limits.max_total_gather_bytes
+        assert self.coordinator.gathered.bytes == gathered, "the payloads are not counted right"
+        assert gathered <= max(most, self._gathered), "payloads are taken beyond the bound"
+        self._gathered = gathered
 
     def ask(self, event: Event) -> list[Message]:
         """Do it, and return what the event's own session is answered."""

@@ -197,6 +197,9 @@ def serve(
     max_gather_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes that all ranks of a barrier may hand in.")
     ] = DEFAULTS.max_gather_bytes,
+    max_total_gather_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of the payloads that all runs hold in memory.")
+    ] = DEFAULTS.max_total_gather_bytes,
     max_unheard_decisions: Annotated[
         int, typer.Option(min=1, help="Decisions of a group in a row without a release.")
     ] = DEFAULTS.max_unheard_decisions,

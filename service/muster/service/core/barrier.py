@@ -83,7 +83,7 @@ class OpenBarrier:
         """Whether every required rank has arrived."""
         return len(self.arrivals) == self.shape.size
 
-    def add(self, process: Process, arrival: Arrival, since: float, timeout: float, now: float) -> None:
+    def add(self, process: Process, arrival: Arrival, since: float, timeout: float, now: float) -> int:
         """Count an arrival; a repeated one changes nothing.
 
         Args:
@@ -92,9 +92,12 @@ class OpenBarrier:
             since: when it arrived: now, or before this coordinator began.
             timeout: seconds, of this arrival.
             now: on the monotonic clock.
+
+        Returns:
+            How many bytes of payload the barrier holds more.
         """
         if process.rank in self.arrivals:
-            return
+            return 0
         self.arrivals[process.rank] = process
         if since < self.opened_at:
             self._count_from(since, timeout, now)
@@ -106,6 +109,7 @@ class OpenBarrier:
             self.payload_bytes += len(arrival.payload)
         if arrival.report is not None:
             self.reports[process.rank] = arrival.report
+        return len(arrival.payload)
 
     def _count_from(self, since: float, timeout: float, now: float) -> None:
         """An arrival is earlier than those that are known: its timeout counts, unless it would be over later.
@@ -119,10 +123,16 @@ class OpenBarrier:
             progress_at = max(self.progress_at - (before - since), now + COMING_BACK)
             self.progress_at = progress_at if progress_at < self.deadline else None
 
-    def withdraw(self, rank: int) -> None:
-        """Take an arrival back, by invariant 11 (the newer fences the older)."""
+    def withdraw(self, rank: int) -> int:
+        """Take an arrival back, by invariant 11 (the newer fences the older).
+
+        Returns:
+            How many bytes of payload the barrier holds less.
+        """
         self.arrivals.pop(rank, None)
         if self.last_arrival_rank == rank:
             self.last_arrival_rank = None
-        self.payload_bytes -= len(self.payloads.pop(rank, b""))
         self.reports.pop(rank, None)
+        less = len(self.payloads.pop(rank, b""))
+        self.payload_bytes -= less
+        return less

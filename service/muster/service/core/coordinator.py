@@ -58,7 +58,7 @@ from muster.service.core.events import (
 )
 from muster.service.core.forgetting import Forgetting, over
 from muster.service.core.group import Group
-from muster.service.core.limits import Limits
+from muster.service.core.limits import Limits, Total
 from muster.service.core.model import Decision, Instant, MemberState
 from muster.service.core.operations import Change, Waiting
 from muster.service.core.process import Process
@@ -68,7 +68,7 @@ from muster.service.core.rendezvous import Node, Rendezvous
 from muster.service.core.retention import FOR_EVER, Retention
 from muster.service.core.run import Run
 from muster.service.core.sessions import Sessions
-from muster.service.core.store import Store, Total, Waiter
+from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
 
@@ -102,9 +102,13 @@ class Coordinator:
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
         self.stored = Total()
         """In the stores of all runs."""
+        self.gathered = Total()
+        """Payloads of the open barriers and kept decisions of all runs."""
         self.forgetting = Forgetting(self.runs, retention, session_ttl)
         self._checks = Checks(self.limits)
-        self._registry = Registry(self.runs, self.limits, self._timers, self.stored, self.forgetting)
+        self._registry = Registry(
+            self.runs, self.limits, self._timers, self.stored, self.gathered, self.forgetting
+        )
         self.sessions = Sessions(
             self._registry,
             self.forgetting,

@@ -32,7 +32,7 @@ from muster.service.core.effects import (
 )
 from muster.service.core.elapsed import elapsed
 from muster.service.core.events import Arrival
-from muster.service.core.limits import Limits
+from muster.service.core.limits import Limits, Total
 from muster.service.core.model import (
     Decision,
     Failure,
@@ -76,6 +76,7 @@ class Group:
         limits: the coordinator's bounds.
         timers: where the group asks to be woken.
         checkpoints: the run's save history, which receives the decisions.
+        gathered: the payloads that the groups of all runs hold.
         generation: the generation that its speakers belong to.
         first_sequence: the first sequence of that generation.
     """
@@ -89,6 +90,7 @@ class Group:
         limits: Limits,
         timers: "Alarms[Group]",
         checkpoints: Checkpoints,
+        gathered: Total,
         generation: int,
         first_sequence: int = 0,
     ) -> None:
@@ -105,6 +107,9 @@ class Group:
         self._limits = limits
         self._timers = timers
         self._checkpoints = checkpoints
+        self._gathered = gathered
+        self._held = 0
+        """Bytes of payloads, of the open barrier and of the kept decisions."""
         self._last_release: int | None = None
         """The newest release of this generation: a proof that every rank had heard all earlier decisions."""
         self._former: dict[int, SpeakerRecord] = {}
@@ -122,7 +127,7 @@ class Group:
 
     def restore_decision(self, decision: Decision) -> None:
         """Take back a decision from storage; they come in ascending order of sequence."""
-        self.decisions[decision.sequence] = decision
+        self._keep(decision)
         self.next_sequence = max(self.next_sequence, decision.sequence + 1)
         if decision.outcome is Outcome.RELEASED and decision.generation == self.generation:
             self._last_release = decision.sequence
@@ -145,6 +150,11 @@ class Group:
     def restore_former(self, record: SpeakerRecord) -> None:
         """Take back from storage who arrived at the newest release in an earlier life."""
         self._former[record.rank] = record
+
+    def end(self) -> None:
+        """The run is forgotten: the payloads are free, and nothing of the group is woken any more."""
+        self._hold(-self._held)
+        self._timers.disarm(self)
 
     # ------------------------------------------------------------------ membership
 
@@ -307,7 +317,7 @@ class Group:
         self._shapes.remove(old.shape, effects)
         if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
             return
-        self.open.withdraw(old.process.rank)
+        self._hold(-self.open.withdraw(old.process.rank))
         if old.process.session is not None:
             refusal = self._superseded(old.process, newer)
             rank, sequence = old.process.rank, self.open.sequence
@@ -341,11 +351,13 @@ class Group:
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
             since = now.monotonic - elapsed(waited, timeout)
-            self.open.add(process, arrival, since, timeout, now.monotonic)
+            more = self.open.add(process, arrival, since, timeout, now.monotonic)
+            if more:
+                self._hold(more)
             if waited:
                 self._timers.arm(self, self.open.due)
             speaker.last = sequence
-            self._count(speaker, arrival, now, effects)
+            self._count(speaker, arrival, more, now, effects)
         else:
             answer(process, self._decided(process, speaker.start, sequence), effects)
             speaker.last = max(sequence, speaker.last or 0)
@@ -487,13 +499,21 @@ class Group:
             return self._start_of(rank, "")
         return max(speaker.start if speaker.last is None else speaker.last, speaker.refused)
 
-    def _count(self, speaker: Speaker, arrival: Arrival, now: Instant, effects: Effects) -> None:
-        """Decide, if there is nothing left to wait for after an arrival at the open barrier."""
+    def _count(self, speaker: Speaker, arrival: Arrival, more: int, now: Instant, effects: Effects) -> None:
+        """Decide, if there is nothing left to wait for after an arrival at the open barrier.
+
+        Args:
+            speaker: of the rank that arrived.
+            arrival: what it brought.
+            more: how many bytes of payload the barrier holds more since then.
+            now: this moment.
+            effects: is added to.
+        """
         barrier = self.open
         assert barrier is not None
         failure = arrival.failure
-        if failure is None and barrier.payload_bytes > self._limits.max_gather_bytes:
-            failure = self._too_much(barrier).message
+        if failure is None and more and (refusal := self._too_much(barrier)) is not None:
+            failure = refusal.message
         if failure is not None:
             process = speaker.process
             reason = _cut(failure, self._limits.max_reason_bytes)
@@ -575,6 +595,7 @@ class Group:
         assert barrier is not None
         assert barrier.sequence == self.next_sequence
         self.open = None
+        self._hold(-barrier.payload_bytes)
         self.next_sequence += 1
         released = outcome is Outcome.RELEASED
         missing = () if released else tuple(self.missing(barrier, now, barrier.shape))
@@ -609,7 +630,7 @@ class Group:
             skew=barrier.last_arrival_at - barrier.opened_at,
             last_arrival_rank=barrier.last_arrival_rank,
         )
-        self.decisions[decision.sequence] = decision
+        self._keep(decision)
         effects.records.append(decision)
         effects.decisions.append(decision)
         self._bound_past(required, effects)
@@ -681,9 +702,18 @@ class Group:
         while len(self.decisions) > most and self._oldest < before:
             self._forget(self._oldest, effects)
 
+    def _keep(self, decision: Decision) -> None:
+        self.decisions[decision.sequence] = decision
+        self._hold(_payload_bytes(decision))
+
     def _forget(self, sequence: int, effects: Effects) -> None:
-        del self.decisions[sequence]
+        self._hold(-_payload_bytes(self.decisions.pop(sequence)))
         effects.records.append(ForgetDecision(self.run_id, self.prefix, sequence))
+
+    def _hold(self, more: int) -> None:
+        """Count bytes of payloads that come (or go, if ``more`` is negative)."""
+        self._held += more
+        self._gathered.bytes += more
 
     # ------------------------------------------------------------------ telling
 
@@ -749,14 +779,31 @@ class Group:
                 f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{upcoming}',
             )
 
-    def _too_much(self, barrier: OpenBarrier) -> Refusal:
-        """All payloads together are too large: nobody's fault alone, so that everybody is told."""
-        return limit_exceeded(
-            "max_gather_bytes",
-            self._limits.max_gather_bytes,
-            f'the payloads of "{self.prefix}" #{barrier.sequence} come to {barrier.payload_bytes:,} bytes '
-            f"with those of {len(barrier.arrivals)} of {barrier.shape.size} ranks",
-        )
+    def _too_much(self, barrier: OpenBarrier) -> Refusal | None:
+        """Return why the barrier must fail for all ranks, if its payloads are too much with the last one.
+
+        A payload above ``max_payload_bytes`` is its rank's own mistake, and the coordinator refuses that
+        arrival alone. The other two bounds depend on the payloads of others. If the coordinator refused one
+        arrival, the other ranks would wait for it until the timeout. The refused rank would keep its
+        sequence, and its next arrival, meant for a later barrier, would complete this one. A decision ends
+        the sequence for all, by invariant 4 (ranks stay in step after a failure), and frees the payloads.
+        """
+        limits = self._limits
+        name = f'"{self.prefix}" #{barrier.sequence}'
+        if barrier.payload_bytes > limits.max_gather_bytes:
+            return limit_exceeded(
+                "max_gather_bytes",
+                limits.max_gather_bytes,
+                f"the payloads of {name} come to {barrier.payload_bytes:,} bytes with those of "
+                f"{len(barrier.arrivals)} of {barrier.shape.size} ranks",
+            )
+        if self._gathered.bytes > limits.max_total_gather_bytes:
+            return limit_exceeded(
+                "max_total_gather_bytes",
+                limits.max_total_gather_bytes,
+                f"the payloads of all runs come to {self._gathered.bytes:,} bytes with this one for {name}",
+            )
+        return None
 
     def _not_speaking(self, process: Process, speaker: Speaker | None) -> Refusal:
         if speaker is not None and speaker.process.ordinal > process.ordinal:
@@ -800,6 +847,10 @@ class Group:
             lineage=process.lineage,
             life=self.first_sequence,
         )
+
+
+def _payload_bytes(decision: Decision) -> int:
+    return sum(len(payload) for _, payload in decision.payloads)
 
 
 def _shape_text(shape: Shape) -> str:

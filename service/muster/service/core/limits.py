@@ -27,6 +27,8 @@ class Limits:
     """One rank's payload."""
     max_gather_bytes: int = 4_194_304
     """All payloads of one barrier; each waiting rank is sent all of them."""
+    max_total_gather_bytes: int = 134_217_728
+    """The payloads of all runs in memory: of open barriers, and of kept decisions."""
     max_timeout_seconds: float = 30 * 86_400.0
     max_unheard_decisions: int = 1_000
     """Decisions in a row that some rank may still have to hear, since none of them was a release."""
@@ -56,3 +58,10 @@ class Limits:
     def history(self, ranks: int) -> int:
         """``decision_history`` for barriers of so many ranks, each of which may be missing."""
         return min(self.decision_history, max(FEWEST_DECISIONS, self.max_kept_missing // ranks))
+
+
+@dataclass(slots=True)
+class Total:
+    """Bytes that all runs hold together, of one bound."""
+
+    bytes: int = 0

@@ -4,13 +4,13 @@ from muster.service.core import report
 from muster.service.core.effects import Effects
 from muster.service.core.forgetting import Forgetting
 from muster.service.core.group import Group
-from muster.service.core.limits import Limits
+from muster.service.core.limits import Limits, Total
 from muster.service.core.model import Closed, Instant
 from muster.service.core.process import Process
 from muster.service.core.refusal import limit_exceeded
 from muster.service.core.rendezvous import Rendezvous
 from muster.service.core.run import Run
-from muster.service.core.store import Total, Waiter
+from muster.service.core.store import Waiter
 from muster.service.core.timers import Timers
 
 
@@ -22,6 +22,7 @@ class Registry:
         limits: the bounds.
         timers: where the parts of a run ask to be woken.
         stored: what the stores of all runs hold.
+        gathered: the payloads that the groups of all runs hold.
         forgetting: makes room for a new run, if it can.
     """
 
@@ -31,12 +32,14 @@ class Registry:
         limits: Limits,
         timers: Timers[Group | Process | Rendezvous | Waiter],
         stored: Total,
+        gathered: Total,
         forgetting: Forgetting,
     ) -> None:
         self._runs = runs
         self._limits = limits
         self._timers = timers
         self._stored = stored
+        self._gathered = gathered
         self._forgetting = forgetting
 
     def check_room(self, run_id: str, now: Instant) -> None:
@@ -59,7 +62,8 @@ class Registry:
 
     def new(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
         """A run that nobody knows yet."""
-        return Run(run_id, self._limits, self._timers, generation, now, self._stored, closed)
+        totals = self._stored, self._gathered
+        return Run(run_id, self._limits, self._timers, generation, now, *totals, closed)
 
     def begin(self, run_id: str, generation: int, now: Instant, effects: Effects) -> Run:
         """The run of this id, known from here on."""

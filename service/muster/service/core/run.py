@@ -7,14 +7,14 @@ from muster.service.core.checkpoints import Checkpoints
 from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notice, Refused, RunRecord
 from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
 from muster.service.core.group import Group
-from muster.service.core.limits import Limits
+from muster.service.core.limits import Limits, Total
 from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
 from muster.service.core.process import HEIR_TIME, Process, audience
 from muster.service.core.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.roster import Roster
 from muster.service.core.saving import Saving
-from muster.service.core.store import Store, Total, Waiter
+from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 
 
@@ -28,6 +28,7 @@ class Run:
         generation: the generation that speaks.
         active: when it was last used.
         stored: what the stores of all runs hold.
+        gathered: the payloads that the groups of all runs hold.
         closed: how it was closed, if it was.
     """
 
@@ -39,6 +40,7 @@ class Run:
         generation: int,
         active: Instant,
         stored: Total,
+        gathered: Total,
         closed: Closed | None = None,
     ) -> None:
         self.run_id = run_id
@@ -57,6 +59,7 @@ class Run:
         self.store = Store(run_id, limits, timers, stored)
         self._limits = limits
         self._timers = timers
+        self._gathered = gathered
 
     @property
     def generation(self) -> int:
@@ -83,7 +86,7 @@ class Run:
         self.store.end()
         self._timers.disarm(self.rendezvous)
         for group in self.groups.values():
-            self._timers.disarm(group)
+            group.end()
         for process in self.roster:
             self._timers.disarm(process)
 
@@ -441,6 +444,7 @@ class Run:
             limits=self._limits,
             timers=self._timers,
             checkpoints=self.checkpoints,
+            gathered=self._gathered,
             generation=generation,
             first_sequence=first_sequence,
         )

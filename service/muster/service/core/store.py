@@ -19,7 +19,7 @@ from muster.service.core.effects import (
     StoreOperationRecord,
 )
 from muster.service.core.events import SessionId
-from muster.service.core.limits import Limits
+from muster.service.core.limits import Limits, Total
 from muster.service.core.model import Instant
 from muster.service.core.operations import (
     Add,
@@ -80,14 +80,6 @@ ANSWER_BYTES = 200
 """The same, of an answer that is kept for a client."""
 
 
-@dataclass(slots=True)
-class Total:
-    """What the stores of all runs hold."""
-
-    bytes: int = 0
-    """Of all keys, values, kept answers, and calls that wait, with what each takes beside that."""
-
-
 class Store:
     """The keys of one run.
 
@@ -95,7 +87,8 @@ class Store:
         run_id: the run.
         limits: the coordinator's bounds.
         timers: where its waiters ask to be woken.
-        total: of all stores of the coordinator.
+        total: of all stores of the coordinator: keys, values, kept answers, and calls that wait, with the
+            memory that each takes beside that.
     """
 
     def __init__(self, run_id: str, limits: Limits, timers: Alarms[Waiter], total: Total) -> None:

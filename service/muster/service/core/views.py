@@ -290,6 +290,11 @@ def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
             used=coordinator.stored.bytes,
             most=limits.max_total_store_bytes,
         ),
+        UsageView(
+            limit="max_total_gather_bytes",
+            used=coordinator.gathered.bytes,
+            most=limits.max_total_gather_bytes,
+        ),
     ]
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from muster.service.core.effects import Refused
-from muster.service.core.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
+from muster.service.core.events import Arrival, Arrive, Forget, Hello, JoinGroup, ProcessInfo
 from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, Outcome
 from muster.service.core.refusal import Reason
@@ -29,6 +29,11 @@ def assert_limited(refused, limit, value, *words):
     assert refused.refusal.metadata == {"limit": limit, "value": str(value)}
     for word in (*words, f"the limit {limit} is {value:,}", f"raise {limit} on the coordinator"):
         assert word in refused.refusal.message
+
+
+def gathering(world, run, payload):
+    """A rank of another run waits at a barrier with its payload."""
+    world.start(0, run=run).arrive(payload=payload)
 
 
 def a_hello(world, run=RUN, rank=0):
@@ -108,6 +113,97 @@ def test_limits_not_luck_all_payloads_together_too_large():
     for client in (zero, one, two):
         client.arrive(payload=b"x" * 5)
     assert zero.outcomes == [Outcome.ABORTED, Outcome.RELEASED]
+    world.assert_good()
+
+
+def test_payload_beyond_the_total_aborts_its_barrier_for_all_ranks():
+    world = World(3, limits=Limits(max_total_gather_bytes=25))
+    gathering(world, "other", b"x" * 20)
+    zero, one, two = world.ranks()
+    zero.arrive(payload=b"x" * 5)
+    one.arrive(payload=b"x")
+    assert some(two.arrive(payload=b"x")).missing[0].rank == 2
+    for client in (zero, one, two):
+        assert client.refusals == []
+        assert client.outcomes == [Outcome.ABORTED]
+        assert "the payloads of all runs come to 26 bytes" in client.last.message
+        assert "the limit max_total_gather_bytes is 25" in client.last.message
+        assert "raise max_total_gather_bytes on the coordinator" in client.last.message
+    assert world.coordinator.gathered.bytes == 20
+    # All ranks are at the next barrier, which has room for as much as the failed one freed.
+    for client in (zero, one, two):
+        client.arrive(payload=b"x")
+    assert zero.outcomes == [Outcome.ABORTED, Outcome.RELEASED]
+    world.assert_good()
+
+
+def test_arrivals_without_payload_and_votes_go_on_beyond_the_total():
+    world = World(2, limits=Limits(max_total_gather_bytes=20))
+    gathering(world, "other", b"x" * 20)
+    zero, one = world.ranks()
+    zero.arrive()
+    one.arrive()
+    zero.arrive()
+    one.arrive(payload=b"x", failure="disk full")
+    assert zero.outcomes == [Outcome.RELEASED, Outcome.ABORTED]
+    assert "disk full" in zero.last.message
+    assert world.coordinator.gathered.bytes == 20
+    world.assert_good()
+
+
+def test_repeated_arrival_needs_no_more_room_in_the_total():
+    world = World(2, limits=Limits(max_total_gather_bytes=20))
+    zero, one = world.ranks()
+    zero.arrive(payload=b"x" * 20)
+    zero.arrive_again()
+    zero.reconnect()
+    assert world.coordinator.gathered.bytes == 20
+    assert some(one.arrive()).payloads == ((0, b"x" * 20),)
+
+
+def test_payloads_leave_the_total_with_their_arrival_barrier_decision_and_run():
+    world = World(2)
+    total = world.coordinator.gathered
+    zero, one = world.ranks()
+    zero.arrive(payload=b"x" * 3)
+    assert total.bytes == 3
+    newer = world.start(0)
+    newer.join()
+    assert total.bytes == 0, "a newer process takes the rank over"
+    newer.arrive(payload=b"x" * 4)
+    world.wait(TIMEOUT)
+    assert total.bytes == 0, "the barrier timed out"
+    one.arrive()
+    newer.arrive(payload=b"x" * 5)
+    one.arrive(payload=b"x" * 6)
+    assert total.bytes == 11, "the release is kept for ranks that ask again"
+    newer.arrive(payload=b"x")
+    assert total.bytes == 12
+    one.arrive()
+    assert total.bytes == 1, "the next release ends that"
+    newer.arrive(payload=b"x" * 2)
+    world.do(Forget(world.new_session(), RUN, force=True))
+    assert total.bytes == 0, "the run is forgotten"
+
+
+def test_restored_payloads_beyond_the_total_stay_and_only_new_ones_are_refused():
+    world = World(2)
+    zero, one = world.ranks()
+    zero.arrive(payload=b"x" * 5)
+    one.arrive(payload=b"x" * 6)
+    world.limits = Limits(max_total_gather_bytes=10)
+    world.crash()
+    assert world.coordinator.gathered.bytes == 11
+    assert dict(world.group().decisions[0].payloads) == {0: b"x" * 5, 1: b"x" * 6}
+    zero.connect()
+    one.connect()
+    zero.arrive(payload=b"x")
+    one.arrive()
+    assert one.outcomes == [Outcome.RELEASED, Outcome.ABORTED]
+    zero.arrive()
+    one.arrive()
+    assert one.last.outcome is Outcome.RELEASED
+    assert world.coordinator.gathered.bytes == 0
     world.assert_good()
 
 

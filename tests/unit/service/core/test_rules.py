@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from muster.service.core.checkpoints import MAX_FAILURES
 from muster.service.core.effects import Refused
 from muster.service.core.events import Evict, ProcessInfo, WriteReport
+from muster.service.core.limits import Limits
 from muster.service.core.model import Decision, MemberState, Outcome, Ranks, Shape
 from muster.service.core.process import HEIR_TIME, Process
 from muster.service.core.refusal import Reason
@@ -119,9 +120,9 @@ class Job(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ processes
 
-    @initialize(size=st.integers(2, 4), way=ways)
-    def start(self, size: int, way: int | None) -> None:
-        self.world.world_size = size
+    @initialize(size=st.integers(2, 4), way=ways, most=st.sampled_from([1_000, 1_000, 3]))
+    def start(self, size: int, way: int | None, most: int) -> None:
+        self.world = World(size, limits=Limits(max_total_gather_bytes=most))
         self.start_missing_ranks(way)
 
     def start_missing_ranks(self, way: int | None = None) -> None:

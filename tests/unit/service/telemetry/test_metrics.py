@@ -388,13 +388,22 @@ def test_runs_are_counted_by_whether_they_are_closed(metrics: Metrics):
 
 def test_the_bounds_that_all_runs_share_are_shown_with_what_is_used(metrics: Metrics):
     world = World(
-        2, limits=Limits(max_runs=5, max_sessions=7, max_total_store_bytes=900), retention=Retention()
+        2,
+        limits=Limits(max_runs=5, max_sessions=7, max_total_store_bytes=900, max_total_gather_bytes=8),
+        retention=Retention(),
     )
     watch(metrics, world)
     zero, one = world.start(0), world.start(1, run="job2")
     world.do(StoreRequest(world.new_session(), RUN, Set((("k", b"12"),))))
-    used = {"max_runs": 2, "max_sessions": 2, "max_total_store_bytes": KEY_BYTES + 3}
-    most = {"max_runs": 5, "max_sessions": 7, "max_total_store_bytes": 900}
+    zero.join(world_size=1)
+    zero.arrive(payload=b"1234")
+    used = {
+        "max_runs": 2,
+        "max_sessions": 2,
+        "max_total_store_bytes": KEY_BYTES + 3,
+        "max_total_gather_bytes": 4,
+    }
+    most = {"max_runs": 5, "max_sessions": 7, "max_total_store_bytes": 900, "max_total_gather_bytes": 8}
     assert {limit: value(metrics, "muster_limit", limit=limit) for limit in most} == most
     assert {limit: value(metrics, "muster_limit_used", limit=limit) for limit in used} == used
     # A run that has been closed and out of use for a while makes room, and is not in the way.

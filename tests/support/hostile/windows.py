@@ -4,6 +4,8 @@ import asyncio
 import struct
 from contextlib import suppress
 
+from google.protobuf.message import Message
+
 from muster.v1 import store_pb2
 from tests.support.hostile.attacker import LARGE, OWN_RUN, Attacker, together
 from tests.support.hostile.connections import HELD, PREFACE, answer_pings, frame
@@ -15,6 +17,8 @@ END_STREAM, END_HEADERS = 1, 4
 """Flags of frames."""
 INITIAL_WINDOW_SIZE = 4
 """The setting of the bytes that a new stream may send."""
+TINY = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW_SIZE, 1))
+"""The client's settings: each call may be sent one byte."""
 GET = "/muster.v1.StoreService/Get"
 CALLS = 8
 """On each connection."""
@@ -25,7 +29,7 @@ def _header(name: str, value: str) -> bytes:
     return b"".join((b"\x00", *(bytes([len(part)]) + part.encode() for part in (name, value))))
 
 
-def call(stream: int, method: str, token: str, message: bytes) -> bytes:
+def call(stream: int, method: str, token: str, message: Message) -> bytes:
     """The frames of a unary call.
 
     Args:
@@ -44,7 +48,8 @@ def call(stream: int, method: str, token: str, message: bytes) -> bytes:
         "authorization": f"Bearer {token}",
     }
     headers = b"".join(_header(name, value) for name, value in fields.items())
-    body = b"\x00" + struct.pack(">I", len(message)) + message
+    data = message.SerializeToString()
+    body = b"\x00" + struct.pack(">I", len(data)) + data
     return frame(HEADERS, END_HEADERS, headers, stream) + frame(DATA, END_STREAM, body, stream)
 
 
@@ -58,14 +63,13 @@ async def tiny_windows(attacker: Attacker) -> None:
         entry = store_pb2.KeyValue(key=key, value=bytes(LARGE))
         await attacker.call(channel, SET, store_pb2.SetRequest(run_id=run_id, entries=[entry]), token=token)
     await channel.close()
-    request = store_pb2.StoreServiceGetRequest(run_id=run_id, keys=keys, timeout_ms=1_000).SerializeToString()
-    window = frame(SETTINGS, payload=struct.pack(">HI", INITIAL_WINDOW_SIZE, 1))
+    request = store_pb2.StoreServiceGetRequest(run_id=run_id, keys=keys, timeout_ms=1_000)
 
     async def ask(_: int) -> None:
         reader, writer = await attacker.connect_tls(attacker.target.port, "h2")
         answer = "held"
         try:
-            writer.write(PREFACE + window)
+            writer.write(PREFACE + TINY)
             for number in range(CALLS):
                 writer.write(call(2 * number + 1, GET, token, request))
             with suppress(TimeoutError):

@@ -23,6 +23,8 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._polls = LongPolls(driver)
+        self._answered: tuple[Decision, barrier_pb2.ArriveResponse] | None = None
+        """The newest decision and its response. All ranks ask for the same one, and payloads may be large."""
 
     async def Arrive(  # noqa: N802
         self, request: barrier_pb2.ArriveRequest, context: Any
@@ -50,7 +52,12 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
                     arrival=Arrival(request.rank, request.payload, failure, report),
                 )
             )
-            return barrier_pb2.ArriveResponse(decision=decision_to_pb(await call.answer()))
+            return self._response(await call.answer())
+
+    def _response(self, decision: Decision) -> barrier_pb2.ArriveResponse:
+        if self._answered is None or self._answered[0] is not decision:
+            self._answered = decision, barrier_pb2.ArriveResponse(decision=decision_to_pb(decision))
+        return self._answered[1]
 
     async def Abort(  # noqa: N802
         self, request: barrier_pb2.AbortRequest, context: Any

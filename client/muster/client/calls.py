@@ -28,6 +28,9 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A server closes a connection without calls after 10 s, of which gRPC prints a line to stderr. So the
+    # client closes it first, which may take up to twice this time.
+    ("grpc.client_idle_timeout_ms", 4_000),
     # A refusal names nodes, and travels in a header.
     ("grpc.max_metadata_size", MOST_METADATA),
     ("grpc.absolute_max_metadata_size", MOST_METADATA),

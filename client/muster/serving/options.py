@@ -4,7 +4,7 @@ PING_INTERVAL_MS = 500
 """Least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
-IDLE_TIMEOUT_MS = 5_000
+IDLE_TIMEOUT_MS = 10_000
 """A connection without calls is closed after that; a client opens another with its next call. Anyone can open
 connections, and one that answers pings would stay for ever."""
 READ_TIMEOUT = 60.0

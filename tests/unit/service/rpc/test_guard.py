@@ -150,7 +150,9 @@ async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
             await unread.wait()
 
     made: Any = grpc.unary_unary_rpc_method_handler(
-        behavior, run_pb2.RunServiceGetRequest.FromString, serialize
+        behavior,
+        run_pb2.RunServiceGetRequest.FromString,
+        serialize,  # type: ignore[arg-type]
     )
     handler = await world.handler(GET, made)
     data = get("a-1").SerializeToString()

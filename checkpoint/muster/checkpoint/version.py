@@ -10,7 +10,7 @@ class LaterVersionError(RuntimeError):
 
     @classmethod
     def of(cls, what: str, found: object) -> "LaterVersionError":
-        """Return the error for something whose format is not the one that this version reads and writes.
+        """Return the error for a format other than the one that this version reads and writes.
 
         Args:
             what: where it is.

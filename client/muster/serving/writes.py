@@ -1,8 +1,8 @@
 """Bounds the bytes of large messages that gRPC holds until their readers take them.
 
-HTTP/2 stops the sender of a message whose reader takes nothing. gRPC then holds the message and a copy of it,
-can send no status for that call, and frees both only when the connection ends. A reader with tiny windows and
-many calls could fill the memory so.
+If a reader takes nothing, HTTP/2 stops the sender. gRPC then holds the message and a copy of it, can send no
+status for that call, and frees both only when the connection ends. A reader with tiny windows and many calls
+could fill the memory so.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from muster.serving.budget import SMALL
 from muster.serving.connections import address_of, end_connection
 
 MAX_BYTES = 32 << 20
-"""Of the messages that are written to all readers. In memory it is twice that."""
+"""The messages that are written to all readers. They take twice that in memory."""
 MAX_BYTES_PER_ADDRESS = 16 << 20
 """The same, of the readers at one address. It leaves room for others."""
 PATIENCE = 10.0
@@ -68,7 +68,7 @@ class Writes:
         self._most = most
         self._most_of_one = most_of_one
         self.end = end
-        """Ends the connection of a peer whose write does not end: no status of a call would reach it."""
+        """Ends the connection of a peer if a write to it does not end. No status would reach that peer."""
         self._writing: dict[asyncio.Future[None], _Writing] = {}
         """In the order in which they began. A write stays here until gRPC is through with it, even if the
         call's handler has given it up."""
@@ -145,7 +145,7 @@ class Writes:
                         await self._fewer.wait()
 
     def _oldest(self, address: str | None) -> _Writing | None:
-        """Return the write that has been under way for longest, of those whose connections are not ended."""
+        """Return the oldest write whose connection has not been ended."""
         return next(
             (one for one in self._writing.values() if not one.ended and address in (None, one.address)), None
         )

@@ -120,7 +120,7 @@ class Passing(grpc.GenericRpcHandler):
                     if (request := await made.read_first()) is not None:
                         await self._pass(made, request)
             except refusals.Refused as refused:
-                await ended(context.abort_with_status(status.of(refused.refusal)))
+                await status.end_with(refused.refusal, context)
 
         return grpc.stream_stream_rpc_method_handler(call)
 
@@ -145,7 +145,7 @@ class Passing(grpc.GenericRpcHandler):
             until = until or loop.time() + self._upstream.hold
             if loop.time() + pause >= until:
                 self._upstream.cut_off(search.said)
-                await ended(call.context.abort_with_status(status.of(refusals.cut_off(search.said))))
+                await status.end_with(refusals.cut_off(search.said), call.context)
                 return
             await asyncio.sleep(pause)
 
@@ -268,7 +268,7 @@ async def _break_off(error: grpc.aio.AioRpcError, search: Search, context: Any) 
         return
     # As it is, the error would speak against this relay, which goes on. What it says is for our own search.
     await asyncio.to_thread(search_on, search, error)
-    await ended(context.abort_with_status(status.of(refusals.upstream_lost(explain(error)))))
+    await status.end_with(refusals.upstream_lost(explain(error)), context)
 
 
 async def _abort_as(error: grpc.aio.AioRpcError, context: Any) -> None:

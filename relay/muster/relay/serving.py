@@ -18,7 +18,6 @@ from muster.relay.passing import Passing
 from muster.relay.relay import Relay
 from muster.relay.streams import MAX_UNSENT, MAX_UNSENT_BYTES, Outbox, Take
 from muster.relay.upstream import CONNECT, Upstream
-from muster.serving.ending import ended
 from muster.serving.options import server_options
 from muster.serving.queued import Queued
 from muster.serving.writes import Writes
@@ -120,7 +119,7 @@ class Session:
             reader.cancel()
             self._guest.lost()
         if self._refusal is not None:
-            await ended(context.abort_with_status(status.of(self._refusal)))
+            await status.end_with(self._refusal, context)
 
     async def _write(self, context: Any, size: int, take: Take) -> None:
         def make() -> bytes | None:
@@ -182,7 +181,7 @@ class Sessions(grpc.GenericRpcHandler):
 
     async def _connect(self, _: object, context: Any) -> None:
         if self._draining:
-            await ended(context.abort_with_status(status.of(refusals.draining())))
+            await status.end_with(refusals.draining(), context)
             return
         try:
             async with self._door.admitted(
@@ -193,7 +192,7 @@ class Sessions(grpc.GenericRpcHandler):
                 )
                 await self._serve(session, context)
         except refusals.Refused as refused:
-            await ended(context.abort_with_status(status.of(refused.refusal)))
+            await status.end_with(refused.refusal, context)
 
     async def _serve(self, session: Session, context: Any) -> None:
         self._open.add(session)

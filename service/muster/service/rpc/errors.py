@@ -9,6 +9,7 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from muster.service.core.refusal import Reason, Refusal
+from muster.serving.ending import ended
 
 DOMAIN = "muster"
 """The ``domain`` of every ErrorInfo."""
@@ -74,6 +75,11 @@ def error_info(refusal: Refusal) -> Any:
     packed = Any()
     packed.Pack(ErrorInfo(reason=refusal.reason.name, domain=DOMAIN, metadata=refusal.metadata))
     return packed
+
+
+async def end_with(refusal: Refusal, context: "grpc.aio.ServicerContext[object, object]") -> None:
+    """End a call with the status of a refusal."""
+    await ended(context.abort_with_status(grpc_status(refusal)))
 
 
 def grpc_status(refusal: Refusal) -> grpc.Status:

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.rpc import errors
 from muster.service.security.audit import CALL
-from muster.serving.ending import ended
 
 Parse = Callable[[bytes], Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -68,7 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     return await behavior(parsed(parse, data, method), context)
                 except Refusal as refusal:
-                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
+                    await errors.end_with(refusal, context)
 
         return call
 
@@ -79,7 +78,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(parsed(parse, data, method), context):
                         yield response
                 except Refusal as refusal:
-                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
+                    await errors.end_with(refusal, context)
 
         return call
 
@@ -91,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     await behavior(requests, context)
                 except Refusal as refusal:
-                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
+                    await errors.end_with(refusal, context)
 
         return call
 
@@ -104,7 +103,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     async for response in behavior(_each_parsed(parse, requests, method), context):
                         yield response
                 except Refusal as refusal:
-                    await ended(context.abort_with_status(errors.grpc_status(refusal)))
+                    await errors.end_with(refusal, context)
 
         return call
 

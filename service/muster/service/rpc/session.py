@@ -20,7 +20,6 @@ from muster.service.rpc.guard import ADMISSION, Admission
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
 from muster.service.rpc.unsent import log_slow_reader, slow_reader
 from muster.service.security.audit import CALL
-from muster.serving.ending import ended
 from muster.serving.queued import Queued
 from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
@@ -192,7 +191,7 @@ class Session:
             self._driver.disconnect(self.id)
             self._driver.submit(Disconnected(self.id))
         if self._status is not None:
-            await ended(context.abort_with_status(errors.grpc_status(self._status)))
+            await errors.end_with(self._status, context)
 
     async def _write(self, context: Any) -> None:
         loop = asyncio.get_running_loop()

@@ -1,32 +1,17 @@
 """BarrierService over a real driver."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
-from muster.service.clock import SystemClock
-from muster.service.core.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.barrier import BarrierServicer
-from muster.service.rpc.codec import encode_session_message
-from muster.service.storage.memory import MemoryEngine
-from muster.service.telemetry.observers import Observers
 from muster.v1 import barrier_pb2 as pb
 
 
 @pytest.fixture
-async def servicer() -> AsyncIterator[BarrierServicer]:
-    driver = Driver(
-        MemoryEngine(),
-        clock=SystemClock(),
-        observer=Observers(),
-        encode=encode_session_message,
-        session_ttl=10.0,
-        limits=Limits(),
-    )
-    yield BarrierServicer(driver)
-    await driver.close()
+def servicer(driver: Driver) -> BarrierServicer:
+    return BarrierServicer(driver)
 
 
 async def arrive(servicer: BarrierServicer, rank: int, sequence: int) -> pb.ArriveResponse:

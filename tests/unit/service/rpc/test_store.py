@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 
-from muster.service.clock import SystemClock
-from muster.service.core.limits import Limits
 from muster.service.core.refusal import Reason, Refusal
 from muster.service.driver import Driver
 from muster.service.rpc import store
-from muster.service.rpc.codec import MOST_ENTRIES, encode_session_message
+from muster.service.rpc.codec import MOST_ENTRIES
 from muster.service.rpc.store import StoreServicer
-from muster.service.storage.memory import MemoryEngine
-from muster.service.telemetry.observers import Observers
 from muster.v1 import store_pb2 as pb
 
 
@@ -37,17 +33,8 @@ class Service:
 
 
 @pytest.fixture
-async def ask() -> AsyncIterator[Service]:
-    driver = Driver(
-        MemoryEngine(),
-        clock=SystemClock(),
-        observer=Observers(),
-        encode=encode_session_message,
-        session_ttl=10.0,
-        limits=Limits(),
-    )
-    yield Service(driver)
-    await driver.close()
+def ask(driver: Driver) -> Service:
+    return Service(driver)
 
 
 def entry(key: str, value: bytes) -> pb.KeyValue:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous.api import (
 import muster.worker
 from tests.support.coordinator import Coordinator
 from tests.support.meeting import (
+    REMOVED_SOON,
     Joining,
     Meeting,
     MusterMeeting,
@@ -196,11 +197,11 @@ def test_two_latecomers_are_counted_and_let_in_together(both: Both):
 def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(both: Both):
     def scenario(run: Meeting) -> object:
         stays, dies = (
-            run.node("1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED)
+            run.node("1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON)
             for number in (1, 2)
         )
         together(stays, dies)
-        third = Joining(run.node("1:2", "127.0.0.3", last_call_timeout=UNHURRIED))
+        third = Joining(run.node("1:2", "127.0.0.3", last_call_timeout=UNHURRIED, **REMOVED_SOON))
         until(lambda: run.seen().redundant == 1)
         standing_by = run.seen(), stays.num_nodes_waiting()
         run.part(dies)
@@ -217,7 +218,7 @@ def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(b
 def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
     def scenario(run: Meeting) -> object:
         first, dies, last = (
-            run.node("2:3", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED)
+            run.node("2:3", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON)
             for number in (1, 2, 3)
         )
         before = worlds(together(first, dies, last))
@@ -423,7 +424,7 @@ def test_workers_may_host_the_store_themselves(both: Both):
 def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(each: Each):
     def scenario(run: Meeting) -> tuple[list[tuple[str, int]], tuple[str, int]]:
         nodes = [
-            run.node("2:3", f"127.0.0.{number}", mortal=number == 1, last_call_timeout=UNHURRIED)
+            run.node("2:3", f"127.0.0.{number}", mortal=number == 1, last_call_timeout=UNHURRIED, **REMOVED_SOON)
             for number in (1, 2, 3)
         ]
         gone = places(together(*nodes))[0]
@@ -482,7 +483,7 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each)
 def test_a_node_whose_connection_broke_is_lost_in_theirs_and_joins_anew_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
         stays, cut_off = (
-            run.node("1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED)
+            run.node("1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON)
             for number in (1, 2)
         )
         together(stays, cut_off)

@@ -34,10 +34,12 @@ CONF = {
     "last_call_timeout": 1,
     "close_timeout": 5,
     "keep_alive_interval": 1,
-    "keep_alive_max_attempt": 4,
+    "keep_alive_max_attempt": 60,
     "read_timeout": 20,
 }
-"""torch's settings, shortened. With fewer attempts, ``c10d`` removes living nodes as well."""
+"""torch's settings, shortened. No node is removed because the machine was busy for some seconds."""
+REMOVED_SOON = {"keep_alive_max_attempt": 4}
+"""What differs where a node must be removed. With fewer attempts, ``c10d`` removes living nodes as well."""
 
 _numbers = itertools.count()
 

@@ -1,5 +1,5 @@
 # The image of the coordinator:  docker build -t REGISTRY/muster-coordinator:0.2.0.dev0 .
-# tests/integration/test_image.py runs these same steps without Docker. Before a release, `make pin-base` writes the
+# tests/integration/operation/test_image.py runs these same steps without Docker. Before a release, `make pin-base` writes the
 # digest of the base image into the next line.
 ARG PYTHON=python:3.11.14-slim-bookworm
 

@@ -21,10 +21,10 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
 import muster.worker
 from benchmarks.machine import describe_machine
+from lab.processes.bucket_server import BUCKET, BucketServer
+from lab.processes.coordinator import Coordinator
 from muster.worker import GrpcBarrier
 from muster.worker.saves import Checkpointer
-from tests.support.bucket_server import BUCKET, BucketServer
-from tests.support.coordinator import Coordinator
 
 MIB = 2**20
 PAGE = Path("docs/benchmarks/buckets.md")

@@ -14,10 +14,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from lab.drain import job, told
+from lab.patience import PATIENCE, until
+from lab.processes.coordinator import MUSTER, Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
-from tests.support.coordinator import MUSTER, Coordinator
-from tests.support.drain import job, told
-from tests.support.patience import PATIENCE, until
 
 RANKS = 4
 GIB = 2**30

@@ -23,12 +23,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks.machine import describe_machine
 from benchmarks.measure import MeasurementError, Options, Sample, measure
 from benchmarks.peers import System, muster_command
+from lab import records
+from lab.leaders import successive_leaders
+from lab.processes.etcd import Cluster
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine
 from muster.service.storage.location import engine_for
-from tests.support import records
-from tests.support.etcd import Cluster
-from tests.support.leaders import successive_leaders
 
 TITLES = {"memory": "memory", "sqlite": "SQLite", "etcd": "etcd, three members"}
 COMMITS = 1000

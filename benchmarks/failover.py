@@ -30,15 +30,15 @@ import psutil
 from benchmarks import lean_ranks
 from benchmarks.machine import describe_machine
 from benchmarks.measure import cpu_seconds
-from muster.service.core.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
-from muster.service.core.model import MemberState, Shape
+from lab import records
+from lab.leaders import successive_leaders
+from lab.processes.etcd import Cluster, cluster
+from lab.processes.relay import Relay
+from lab.processes.replicas import Replica, Replicas, replicas
+from muster.service.core.vocabulary.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
+from muster.service.core.vocabulary.model import MemberState, Shape
 from muster.service.storage import codec
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
-from tests.support import records
-from tests.support.etcd import Cluster, cluster
-from tests.support.leaders import successive_leaders
-from tests.support.relay import Relay
-from tests.support.replicas import Replica, Replicas, replicas
 
 CONTEXT = multiprocessing.get_context("spawn")
 STEP_TIMEOUT = 120.0

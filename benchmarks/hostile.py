@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.hostile.attacks import ATTACKS, BY_NAME
-from tests.support.hostile.soak import Account, run
+from lab.hostile.attacks import ATTACKS, BY_NAME
+from lab.hostile.soak import Account, run
 
 MAX_P99_MS = 250.0
 """Of a decision: from the last arrival until the last rank has it."""

@@ -22,9 +22,9 @@ import psutil
 
 from benchmarks.measure import cpu_seconds
 from benchmarks.report import table
+from lab.processes.coordinator import Coordinator
 from muster.v1 import insight_pb2, insight_pb2_grpc
 from muster.worker import GrpcBarrier, step
-from tests.support.coordinator import Coordinator
 
 PROCESSES = 2
 DIFFERENT = 12

@@ -9,9 +9,9 @@ import sys
 import grpc
 import uvloop
 
+from lab import aio
 from muster.v1 import session_pb2 as pb
 from muster.v1.insight_pb2 import Frame, Inspected, Report, Thread
-from tests.support import aio
 
 RUN = "insight"
 FRAMES = 20

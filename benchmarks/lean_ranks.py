@@ -18,8 +18,8 @@ import uvloop
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from lab import aio
 from muster.v1 import common_pb2, session_pb2
-from tests.support import aio
 
 PREFIX = "bench"
 KEEPALIVE_MS = 1_667

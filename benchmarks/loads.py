@@ -28,8 +28,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.peers.saves import TorchCheckpointing
+from lab.processes.coordinator import Coordinator
 from muster.worker.saves import Checkpointer
-from tests.support.coordinator import Coordinator
 
 GIB = 2**30
 TENSOR_BYTES = 16 * 2**20

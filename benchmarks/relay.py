@@ -25,8 +25,8 @@ from benchmarks.measure import MeasurementError, Options, measure
 from benchmarks.peers import SYSTEMS, System, muster_command
 from benchmarks.peers.muster_relayed import REPORTS
 from benchmarks.report import table
-from tests.support.coordinator import free_port
-from tests.support.patience import until
+from lab.patience import until
+from lab.processes.coordinator import free_port
 
 
 def _coordinator(port: int, ranks: int, directory: Path) -> list[str]:
@@ -134,7 +134,7 @@ import os, sys, psutil
 import torch
 from muster.worker import rendezvous
 from muster.worker.store import CoordinatorStore
-from muster.worker.node_relay import NodeRelay
+from muster.worker.node.relay import NodeRelay
 store = CoordinatorStore(sys.argv[1], "agent")
 store.set("key", "value")
 relay = NodeRelay(sys.argv[1]) if sys.argv[2] == "relay" else None

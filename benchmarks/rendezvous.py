@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, describe_versions
-from tests.support.coordinator import Coordinator, free_port
+from lab.processes.coordinator import Coordinator, free_port
 
 HANDLERS = ("muster", "c10d")
 """What torchrun uses."""
@@ -99,8 +99,8 @@ def play_nodes(system: str, port: int, run_id: str, nodes: int, share: range, pi
     import grpc.aio
     import uvloop
 
+    from lab import aio
     from muster.v1 import rendezvous_pb2, store_pb2
-    from tests.support import aio
 
     keys = ["MASTER_ADDR", "MASTER_PORT"]
 

@@ -18,12 +18,20 @@ import uvloop
 from prometheus_client import generate_latest
 
 from muster.service.clock import SystemClock
-from muster.service.core.effects import NO_RANKS, Message
-from muster.service.core.events import Arrival, Arrive, Goodbye, Hello, JoinGroup, ProcessInfo, StoreRequest
-from muster.service.core.limits import Limits
-from muster.service.core.model import Decision
-from muster.service.core.operations import Done, OperationId, Set
-from muster.service.core.retention import Retention
+from muster.service.core.retention.retention import Retention
+from muster.service.core.vocabulary.effects import NO_RANKS, Message
+from muster.service.core.vocabulary.events import (
+    Arrival,
+    Arrive,
+    Goodbye,
+    Hello,
+    JoinGroup,
+    ProcessInfo,
+    StoreRequest,
+)
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Decision
+from muster.service.core.vocabulary.operations import Done, OperationId, Set
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage.sqlite import SqliteEngine

@@ -5,8 +5,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from lab.processes.coordinator import Coordinator
 from muster.worker import SavePoint
-from tests.support.coordinator import Coordinator
 
 CALLS = 1_000
 REPEATS = 200

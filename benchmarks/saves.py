@@ -27,8 +27,8 @@ import psutil
 
 from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.peers.saves import SAVERS, Saver, State, remove
-from muster.worker.saves.staging import available_memory
-from tests.support.coordinator import Coordinator
+from lab.processes.coordinator import Coordinator
+from muster.worker.saves.memory.staging import available_memory
 
 GIB = 2**30
 TENSOR_BYTES = 16 * 2**20

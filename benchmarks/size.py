@@ -27,8 +27,8 @@ from benchmarks.measure import cpu_seconds
 from benchmarks.peers import listens, muster_command
 from benchmarks.peers.muster_lines import RANKS_PER_NODE
 from benchmarks.report import table
-from tests.support.coordinator import free_port
-from tests.support.patience import until
+from lab.patience import until
+from lab.processes.coordinator import free_port
 
 SIZES = (1024, 16_384, 65_536)
 LARGE = 16_384

@@ -28,6 +28,8 @@ import grpc
 import psutil
 import uvloop
 
+from lab import aio
+from lab.processes.coordinator import Coordinator
 from muster.v1 import (
     barrier_pb2,
     common_pb2,
@@ -37,8 +39,6 @@ from muster.v1 import (
     session_pb2,
     store_pb2,
 )
-from tests.support import aio
-from tests.support.coordinator import Coordinator
 
 KEEP_CLOSED = 30
 KEEP_IDLE = 60
@@ -298,7 +298,7 @@ class Churn:
         arguments = [
             sys.executable,
             "-m",
-            "tests.support.crowd",
+            "lab.crowd",
             self._endpoint,
             "0",
             "4",

@@ -58,10 +58,17 @@ SDK_TESTS = (
     *("tests/unit/checkpoint", "tests/unit/worker"),
     # They need the frameworks.
     "--ignore=tests/unit/worker/integrations",
-    "--deselect=tests/integration/test_import.py::test_what_needs_no_torch",
+    "--deselect=tests/integration/sdk/test_import.py::test_what_needs_no_torch",
     *(
-        f"tests/integration/test_{name}.py"
-        for name in ("dcp", "import", "rendezvous_handler", "saves", "sdk_session", "store")
+        f"tests/integration/{name}.py"
+        for name in (
+            "frameworks/test_dcp",
+            "rendezvous/test_rendezvous_handler",
+            "saves/test_saves",
+            "sdk/test_import",
+            "sdk/test_sdk_session",
+            "sdk/test_store",
+        )
     ),
 )
 """Saves, loads, barriers, the store and the rendezvous."""
@@ -81,9 +88,9 @@ SERVICE_TESTS = (
         f"--ignore=tests/unit/worker/{name}"
         for name in (
             *("integrations", "saves", "insight/test_saves.py", "savepoint/test_point.py"),
-            *("test_attendance.py", "test_checkpointing.py", "test_errors.py", "test_fallback_barriers.py"),
-            *("test_init.py", "test_rendezvous.py", "test_sockets.py", "test_steps.py", "test_store.py"),
-            "test_unary.py",
+            *("node/test_attendance.py", "test_checkpointing.py", "test_errors.py"),
+            *("test_fallback_barriers.py", "test_init.py", "test_rendezvous.py", "test_sockets.py"),
+            *("test_steps.py", "test_store.py", "transport/test_unary.py"),
         )
     ),
 )

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from tests.support.panels import DASHBOARDS, Target, board, substitute, targets
-from tests.support.prometheus import Prometheus, Series
-from tests.support.watched import RUN, Watched, watched_job
+from lab.panels import DASHBOARDS, Target, board, substitute, targets
+from lab.processes.prometheus import Prometheus, Series
+from lab.watched import RUN, Watched, watched_job
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 STEPS, PACE, INTERVAL = 70, 1.0, 1.0

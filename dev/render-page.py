@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from lab import scenes  # noqa: E402
+from lab.processes.browser import chromium  # noqa: E402
 from muster.service.web.site import build_site  # noqa: E402
-from tests.support import scenes  # noqa: E402
-from tests.support.browser import chromium  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 1000

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from muster.service.cli.dashboard import Snapshot, render
-from muster.service.core import report
-from muster.service.core.model import Decision, Failure, MissingRank, MissingState, Outcome
+from muster.service.cli.views.dashboard import Snapshot, render
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.model import Decision, Failure, MissingRank, MissingState, Outcome
 from muster.service.wire import decision_to_pb, missing_to_pb
 from muster.v1 import barrier_pb2, run_pb2
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from demo import headline, say
 from failover_rank import GATE_EVERY
 
-from tests.support.coordinator import MUSTER
-from tests.support.etcd import Cluster, cluster
-from tests.support.replicas import LEASE_TTL, Replica, Replicas, replicas
+from lab.processes.coordinator import MUSTER
+from lab.processes.etcd import Cluster, cluster
+from lab.processes.replicas import LEASE_TTL, Replica, Replicas, replicas
 
 NODES = 2
 RUN = "failover"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
 
 # A test's process may import grpc before muster.worker, which then cannot do this; tests fork as well.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -34,7 +34,7 @@ def register() -> None:
         register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
     if "muster.worker" in sys.modules:
         with suppress(ImportError):  # Who uses the SDK hears of it there, and torch goes on.
-            import_module("muster.worker.beside_torch")
+            import_module("muster.worker.torch_compat")
 
 
 def handler_creator() -> "Callable[[RendezvousParameters], RendezvousHandler]":

@@ -12,8 +12,8 @@ import grpc.aio
 import uvloop
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S, LoadSpec, RankTimes, RoundTimes
+from lab import aio
 from muster.v1 import common_pb2, session_pb2
-from tests.support import aio
 
 RUN_ID = "benchmark"
 PREFIX = "checkpoint"

@@ -9,8 +9,8 @@ import grpc.aio
 
 from benchmarks.peers.base import LoadSpec
 from benchmarks.peers.muster import CHANNEL_OPTIONS, RUN_ID, SessionLoad, Stream, read_until
+from lab import aio
 from muster.v1 import session_pb2
-from tests.support import aio
 
 RANKS_PER_NODE = 8
 CONNECTING_AT_ONCE = 64

@@ -146,7 +146,7 @@ class DistributedAsyncSave:
         _join_alone(folder)
         if kind == "PROCESS":
             # Its process makes a group of its own, which meets at an address.
-            from tests.support.coordinator import free_port
+            from lab.processes.coordinator import free_port
 
             os.environ |= {
                 "MASTER_ADDR": "127.0.0.1",

@@ -9,6 +9,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from lab.leaders import TTL, client, take_the_lead
+from lab.patience import PATIENCE, until
+from lab.processes.etcd import Cluster, cluster, compact
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service.etcd import client as etcd_client
 from muster.service.etcd.client import TXN, Etcd, Line, Method
@@ -21,9 +24,6 @@ from muster.service.leadership.replica import LeadLost, Replica
 from muster.service.storage.engine import LeadLostError, StorageError
 from muster.service.storage.etcd import STATE, EtcdEngine
 from muster.v1 import state_pb2
-from tests.support.etcd import Cluster, cluster, compact
-from tests.support.leaders import TTL, client, take_the_lead
-from tests.support.patience import PATIENCE, until
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from lab.leaders import client, successive_leaders, take_the_lead
+from lab.processes.etcd import Cluster, cluster
 from muster.service.etcd.location import Location
 from muster.service.storage import moving
 from muster.service.storage.backup import backup, read, restore
 from muster.service.storage.engine import StorageError
 from muster.service.storage.etcd import EtcdEngine
 from muster.service.storage.sqlite import SqliteEngine
-from tests.support.etcd import Cluster, cluster
-from tests.support.leaders import client, successive_leaders, take_the_lead
 
 ROWS = {
     b"run\0job1": b"1",

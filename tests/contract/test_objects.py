@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
+from lab.processes.bucket_server import BUCKET, BucketServer
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from tests.support.bucket_server import BUCKET, BucketServer
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab import records
+from lab.leaders import successive_leaders
+from lab.processes.etcd import Cluster, cluster
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import (
+from muster.service.core.vocabulary.effects import (
     CheckpointsRecord,
     EvictionRecord,
     ForgetDecision,
@@ -33,7 +36,7 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.model import (
+from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
     Closed,
@@ -49,15 +52,12 @@ from muster.service.core.model import (
     Shape,
     SlowestWrite,
 )
-from muster.service.core.operations import Done, Number
+from muster.service.core.vocabulary.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
 from muster.service.storage.sqlite import SqliteEngine
-from tests.support import records
-from tests.support.etcd import Cluster, cluster
-from tests.support.leaders import successive_leaders
 
 SPEAKER = SpeakerRecord(
     run_id="job1",

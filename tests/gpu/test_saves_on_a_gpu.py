@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 import muster.worker
+from lab.processes.coordinator import Coordinator
 from muster.worker import Checkpointer, GrpcBarrier, TorchAsyncCheckpoint
 from muster.worker.saves import AsyncRequest, ForkCaller
-from tests.support.coordinator import Coordinator
-from tests.support.judge import no_child_left
+from tests.support.saves.fake_barrier import no_child_left
 
 pytestmark = pytest.mark.gpu_only
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import muster.worker
-from tests.support import helm as charts
-from tests.support import nursery
-from tests.support.coordinator import Coordinator
-from tests.support.patience import PATIENCE
-from tests.support.relay import RelayedCoordinator
+from lab.patience import PATIENCE
+from lab.processes import fork_client as nursery
+from lab.processes.coordinator import Coordinator
+from lab.processes.relay import RelayedCoordinator
+from tests.support.deploy import helm as charts
 
 # A shell that starts this in the background lets it ignore SIGINT, and every process that it starts, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
 
 
 def work() -> int:

@@ -13,18 +13,18 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from lab.patience import PATIENCE
+from lab.processes.coordinator import Coordinator, free_port
+from lab.processes.proxy import Proxy
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
-from tests.support.coordinator import Coordinator, free_port
-from tests.support.patience import PATIENCE
-from tests.support.proxy import Proxy
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Meeting")
@@ -38,7 +38,7 @@ CONF = {
     "read_timeout": 20,
 }
 """torch's settings, shortened. No node is removed because the machine was busy for some seconds."""
-REMOVED_SOON = {"keep_alive_max_attempt": 4}
+REMOVED_SOON: dict[str, Any] = {"keep_alive_max_attempt": 4}
 """What differs where a node must be removed. With fewer attempts, ``c10d`` removes living nodes as well."""
 
 _numbers = itertools.count()

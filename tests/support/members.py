@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import grpc
 
+from lab.patience import PATIENCE
 from muster.v1 import common_pb2, run_pb2, run_pb2_grpc
-from tests.support.patience import PATIENCE
 
 
 def members(endpoint: str, run_id: str = "job") -> Sequence[run_pb2.Member]:

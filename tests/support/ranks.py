@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.support import history
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
+from tests.support.world import history
 
 CONTEXT = mp.get_context("spawn")
-"""Within :func:`tests.support.nursery.spawning`, or each takes seconds to begin."""
+"""Within :func:`lab.processes.fork_client.spawning`, or each takes seconds to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class _Worker:
             Round, rank and world size of each.
         """
         from muster.worker import RefusedError
-        from muster.worker.attendance import Attendance, NodeConfig
+        from muster.worker.node.attendance import Attendance, NodeConfig
 
         who = self.identity
         node = Attendance(

@@ -1,4 +1,4 @@
-"""What a job does with the SDK, whichever version of it: run by tests/integration/test_releases.py.
+"""What a job does with the SDK, whichever version of it: run by tests/integration/operation/test_releases.py.
 
 Usage: release_user.py ENDPOINT. Two of them are a run of two nodes with one rank each. What each saw is
 printed as JSON. Only what a release offers to users is imported.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
-from tests.support.coordinator import MUSTER, Coordinator
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
+from lab.processes.coordinator import MUSTER, Coordinator
 
 (WHEEL,) = (Path(__file__).parents[1] / "releases").glob("*.whl")
 LAST = WHEEL.name.split("-")[1]

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
-from muster.service.core.refusal import Reason, Refusal
+from lab.patience import until
+from lab.processes.coordinator import free_port
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc import errors
-from tests.support.coordinator import free_port
-from tests.support.patience import until
 
 HEADER = "muster-not-leader"
 HOLD = 2.0

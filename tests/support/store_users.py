@@ -5,7 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
 from tests.support.ranks import CONTEXT
 
 TIMEOUT = timedelta(seconds=60)

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 import grpc
 
+from lab.patience import PATIENCE, until
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 from muster.worker import CoordinatorStore
-from tests.support.patience import PATIENCE, until
 
 
 def arrived(endpoint: str, run_id: str = "job") -> int:

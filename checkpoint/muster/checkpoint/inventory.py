@@ -7,12 +7,11 @@ framework's adapter, or is one checkpoint itself. Looking changes nothing there.
 import logging
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from muster.checkpoint.committed import MARKER, NO_STEP, Committed, committed_by_adapter, step_in, unseal
-from muster.checkpoint.damage import DAMAGED, KEPT, Damage
+from muster.checkpoint.damage import DAMAGED
 from muster.checkpoint.directory import (
     LEFT,
     STEP,
@@ -25,11 +24,11 @@ from muster.checkpoint.directory import (
     unmark,
 )
 from muster.checkpoint.retry import retrying
-from muster.checkpoint.source import Source, home, source_of
+from muster.checkpoint.source import home, source_of
+from muster.checkpoint.stored import MARKS, Inventory, NotCommittedError, StoredCheckpoint, content_size
 
 logger = logging.getLogger(__name__)
 
-MARKS = (DAMAGED, KEPT)
 _FOLDERS = ("file", "local")
 """Schemes of addresses that are folders."""
 _REPLACED = re.compile(r"\.(.+)\.replaced")
@@ -38,78 +37,6 @@ _CONTENT = {MARKER, DAMAGED, ".metadata"}
 """A folder with one of these files is one checkpoint, committed or not."""
 _NAMES = (*LEFT, STEP)
 """So is a folder whose name begins with one of these."""
-
-
-class NotCommittedError(ValueError):
-    """A place is one checkpoint, by its name or content, that was not committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    """A committed checkpoint, as it is stored."""
-
-    name: str
-    """The last part of its path."""
-    step: int | None
-    """None if neither its marker nor its name has one."""
-    made: Committed | None
-    """None if its marker cannot be read."""
-    committed_at: float
-    """In seconds of Unix time; 0 if it is not known."""
-    size: int
-    """Bytes of its files."""
-    damage: Damage | None
-    """Why it is not resumed from; None if nothing is known against it."""
-    marks: frozenset[str]
-    """The :data:`MARKS` that it has."""
-    source: Source
-
-    @property
-    def kept(self) -> bool:
-        """Whether retention must leave it."""
-        return KEPT in self.marks
-
-    @property
-    def marked_damaged(self) -> bool:
-        """Whether somebody has recorded that it is damaged."""
-        return DAMAGED in self.marks
-
-    @property
-    def has_digests(self) -> bool:
-        """Whether its bytes can be verified."""
-        return self.made is not None and self.made.manifest is not None
-
-
-class Inventory(Protocol):
-    """The checkpoints of one place."""
-
-    def checkpoints(self) -> list[StoredCheckpoint]:
-        """Return all committed checkpoints, damaged ones as well, newest commit first.
-
-        Raises:
-            ValueError: the place is one checkpoint that was not committed, or holds one that this version of
-                Muster cannot read.
-            OSError: they cannot be read. An error is never taken for absence.
-        """
-
-    def mark(self, one: StoredCheckpoint, name: str, data: bytes = b"") -> None:
-        """Put a mark into a checkpoint, durably.
-
-        Args:
-            one: the checkpoint.
-            name: one of :data:`MARKS`.
-            data: what the mark says.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-
-    def unmark(self, one: StoredCheckpoint, name: str) -> None:
-        """Take a mark out of a checkpoint, durably.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
 
 
 def inventory_of(place: str) -> Inventory:
@@ -128,7 +55,7 @@ def inventory_of(place: str) -> Inventory:
         return FolderInventory(Path(place))
     if scheme in _FOLDERS:
         return FolderInventory(Path(name))
-    # The command need not load fsspec for a folder.
+    # A folder needs no fsspec.
     from muster.checkpoint.bucket.inventory import BucketInventory
 
     return BucketInventory(place)
@@ -226,11 +153,6 @@ class FolderInventory:
     def unmark(self, one: StoredCheckpoint, name: str) -> None:
         """Take a mark out of a checkpoint, on the disk."""
         unmark(Path(one.source.place), name)
-
-
-def content_size(sizes: dict[str, int]) -> int:
-    """Return the bytes of a checkpoint's files, without its marks."""
-    return sum(size for name, size in sizes.items() if name not in MARKS)
 
 
 def _marked(path: Path) -> Committed:

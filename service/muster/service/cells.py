@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from muster.service.core import report
+from muster.service.core.vocabulary import report
 
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 """Units of bytes; each is 1,024 times the one before."""

@@ -3,7 +3,7 @@
 import time
 from typing import Protocol
 
-from muster.service.core.model import Instant
+from muster.service.core.vocabulary.model import Instant
 
 
 class Clock(Protocol):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from muster.service.address import Address
-from muster.service.core.limits import Limits
-from muster.service.core.retention import Retention
+from muster.service.core.retention.retention import Retention
+from muster.service.core.vocabulary.limits import Limits
 from muster.service.etcd.location import Access
 from muster.service.security.config import Security
 

@@ -1,6 +1,6 @@
 """What whoever comes too late is told by a coordinator that stops."""
 
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 DRAINING = Refusal(
     Reason.COORDINATOR_DRAINING,

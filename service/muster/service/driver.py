@@ -27,13 +27,13 @@ from typing import Any, Protocol, TypeVar
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import NO_RANKS, Effects, Kept, Look, Message, Notice, RoundRecord
 from muster.service.core.elapsed import COMING_BACK
-from muster.service.core.events import Event, SessionId, Tick
-from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, Instant
-from muster.service.core.refusal import Refusal
-from muster.service.core.retention import FOR_EVER, Retention
+from muster.service.core.retention.retention import FOR_EVER, Retention
+from muster.service.core.vocabulary.effects import NO_RANKS, Effects, Kept, Look, Message, Notice, RoundRecord
+from muster.service.core.vocabulary.events import Event, SessionId, Tick
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Decision, Instant
+from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.draining import DRAINING
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError

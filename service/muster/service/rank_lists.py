@@ -7,7 +7,7 @@ far longer than to find out that it is one of those that came before.
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from muster.service.core.model import Ranks
+from muster.service.core.vocabulary.model import Ranks
 from muster.v1 import session_pb2
 
 MAX_RANKS = 65_536

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from muster.service.cells import NOTHING, duration
-from muster.service.core import report
+from muster.service.core.vocabulary import report
 from muster.service.wire import node_from_pb
 from muster.v1 import rendezvous_pb2
 

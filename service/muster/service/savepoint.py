@@ -1,6 +1,6 @@
 """A save that all ranks were asked for, in words."""
 
-from muster.service.core import report
+from muster.service.core.vocabulary import report
 from muster.v1 import run_pb2
 
 _STATES = {

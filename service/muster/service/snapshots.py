@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.model import Instant
 from muster.service.core.run import Run
+from muster.service.core.vocabulary.model import Instant
 from muster.service.security.patterns import matches
 
 INTERVAL = 0.2

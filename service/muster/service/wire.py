@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from muster.service.core import views
-from muster.service.core.events import WriteReport
-from muster.service.core.model import (
+from muster.service.core.vocabulary.events import WriteReport
+from muster.service.core.vocabulary.model import (
     Checkpoint,
     Closed,
     Decision,

@@ -19,7 +19,7 @@ from muster.checkpoint.committed import (
     unseal,
 )
 from muster.checkpoint.manifest import ManifestReference
-from tests.support.stored_checkpoints import ODD
+from tests.support.saves.stored_checkpoints import ODD
 
 PATH = Path("/job1/step-0000000100")
 MADE = Committed(100, 2, "job1", "save", 7, PATH, 3, 1_700_000_000.25, ManifestReference(4096, "ab" * 16))

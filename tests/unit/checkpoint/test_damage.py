@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage, DamageError
-from tests.support.stored_checkpoints import ODD
+from tests.support.saves.stored_checkpoints import ODD
 
 damages = st.builds(
     Damage,

@@ -10,7 +10,7 @@ import pytest
 
 from muster.checkpoint.committed import MARKER, committed_from, seal, unseal
 from muster.checkpoint.manifest import MANIFEST, Manifest
-from tests.support.stored_checkpoints import in_folder
+from tests.support.saves.stored_checkpoints import in_folder
 
 PAGE = (Path(__file__).parents[3] / "docs" / "checkpoint-format.md").read_text()
 

@@ -16,11 +16,12 @@ from muster.checkpoint.committed import MARKER, Life, UncommittedError
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import CheckpointDirectory, write_marker
-from muster.checkpoint.inventory import FolderInventory, NotCommittedError, inventory_of
+from muster.checkpoint.inventory import FolderInventory, inventory_of
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
+from muster.checkpoint.stored import NotCommittedError
 from muster.checkpoint.verification import read_manifest, verify
 from muster.checkpoint.version import LaterVersionError
-from tests.support.stored_checkpoints import by_adapter, in_bucket, in_folder
+from tests.support.saves.stored_checkpoints import by_adapter, in_bucket, in_folder
 
 MARK = Damage("", "a bad disk").encode()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muster.checkpoint.digest import SIZE, Segment
 from muster.checkpoint.manifest import FileEntry, Manifest, ManifestError, ManifestReference, RankEntry
 from muster.checkpoint.version import LaterVersionError
-from tests.support.stored_checkpoints import ITEMS, ODD, entry_of, manifest_of
+from tests.support.saves.stored_checkpoints import ITEMS, ODD, entry_of, manifest_of
 
 segments = st.builds(Segment, st.integers(1, 2**50), st.binary(min_size=SIZE, max_size=SIZE))
 manifests = st.builds(

@@ -7,6 +7,7 @@ from threading import Event, Lock
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.checkpoint import retry
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
@@ -19,8 +20,7 @@ from muster.checkpoint.verification import (
     read_manifest,
     verify,
 )
-from tests.support.patience import PATIENCE
-from tests.support.stored_checkpoints import ITEMS, manifest_of, write_files
+from tests.support.saves.stored_checkpoints import ITEMS, manifest_of, write_files
 
 FILE = "__0_0.distcp"
 DATA = b"".join(ITEMS[FILE])

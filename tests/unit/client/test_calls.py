@@ -82,7 +82,8 @@ async def refused(status: grpc.Status, socket: Path) -> AsyncIterator[grpc.aio.A
 async def failed(socket: Path) -> grpc.aio.AioRpcError:
     async with grpc.aio.insecure_channel(f"unix://{socket}") as channel:
         # It sends nothing: grpc.aio loses the status of a call that ends during a write.
-        call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect()
+        stub: Any = session_pb2_grpc.SessionServiceStub(channel)
+        call = stub.Connect()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     return caught.value

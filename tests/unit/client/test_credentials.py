@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
+from lab.authority import Authority
 from muster.client import credentials
 from muster.client.credentials import TOKEN_PATIENCE, Credentials, TokenPatience, check_credentials
 from muster.client.errors import EnvironmentValueError
-from tests.support.authority import Authority
 
 SECRET = "s3cr3t-0123456789"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support import helm as support
+from tests.support.deploy import helm as support
 
 
 @pytest.fixture(scope="session")

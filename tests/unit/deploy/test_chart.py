@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support import rules
-from tests.support.helm import CHART, Helm, HelmError, Manifest, Release, values_of
+from tests.support.deploy import rules
+from tests.support.deploy.helm import CHART, Helm, HelmError, Manifest, Release, values_of
 
 KUBERNETES = ("1.27", "1.30", "1.33", "1.37")
 """The oldest that Chart.yaml admits, the newest that the validator knows, and some between."""

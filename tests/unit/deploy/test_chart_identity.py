@@ -9,7 +9,7 @@ import pytest
 from muster.service.security import tokens
 from muster.service.security.grants import Role
 from muster.service.security.identity.rules import FetchedFrom, ServiceAccounts
-from tests.support.helm import Helm, HelmError, Manifest, Release, values_of
+from tests.support.deploy.helm import Helm, HelmError, Manifest, Release, values_of
 
 KUBERNETES = Path("/etc/muster/kubernetes")
 ON = {"enabled": True, "entries": [{"namespace": "a", "account": "*", "role": "worker"}]}

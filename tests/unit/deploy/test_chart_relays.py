@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from muster.relay.listening import listen_at
-from tests.support import rules
-from tests.support.helm import Helm, Manifest, Release, values_of
+from tests.support.deploy import rules
+from tests.support.deploy.helm import Helm, Manifest, Release, values_of
 
 ON_SOCKET, ON_PORT = "relay", "relay-tcp"
 NAME = "muster-relay"

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from lab.patience import PATIENCE, until
+from lab.processes.coordinator import free_port
+from lab.processes.etcd import program as etcd_program
+from lab.processes.relay import Relay
 from muster.service.security.identity.rules import AUDIENCE
-from tests.support import rules
-from tests.support.coordinator import free_port
-from tests.support.etcd import program as etcd_program
-from tests.support.helm import Helm, Manifest, Strict
-from tests.support.patience import PATIENCE, until
-from tests.support.relay import Relay
+from tests.support.deploy import rules
+from tests.support.deploy.helm import Helm, Manifest, Strict
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
 RESTORE, SNAPSHOT, ETCD = "restore-pod.yaml", "snapshot-claim.yaml", "etcd.yaml"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import cluster as support
-from tests.support.cluster import Client, Cluster
-from tests.support.helm import CHART, Helm, HelmError, Manifest, values_of
+from tests.support.deploy import cluster as support
+from tests.support.deploy.cluster import Client, Cluster
+from tests.support.deploy.helm import CHART, Helm, HelmError, Manifest, values_of
 
 TLS = {"tls": {"enabled": True, "existingSecret": "certificate"}}
 ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}

@@ -148,7 +148,7 @@ Text.
 
 Kept by:
 
-- `muster.service.core.group.Group.join`
+- `muster.service.core.barriers.group.Group.join`
 
 Tested by:
 
@@ -166,7 +166,7 @@ Text.
 
 Kept by:
 
-- `muster.service.core.group.Group.no_such_method`
+- `muster.service.core.barriers.group.Group.no_such_method`
 
 ### 4. Tested by nothing
 
@@ -179,7 +179,7 @@ Tested by:
 def test_invariant_without_a_place_or_a_test_is_a_problem():
     assert list(problems(read_invariants(SAMPLE))) == [
         "invariant 3 (Kept by nothing) has no test",
-        "invariant 3 (Kept by nothing): muster.service.core.group.Group.no_such_method is not there",
+        "invariant 3 (Kept by nothing): muster.service.core.barriers.group.Group.no_such_method is not there",
         "invariant 4 (Tested by nothing) has no place that keeps it",
         "invariant 4 (Tested by nothing): tests/unit/project/test_design.py::test_no_such_test is not there",
     ]

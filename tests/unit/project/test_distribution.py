@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.metadata import Metadata
 
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

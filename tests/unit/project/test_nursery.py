@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from tests.support import nursery
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
+from lab.processes import fork_client as nursery
 
 
 @pytest.fixture(autouse=True)

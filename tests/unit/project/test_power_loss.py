@@ -4,8 +4,8 @@ import random
 import re
 from pathlib import Path
 
-from tests.support.power_loss import History, Image
-from tests.support.syscalls import parsed
+from tests.support.crashes.power_loss import History, Image
+from tests.support.crashes.syscalls import parsed
 
 ROOT = Path("/root-of-the-test")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
 from tests.support.releases import WHEEL
 
 PROTOS = Path(__file__).resolve().parents[3] / "proto"

@@ -49,8 +49,8 @@ def package(tmp_path: Path) -> Path:
         pytest.param(
             "__init__.py",
             '    "close",\n',
-            '    "close",\n    "sessions",\n',
-            "muster.worker.sessions is on no page of the reference: name it in PAGES of reference.py",
+            '    "close",\n    "session",\n',
+            "muster.worker.session is on no page of the reference: name it in PAGES of reference.py",
             id="a new name",
         ),
         pytest.param(

@@ -4,7 +4,7 @@ import pytest
 
 from muster.relay.refusals import Refused, info_of
 from muster.v1 import session_pb2 as pb
-from tests.support.relay_bench import Below, House, hello, process
+from tests.support.world.relay_bench import Below, House, hello, process
 
 
 @pytest.fixture

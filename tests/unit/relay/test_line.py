@@ -7,7 +7,7 @@ from muster.relay.refusals import info_of
 from muster.v1 import common_pb2 as pb_common
 from muster.v1 import session_pb2 as pb
 from muster.v1.insight_pb2 import Inspect, Inspected, Report
-from tests.support.relay_bench import WELCOME, Below, House, decision
+from tests.support.world.relay_bench import WELCOME, Below, House, decision
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
+from lab.patience import PATIENCE
 from muster.client.calls import ELSEWHERE, reason_of
 from muster.relay.counts import Counts
 from muster.relay.listening import listen_at
 from muster.relay.passing import MAX_UNREAD_BYTES_PER_ADDRESS
 from muster.relay.running import RelayConfig, start
 from muster.relay.serving import RelayServer
-from tests.support.patience import PATIENCE
 from tests.support.rich_status import rich_status
 
 JOIN = "/muster.v1.RendezvousService/Join"

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.service.core.events import Evict
-from muster.service.core.model import MemberState
-from tests.support.relay_world import RUN, TIMEOUT, TTL, RelayNode, Worker, World
+from muster.service.core.vocabulary.events import Evict
+from muster.service.core.vocabulary.model import MemberState
+from tests.support.world.relay_world import RUN, TIMEOUT, TTL, RelayNode, Worker, World
 
 SIZE = 3
 RANKS = st.integers(0, SIZE - 1)

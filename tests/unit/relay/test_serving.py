@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
+from lab.patience import PATIENCE
 from muster.relay.counts import Counts
 from muster.relay.door import Anyone, OpenDoor
 from muster.relay.line import Line
@@ -14,15 +15,14 @@ from muster.relay.relay import Relay
 from muster.relay.serving import RelayServer, Room, Session, Sessions
 from muster.relay.streams import MAX_UNSENT_BYTES
 from muster.relay.upstream import Upstream
-from muster.service.core.limits import Limits
+from muster.service.core.vocabulary.limits import Limits
 from muster.service.rpc.server import options as coordinators
 from muster.serving.budget import SMALL
 from muster.serving.options import HANDSHAKE_TIMEOUT_MS, READ_TIMEOUT
 from muster.serving.queued import Queued
 from muster.serving.writes import Writes
 from muster.v1 import session_pb2 as pb
-from tests.support.patience import PATIENCE
-from tests.support.virtual_time import START, in_virtual_time
+from tests.support.world.virtual_time import START, in_virtual_time
 
 HELLO = pb.ConnectRequest(
     hello=pb.Hello(

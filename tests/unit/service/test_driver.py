@@ -8,10 +8,14 @@ from typing import TypeVar
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.service.clock import Clock, SystemClock
 from muster.service.core import views
+from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import (
+from muster.service.core.elapsed import COMING_BACK
+from muster.service.core.retention.retention import FOR_EVER, Retention
+from muster.service.core.vocabulary.effects import (
     NO_RANKS,
     GroupJoined,
     GroupRecord,
@@ -25,8 +29,7 @@ from muster.service.core.effects import (
     Standing,
     Welcome,
 )
-from muster.service.core.elapsed import COMING_BACK
-from muster.service.core.events import (
+from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
     Disconnected,
@@ -36,20 +39,17 @@ from muster.service.core.events import (
     JoinRendezvous,
     ProcessInfo,
 )
-from muster.service.core.group import Group
-from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, Instant, NodeInfo, Outcome, RendezvousSettings
-from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.retention import FOR_EVER, Retention
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Decision, Instant, NodeInfo, Outcome, RendezvousSettings
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import MAX_PUT_OFF, Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.storage.memory import MemoryEngine
 from tests.support.expect import of_kind
-from tests.support.held_engine import Commit, HeldEngine
-from tests.support.patience import PATIENCE
-from tests.support.virtual_time import START, WALL, LoopClock, VirtualTimeLoop, in_virtual_time
+from tests.support.world.held_engine import Commit, HeldEngine
+from tests.support.world.virtual_time import START, WALL, LoopClock, VirtualTimeLoop, in_virtual_time
 
 T = TypeVar("T")
 

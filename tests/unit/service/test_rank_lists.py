@@ -2,8 +2,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.service.core.events import JoinGroup
-from muster.service.core.model import Ranks
+from muster.service.core.vocabulary.events import JoinGroup
+from muster.service.core.vocabulary.model import Ranks
 from muster.service.rank_lists import LIST_COST, MAX_BYTES, MIN_BYTES, RankLists, split_join
 from muster.service.rpc.codec import parse_session_message
 from muster.v1 import session_pb2

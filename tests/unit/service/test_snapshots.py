@@ -1,11 +1,11 @@
 """Views of runs that all who look share."""
 
+from lab.scenes import Job, Scene
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.model import Instant
+from muster.service.core.vocabulary.model import Instant
 from muster.service.security.grants import Grant, Role
 from muster.service.snapshots import INTERVAL, Snapshot, Snapshots
 from muster.service.web import look
-from tests.support.scenes import Job, Scene
 
 
 def two_teams() -> Scene:

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from lab.patience import PATIENCE
 from muster.service.waiting import first
-from tests.support.patience import PATIENCE
 
 
 async def test_the_first_ends_the_wait_and_the_others():

@@ -5,11 +5,11 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab import records
 from muster.service import wire
-from muster.service.core.effects import CheckpointsRecord
-from muster.service.core.model import Decision, MemberState, MissingRank, MissingState, Outcome
+from muster.service.core.vocabulary.effects import CheckpointsRecord
+from muster.service.core.vocabulary.model import Decision, MemberState, MissingRank, MissingState, Outcome
 from muster.v1 import common_pb2 as pb
-from tests.support import records
 
 
 def test_a_decision_comes_back_with_every_field():

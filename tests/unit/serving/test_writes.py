@@ -7,7 +7,7 @@ import pytest
 
 from muster.serving.budget import SMALL
 from muster.serving.writes import PATIENCE, Writes
-from tests.support.virtual_time import START, in_virtual_time
+from tests.support.world.virtual_time import START, in_virtual_time
 
 UNIT = SMALL + 1
 """Bytes of the smallest message that is counted."""

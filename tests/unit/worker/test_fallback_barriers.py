@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
+from lab.patience import PATIENCE
 from muster.worker import barriers
 from muster.worker import fallback_barriers as fallback
-from tests.support.patience import PATIENCE
 
 TIMEOUT_SECS = 1
 

@@ -20,8 +20,8 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from muster.client.errors import EnvironmentValueError
 from muster.worker import rendezvous
-from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.node.attendance import Attendance, NodeConfig, Place
 from muster.worker.rendezvous import MusterRendezvousHandler, create_handler
 
 

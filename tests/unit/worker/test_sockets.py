@@ -14,17 +14,18 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from lab.patience import PATIENCE, until
 from muster.client.replicas import replicas_of
 from muster.v1 import common_pb2, rendezvous_pb2, session_pb2_grpc, store_pb2
 from muster.v1 import session_pb2 as pb
-from muster.worker import CoordinatorStore, MusterError, init_method, sessions
-from muster.worker.attendance import Attendance, NodeConfig, Place
+from muster.worker import CoordinatorStore, MusterError, init_method
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
-from muster.worker.group import Shape
-from muster.worker.node_relay import NodeRelay
-from muster.worker.session import Session, SessionConfig
-from tests.support.patience import PATIENCE, until
+from muster.worker.groups.group import Shape
+from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.relay import NodeRelay
+from muster.worker.session import sessions
+from muster.worker.session.session import Session, SessionConfig
 from tests.support.rich_status import rich_status
 
 TOKEN = "s3cr3t-0123456789"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from muster.client import replicas
 from muster.client.credentials import TOKEN_PATIENCE
 from muster.client.replicas import Target
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.rpc import errors as service_errors
 from muster.v1 import store_pb2 as pb
@@ -24,13 +24,12 @@ from muster.worker import (
     MusterError,
     RefusedError,
     StoreTimeoutError,
-    channel,
-    fork_guard,
     init_method,
-    store_line,
 )
 from muster.worker import store as store_module
+from muster.worker import store_stream as store_line
 from muster.worker.environment import EnvironmentValueError
+from muster.worker.transport import channel, fork_guard
 from tests.support.rich_status import rich_status
 
 ENDPOINT = "127.0.0.1:1"

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
         StoreTimeoutError,
     )
     from muster.worker.group_barrier import GroupBarrier, synchronize
+    from muster.worker.groups.write_report import WriteReport
     from muster.worker.savepoint.point import SavePoint
     from muster.worker.saves import AsyncCallsQueue, AsyncRequest, Checkpointer, TorchAsyncCheckpoint
-    from muster.worker.sessions import close
+    from muster.worker.session.sessions import close
     from muster.worker.steps import step
     from muster.worker.store import CoordinatorStore
-    from muster.worker.write_report import WriteReport
 
 __all__ = [
     "AsyncCallsQueue",
@@ -89,10 +89,10 @@ _MODULES = {
     "group_barrier": ("GroupBarrier", "synchronize"),
     "savepoint.point": ("SavePoint",),
     "saves": ("AsyncCallsQueue", "AsyncRequest", "Checkpointer", "TorchAsyncCheckpoint"),
-    "sessions": ("close",),
+    "session.sessions": ("close",),
     "steps": ("step",),
     "store": ("CoordinatorStore",),
-    "write_report": ("WriteReport",),
+    "groups.write_report": ("WriteReport",),
 }
 """Where names are that are not errors."""
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

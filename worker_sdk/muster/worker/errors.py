@@ -14,7 +14,7 @@ if TYPE_CHECKING or sys.modules.get("torch") is not None:
 else:
 
     class _Root(RuntimeError):
-        """Until torch is loaded, and :mod:`muster.worker.beside_torch` with it."""
+        """Until torch is loaded, and :mod:`muster.worker.torch_compat` with it."""
 
 
 class MusterError(_Root):

@@ -7,12 +7,12 @@ from muster.worker import environment
 from muster.worker.closed import Closed
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import error_for
-from muster.worker.group import Shape
-from muster.worker.pending import EarlyWarning
-from muster.worker.savepoint.asked import SaveAsked
-from muster.worker.session import SessionConfig
-from muster.worker.sessions import session_for
-from muster.worker.write_report import WriteReport
+from muster.worker.groups.group import Shape
+from muster.worker.groups.pending import EarlyWarning
+from muster.worker.groups.write_report import WriteReport
+from muster.worker.session.save_request import SaveAsked
+from muster.worker.session.session import SessionConfig
+from muster.worker.session.sessions import session_for
 
 DEFAULT_INIT_TIMEOUT = 600.0
 """Seconds; torch elastic's join timeout."""

@@ -35,9 +35,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from muster.client.addresses import is_socket
 from muster.worker import environment
-from muster.worker.attendance import Attendance, NodeConfig, Place
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.node_relay import NodeRelay, begin
+from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.relay import NodeRelay, begin
 from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import store_pb2 as pb
 from muster.worker import environment
-from muster.worker.channel import shared_channel
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.fork_guard import forked
-from muster.worker.outage import Outage
-from muster.worker.store_line import StoreLine, Waiting
+from muster.worker.store_stream import StoreLine, Waiting
+from muster.worker.transport.channel import shared_channel
+from muster.worker.transport.fork_guard import forked
+from muster.worker.transport.outage import Outage
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """The default of torch's stores."""

@@ -3,7 +3,7 @@
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, Entry
 from muster.checkpoint.bucket.source import BucketSource
-from muster.checkpoint.inventory import MARKS, NotCommittedError, StoredCheckpoint, content_size
+from muster.checkpoint.stored import MARKS, NotCommittedError, StoredCheckpoint, content_size
 
 
 class BucketInventory:

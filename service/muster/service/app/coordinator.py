@@ -18,7 +18,7 @@ from muster.service.app.ports import (
     warn_if_open,
 )
 from muster.service.app.surroundings import Surroundings
-from muster.service.core.effects import Kept
+from muster.service.core.vocabulary.effects import Kept
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas

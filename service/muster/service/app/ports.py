@@ -11,7 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from muster.service.address import Address
 from muster.service.config import Config
-from muster.service.rpc.guard import GuardInterceptor
+from muster.service.rpc.interceptors.guard import GuardInterceptor
 from muster.service.security.config import Security, TrafficLimits
 from muster.service.security.files import FileError
 from muster.service.security.gate import Gate

@@ -25,9 +25,9 @@ from muster.service.app.ports import (
     open_site_runner,
     start_site_at,
 )
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc import codec
-from muster.service.rpc.interceptor import parsed
+from muster.service.rpc.interceptors.refusals import parsed
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
 from muster.service.security.access import Access

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import typer
 
-from muster.service.core import report
+from muster.service.core.vocabulary import report
 
 
 class Exit(enum.IntEnum):

@@ -6,21 +6,21 @@ import sys
 
 import typer
 
-from muster.service.cli import checkpoint, describe, get
-from muster.service.cli.abort import abort
-from muster.service.cli.backup import backup, restore
-from muster.service.cli.close import close
-from muster.service.cli.config import config
-from muster.service.cli.doctor import doctor
-from muster.service.cli.evict import evict
-from muster.service.cli.forget import forget
-from muster.service.cli.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
-from muster.service.cli.relay import relay
-from muster.service.cli.save import save
-from muster.service.cli.serve import serve
-from muster.service.cli.settings import CONTEXT_SETTINGS
-from muster.service.cli.stack import stack
-from muster.service.cli.top import top
+from muster.service.cli.actions.abort import abort
+from muster.service.cli.actions.close import close
+from muster.service.cli.actions.evict import evict
+from muster.service.cli.actions.forget import forget
+from muster.service.cli.actions.save import save
+from muster.service.cli.doctor.doctor import doctor
+from muster.service.cli.serving.backup import backup, restore
+from muster.service.cli.serving.config import config
+from muster.service.cli.serving.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
+from muster.service.cli.serving.relay import relay
+from muster.service.cli.serving.serve import serve
+from muster.service.cli.serving.settings import CONTEXT_SETTINGS
+from muster.service.cli.views import checkpoint, describe, get
+from muster.service.cli.views.stack import stack
+from muster.service.cli.views.top import top
 from muster.service.version import VERSION
 
 app = typer.Typer(

@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 
-from muster.service.core import report
-from muster.service.core.events import ArriveOnce, JoinGroup, JoinRendezvous, ProcessInfo, WriteReport
-from muster.service.core.limits import Limits
-from muster.service.core.model import ALL_RANKS, Ranks, Shape
-from muster.service.core.operations import Change, Operation, Waiting
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.events import (
+    ArriveOnce,
+    JoinGroup,
+    JoinRendezvous,
+    ProcessInfo,
+    WriteReport,
+)
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import ALL_RANKS, Ranks, Shape
+from muster.service.core.vocabulary.operations import Change, Operation, Waiting
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 MOST_GENERATION = 2**31 - 1
 """Far beyond any count of restarts, and within every field that a generation or a round is stored in."""

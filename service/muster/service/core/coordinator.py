@@ -6,9 +6,21 @@ The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the dr
 
 from collections.abc import Iterable
 
-from muster.service.core import insight, report, saving
+from muster.service.core import saving
+from muster.service.core.barriers import observations
+from muster.service.core.barriers.group import Group
 from muster.service.core.checks import Checks, invalid
-from muster.service.core.effects import (
+from muster.service.core.membership.process import Process
+from muster.service.core.registry import Registry
+from muster.service.core.rendezvous import Node, Rendezvous
+from muster.service.core.retention.reaper import Forgetting, over
+from muster.service.core.retention.retention import FOR_EVER, Retention
+from muster.service.core.run import Run
+from muster.service.core.sessions import Sessions
+from muster.service.core.store import Store, Waiter
+from muster.service.core.timers import Timers
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import (
     NO_RANKS,
     CheckpointsRecord,
     Delivery,
@@ -32,7 +44,7 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.events import (
+from muster.service.core.vocabulary.events import (
     Abort,
     Arrive,
     ArriveOnce,
@@ -56,20 +68,10 @@ from muster.service.core.events import (
     StoreRequest,
     Tick,
 )
-from muster.service.core.forgetting import Forgetting, over
-from muster.service.core.group import Group
-from muster.service.core.limits import Limits, Total
-from muster.service.core.model import Decision, Instant, MemberState
-from muster.service.core.operations import Change, Waiting
-from muster.service.core.process import Process
-from muster.service.core.refusal import Reason, Refusal, limit_exceeded
-from muster.service.core.registry import Registry
-from muster.service.core.rendezvous import Node, Rendezvous
-from muster.service.core.retention import FOR_EVER, Retention
-from muster.service.core.run import Run
-from muster.service.core.sessions import Sessions
-from muster.service.core.store import Store, Waiter
-from muster.service.core.timers import Timers
+from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.model import Decision, Instant, MemberState
+from muster.service.core.vocabulary.operations import Change, Waiting
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 
 class Coordinator:
@@ -167,7 +169,7 @@ class Coordinator:
                 self.sessions.stepped(event, now, effects)
             case Seen():
                 if (run := self.runs.get(event.run_id)) is not None:
-                    insight.saw(run.roster, event, now.monotonic)
+                    observations.saw(run.roster, event, now.monotonic)
             case Tick():
                 self._tick(now, effects)
             case _:

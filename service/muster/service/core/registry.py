@@ -1,17 +1,17 @@
 """Which runs are known, and how one begins. How they go, ``forgetting.py`` has."""
 
-from muster.service.core import report
-from muster.service.core.effects import Effects
-from muster.service.core.forgetting import Forgetting
-from muster.service.core.group import Group
-from muster.service.core.limits import Limits, Total
-from muster.service.core.model import Closed, Instant
-from muster.service.core.process import Process
-from muster.service.core.refusal import limit_exceeded
+from muster.service.core.barriers.group import Group
+from muster.service.core.membership.process import Process
 from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.retention.reaper import Forgetting
 from muster.service.core.run import Run
 from muster.service.core.store import Waiter
 from muster.service.core.timers import Timers
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import Effects
+from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.model import Closed, Instant
+from muster.service.core.vocabulary.refusal import limit_exceeded
 
 
 class Registry:

@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from muster.service.core import report
-from muster.service.core.effects import (
+from muster.service.core.elapsed import elapsed
+from muster.service.core.timers import Alarms
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import (
     NO_RANKS,
     Delivery,
     Effects,
@@ -27,11 +29,9 @@ from muster.service.core.effects import (
     RoundRecord,
     Standing,
 )
-from muster.service.core.elapsed import elapsed
-from muster.service.core.events import JoinRendezvous, SessionId
-from muster.service.core.model import Closed, Instant, NodeInfo, NodeStanding, RendezvousSettings
-from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.timers import Alarms
+from muster.service.core.vocabulary.events import JoinRendezvous, SessionId
+from muster.service.core.vocabulary.model import Closed, Instant, NodeInfo, NodeStanding, RendezvousSettings
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 ROUND_HISTORY = 64
 """Completed rounds of a run that are kept for people to look at."""

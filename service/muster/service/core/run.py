@@ -2,20 +2,27 @@
 
 import math
 
-from muster.service.core import report
-from muster.service.core.checkpoints import Checkpoints
-from muster.service.core.effects import Delivery, Effects, EvictionRecord, Notice, Refused, RunRecord
-from muster.service.core.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
-from muster.service.core.group import Group
-from muster.service.core.limits import Limits, Total
-from muster.service.core.model import Closed, Decision, Instant, MemberState, Shape
-from muster.service.core.process import HEIR_TIME, Process, audience
-from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.barriers.checkpoints import Checkpoints
+from muster.service.core.barriers.group import Group
+from muster.service.core.membership.process import HEIR_TIME, Process, audience
+from muster.service.core.membership.roster import Roster
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
-from muster.service.core.roster import Roster
 from muster.service.core.saving import Saving
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import (
+    Delivery,
+    Effects,
+    EvictionRecord,
+    Notice,
+    Refused,
+    RunRecord,
+)
+from muster.service.core.vocabulary.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
+from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, Shape
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 
 class Run:

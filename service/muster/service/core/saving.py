@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from muster.service.core import report
-from muster.service.core.barrier import OpenBarrier
-from muster.service.core.effects import Delivery, Effects, Notice, SaveAsked, SaveRecord
-from muster.service.core.group import Group
-from muster.service.core.model import Decision, Instant, Outcome, Save, SaveState
-from muster.service.core.process import Process, audience
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.barriers.barrier import OpenBarrier
+from muster.service.core.barriers.group import Group
+from muster.service.core.membership.process import Process, audience
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import Delivery, Effects, Notice, SaveAsked, SaveRecord
+from muster.service.core.vocabulary.model import Decision, Instant, Outcome, Save, SaveState
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 PREFIX = "muster/save"
 """The group of the barriers at which ranks agree on a save, and say that they are done."""

@@ -8,17 +8,26 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 
 from muster.service.core.checks import Checks, invalid
-from muster.service.core.effects import Effects, Entered, Entry, Parted, Refused, Welcome
-from muster.service.core.events import Arrival, Enter, Goodbye, Hello, Part, ProcessInfo, SessionId, Stepped
-from muster.service.core.forgetting import Forgetting
-from muster.service.core.limits import Limits
-from muster.service.core.model import Instant, Step
-from muster.service.core.process import Process
-from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.membership.process import Process
 from muster.service.core.registry import Registry
-from muster.service.core.report import ranges
+from muster.service.core.retention.reaper import Forgetting
 from muster.service.core.run import Run
 from muster.service.core.timers import Alarms
+from muster.service.core.vocabulary.effects import Effects, Entered, Entry, Parted, Refused, Welcome
+from muster.service.core.vocabulary.events import (
+    Arrival,
+    Enter,
+    Goodbye,
+    Hello,
+    Part,
+    ProcessInfo,
+    SessionId,
+    Stepped,
+)
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Instant, Step
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.vocabulary.report import ranges
 
 EPOCH_SHIFT = 32
 """Ordinals are ``epoch << EPOCH_SHIFT | count``, so that a restarted coordinator never gives one again."""

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.service.core import report
-from muster.service.core.effects import (
+from muster.service.core.timers import Alarms
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import (
     Effects,
     ForgetStoreKey,
     ForgetStoreOperation,
@@ -18,10 +19,10 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.events import SessionId
-from muster.service.core.limits import Limits, Total
-from muster.service.core.model import Instant
-from muster.service.core.operations import (
+from muster.service.core.vocabulary.events import SessionId
+from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.model import Instant
+from muster.service.core.vocabulary.operations import (
     Add,
     Append,
     Change,
@@ -45,8 +46,7 @@ from muster.service.core.operations import (
     Wait,
     Waiting,
 )
-from muster.service.core.refusal import Reason, Refusal, limit_exceeded
-from muster.service.core.timers import Alarms
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 LEAST, MOST = -(2**63), 2**63 - 1

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
-from muster.service.core import report
+from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import RoundRecord
-from muster.service.core.group import Group
-from muster.service.core.model import (
+from muster.service.core.membership.process import Process
+from muster.service.core.rendezvous import Departed
+from muster.service.core.run import Run
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import RoundRecord
+from muster.service.core.vocabulary.model import (
     CheckpointHistory,
     Closed,
     Decision,
@@ -22,10 +25,7 @@ from muster.service.core.model import (
     Save,
     Step,
 )
-from muster.service.core.process import Process
-from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.rendezvous import Departed
-from muster.service.core.run import Run
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from muster.service.core.effects import NO_RANKS, Asked, Inspect, Look
-from muster.service.core.events import Seen, SeenOne, SessionId
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.effects import NO_RANKS, Asked, Inspect, Look
+from muster.service.core.vocabulary.events import Seen, SeenOne, SessionId
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
 from muster.service.insight import words
 from muster.v1.insight_pb2 import Inspected, Report

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from muster.service.core.effects import NO_RANKS, Message, Refused
-from muster.service.core.events import Disconnected
-from muster.service.core.refusal import Refusal
+from muster.service.core.vocabulary.effects import NO_RANKS, Message, Refused
+from muster.service.core.vocabulary.events import Disconnected
+from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 

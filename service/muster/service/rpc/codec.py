@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from muster.service.core import events
-from muster.service.core.effects import (
+from muster.service.core.vocabulary import events
+from muster.service.core.vocabulary.effects import (
     Entered,
     GroupJoined,
     Inspect,
@@ -20,8 +20,8 @@ from muster.service.core.effects import (
     Standing,
     Welcome,
 )
-from muster.service.core.model import Closed, Decision
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.model import Closed, Decision
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rank_lists import RANK_LISTS, split_join
 from muster.service.rpc import errors
 from muster.service.version import VERSION

@@ -8,7 +8,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.serving.ending import ended
 
 DOMAIN = "muster"

@@ -7,21 +7,21 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from muster.service.core.limits import Limits
+from muster.service.core.vocabulary.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
-from muster.service.rpc.audit import AuditInterceptor
-from muster.service.rpc.barrier import BarrierServicer
-from muster.service.rpc.coordinator import CoordinatorServicer
-from muster.service.rpc.guard import GuardInterceptor
-from muster.service.rpc.health import HealthServicer
-from muster.service.rpc.insight import InsightServicer
-from muster.service.rpc.interceptor import CallInterceptor, CallObserver
-from muster.service.rpc.rendezvous import RendezvousServicer
-from muster.service.rpc.run import RunServicer
-from muster.service.rpc.session import SessionServicer
-from muster.service.rpc.store import StoreServicer
+from muster.service.rpc.interceptors.audit import AuditInterceptor
+from muster.service.rpc.interceptors.guard import GuardInterceptor
+from muster.service.rpc.interceptors.refusals import CallInterceptor, CallObserver
+from muster.service.rpc.servicers.barrier import BarrierServicer
+from muster.service.rpc.servicers.coordinator import CoordinatorServicer
+from muster.service.rpc.servicers.health import HealthServicer
+from muster.service.rpc.servicers.insight import InsightServicer
+from muster.service.rpc.servicers.rendezvous import RendezvousServicer
+from muster.service.rpc.servicers.run import RunServicer
+from muster.service.rpc.servicers.session import SessionServicer
+from muster.service.rpc.servicers.store import StoreServicer
 from muster.service.security.audit import Write
 from muster.service.snapshots import Snapshots
 from muster.serving.options import MAX_CONNECTIONS, server_options

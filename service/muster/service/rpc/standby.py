@@ -7,13 +7,13 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from muster.service.core.limits import Limits
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.replicas import NOT_LEADER_HEADER
-from muster.service.rpc.guard import GuardInterceptor
-from muster.service.rpc.health import HealthServicer
-from muster.service.rpc.interceptor import CallInterceptor, CallObserver
+from muster.service.rpc.interceptors.guard import GuardInterceptor
+from muster.service.rpc.interceptors.refusals import CallInterceptor, CallObserver
 from muster.service.rpc.server import HEALTH, METHODS, SERVICES, methods_of, options
+from muster.service.rpc.servicers.health import HealthServicer
 from muster.service.waiting import first
 
 HOLD_SECONDS = 2.0

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from muster.service.core import report
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.security.audit import CALL
 from muster.service.security.grants import Grant, Role
 from muster.service.security.identity.refusals import UNKNOWN, TokenRefused, unknown

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from muster.service.core.refusal import Refusal
+from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.security.files import FileError
 from muster.service.security.grants import Grant
 

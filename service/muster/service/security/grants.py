@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
-from muster.service.security.identity.claims import Claims
+from muster.service.security.claims import Claims
 from muster.service.security.patterns import matches
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from muster.service.core.refusal import Reason
+from muster.service.core.vocabulary.refusal import Reason
 
 MOST = 20
 """Lines of one check within :data:`WINDOW`: whoever reaches the port can cause one."""

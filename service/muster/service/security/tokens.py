@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.service.security.claims import Claims
 from muster.service.security.files import FileError, read
 from muster.service.security.grants import Grant, Role
 from muster.service.security.identity import rules
-from muster.service.security.identity.claims import Claims
 from muster.service.security.identity.rules import Issuer, Rule
 from muster.service.security.patterns import overlapping
 from muster.service.security.tables import Table

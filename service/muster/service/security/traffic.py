@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from muster.service.core.refusal import limit_exceeded
+from muster.service.core.vocabulary.refusal import limit_exceeded
 from muster.service.security.config import TrafficLimits
 from muster.serving.counted import counted
 

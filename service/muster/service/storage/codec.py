@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError, Message
 
-from muster.service.core.effects import (
+from muster.service.core.vocabulary.effects import (
     CheckpointsRecord,
     EvictionRecord,
     Forget,
@@ -33,8 +33,8 @@ from muster.service.core.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.model import CheckpointHistory, Decision, MemberState, Shape
-from muster.service.core.operations import Changed, Done, Flag, Number, Value
+from muster.service.core.vocabulary.model import CheckpointHistory, Decision, MemberState, Shape
+from muster.service.core.vocabulary.operations import Changed, Done, Flag, Number, Value
 from muster.service.rank_lists import RANK_LISTS
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import structlog
 
-from muster.service.core import report
-from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, Outcome
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.model import Decision, Outcome
 
 LogFormat = Literal["console", "json"]
 MAX_WAITING_LINES = 10_000

@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 from muster.service.clock import Clock
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision, MemberState, Outcome, Save, SaveState
+from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.model import Decision, MemberState, Outcome, Save, SaveState
 from muster.service.saves import SAVES
 from muster.service.telemetry.labels import OVERFLOW, PrefixLabels, RunLabels
 from muster.service.version import VERSION

@@ -1,7 +1,7 @@
 """Several observers of the driver as one."""
 
-from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.model import Decision
+from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.model import Decision
 from muster.service.driver import Observer
 
 

@@ -6,7 +6,7 @@ import binascii
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.security.access import Access, check_role, check_run
 from muster.service.security.audit import MAX_TEXT, Write, identity
 from muster.service.security.grants import Grant, Role

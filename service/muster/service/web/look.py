@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.model import Instant
+from muster.service.core.vocabulary.model import Instant
 from muster.service.security.grants import Grant
 from muster.service.snapshots import ALL, Snapshots
 from muster.v1 import coordinator_pb2

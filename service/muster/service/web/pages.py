@@ -12,9 +12,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from muster.service import cells
-from muster.service.core import report, views
-from muster.service.core.model import MemberState, MissingState, Save
-from muster.service.core.refusal import Refusal
+from muster.service.core import views
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.model import MemberState, MissingState, Save
+from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.insight import words as insight_words
 from muster.service.rounds import rounds_of
 from muster.service.savepoint import asked_text, save_text

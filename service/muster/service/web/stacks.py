@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from muster.service.core import report
-from muster.service.core.effects import Asked
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import Asked
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import crowds, words
 from muster.service.insight.inspector import Sighting
 from muster.v1.insight_pb2 import Crowd, StacksResponse

@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 
 from aiohttp import web
 
-from muster.service.core import asking
+from muster.service.core import probes
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.model import Instant
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.model import Instant
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.security.grants import Grant
@@ -163,7 +163,7 @@ def add_status(
                 raise _busy()
             async with places:
                 processes, taken_at = await asked(
-                    lambda core, now: (asking.whom(core, run_id, wish.ranks, wish.missing), now.wall)
+                    lambda core, now: (probes.whom(core, run_id, wish.ranks, wish.missing), now.wall)
                 )
                 sightings = await ask(processes)
                 if state.retired:

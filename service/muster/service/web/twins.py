@@ -4,7 +4,7 @@ import json
 from itertools import chain
 from typing import Any
 
-from muster.service.core.refusal import Refusal
+from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.version import VERSION
 from muster.service.web.look import Overview, RunLook, named
 from muster.service.web.stacks import StacksLook

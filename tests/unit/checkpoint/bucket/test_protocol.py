@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket
 from muster.checkpoint.committed import Committed, Life, UncommittedError
-from tests.support.model_bucket import Fate, ModelBucket
+from tests.support.saves.model_bucket import Fate, ModelBucket
 
 RANKS = 2
 SAVES = 3

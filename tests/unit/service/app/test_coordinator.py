@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from lab.patience import PATIENCE
+from lab.processes.coordinator import free_port
 from muster.service.address import Address
 from muster.service.app import coordinator
 from muster.service.app.coordinator import Part
@@ -18,9 +20,7 @@ from muster.service.config import Config
 from muster.service.storage.engine import StorageError
 from muster.service.telemetry.metrics import Metrics
 from muster.v1 import store_pb2, store_pb2_grpc
-from tests.support.coordinator import free_port
-from tests.support.held_engine import HeldEngine
-from tests.support.patience import PATIENCE
+from tests.support.world.held_engine import HeldEngine
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.service.core import coordinator, group, registry, run, sessions, store
+from muster.service.core import coordinator, registry, run, sessions, store
+from muster.service.core.barriers import group
 from muster.service.security.config import TrafficLimits
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.patience import PATIENCE
+from lab.patience import PATIENCE
 
 CALL = "from muster.service.cli.script import main; sys.argv = ['muster', '--version']; main()"
 
@@ -27,7 +27,7 @@ def test_a_missing_package_is_a_sentence_that_says_what_to_install(package: str)
 
 
 def test_a_fault_of_its_own_is_shown_as_it_is():
-    done = run(f"sys.modules['muster.service.cli.top'] = None; {CALL}")
+    done = run(f"sys.modules['muster.service.cli.views.top'] = None; {CALL}")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Effects, Refused
-from muster.service.core.events import (
+from muster.service.core.vocabulary.effects import Effects, Refused
+from muster.service.core.vocabulary.events import (
     Arrival,
     ArriveOnce,
     CloseRun,
@@ -17,9 +17,9 @@ from muster.service.core.events import (
     ProcessInfo,
     Tick,
 )
-from muster.service.core.limits import Limits
-from muster.service.core.model import Instant
-from muster.service.core.refusal import Reason
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Instant
+from muster.service.core.vocabulary.refusal import Reason
 
 LIMITS = Limits(
     max_runs=1,

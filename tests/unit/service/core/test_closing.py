@@ -2,13 +2,13 @@
 
 import pytest
 
-from muster.service.core.effects import RunClosed, RunRecord
-from muster.service.core.events import CloseRun
-from muster.service.core.model import Closed, NodeStanding, Outcome
-from muster.service.core.refusal import Reason
-from tests.support.core_world import CKPT, RUN, WALL, Crash, World
+from muster.service.core.vocabulary.effects import RunClosed, RunRecord
+from muster.service.core.vocabulary.events import CloseRun
+from muster.service.core.vocabulary.model import Closed, NodeStanding, Outcome
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+from tests.support.world.core_world import CKPT, RUN, WALL, Crash, World
+from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 
 @pytest.fixture

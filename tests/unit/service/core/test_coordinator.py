@@ -5,8 +5,9 @@ import math
 import pytest
 
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.effects import Effects, Refused, Welcome
-from muster.service.core.events import (
+from muster.service.core.sessions import EPOCH_SHIFT
+from muster.service.core.vocabulary.effects import Effects, Refused, Welcome
+from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
     Disconnected,
@@ -16,12 +17,11 @@ from muster.service.core.events import (
     ProcessInfo,
     Tick,
 )
-from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, Instant, MemberState, Outcome
-from muster.service.core.refusal import Reason
-from muster.service.core.sessions import EPOCH_SHIFT
-from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Decision, Instant, MemberState, Outcome
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
+from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
 
 LONG = "x" * 10_240
 INFO = ProcessInfo(1, "p-new", "node-9", 99)

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.service.core import views
-from muster.service.core.effects import SpeakerRecord
-from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, MemberState, MissingState, Outcome
-from muster.service.core.process import HEIR_TIME
-from muster.service.core.refusal import Reason
-from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Client, Crash, World
+from muster.service.core.membership.process import HEIR_TIME
+from muster.service.core.vocabulary.effects import SpeakerRecord
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Decision, MemberState, MissingState, Outcome
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
+from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, Client, Crash, World
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.service.core.effects import Progress, Refused
 from muster.service.core.elapsed import COMING_BACK, elapsed
-from muster.service.core.events import Arrival, Arrive
-from muster.service.core.model import MissingState, NodeStanding, Outcome
-from muster.service.core.refusal import Reason
-from tests.support.core_world import CKPT, RUN, TIMEOUT, Client, World
+from muster.service.core.vocabulary.effects import Progress, Refused
+from muster.service.core.vocabulary.events import Arrival, Arrive
+from muster.service.core.vocabulary.model import MissingState, NodeStanding, Outcome
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.rendezvous_world import JOIN, RendezvousWorld, nodes
+from tests.support.world.core_world import CKPT, RUN, TIMEOUT, Client, World
+from tests.support.world.rendezvous_world import JOIN, RendezvousWorld, nodes
 
 HUGE = (2**64 - 1) / 1000
 """Seconds: the most that the wire can say."""

@@ -2,12 +2,12 @@
 
 import pytest
 
-from muster.service.core.effects import Evicted, Refused
-from muster.service.core.events import Evict
-from muster.service.core.model import MemberState, MissingState, Outcome
-from muster.service.core.refusal import Reason
-from tests.support.core_world import RUN, TTL, Crash
-from tests.support.rendezvous_world import RendezvousWorld
+from muster.service.core.vocabulary.effects import Evicted, Refused
+from muster.service.core.vocabulary.events import Evict
+from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
+from muster.service.core.vocabulary.refusal import Reason
+from tests.support.world.core_world import RUN, TTL, Crash
+from tests.support.world.rendezvous_world import RendezvousWorld
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support import history
-from tests.support.history import Arrived, Heard, Joined, Life, violations
+from tests.support.world import history
+from tests.support.world.history import Arrived, Heard, Joined, Life, violations
 
 A0 = Life("job1", 0, "a0", born=1)
 A1 = Life("job1", 1, "a1", born=2)

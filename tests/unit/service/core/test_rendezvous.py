@@ -2,15 +2,15 @@
 
 import pytest
 
-from muster.service.core.effects import ForgetRound, NodeLeft, RoundComplete
-from muster.service.core.events import CloseRun, Evict, LeaveRendezvous, Tick
-from muster.service.core.limits import Limits
-from muster.service.core.model import NodeInfo, NodeStanding
-from muster.service.core.refusal import Reason
 from muster.service.core.rendezvous import MOST_DEPARTED, ROUND_HISTORY, natural
-from tests.support.core_world import CKPT, RUN, Crash
+from muster.service.core.vocabulary.effects import ForgetRound, NodeLeft, RoundComplete
+from muster.service.core.vocabulary.events import CloseRun, Evict, LeaveRendezvous, Tick
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import NodeInfo, NodeStanding
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.rendezvous_world import JOIN, KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+from tests.support.world.core_world import CKPT, RUN, Crash
+from tests.support.world.rendezvous_world import JOIN, KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT, WAITING, REDUNDANT = NodeStanding
 

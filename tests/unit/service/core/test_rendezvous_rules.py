@@ -1,7 +1,7 @@
 """The rules of the rendezvous, under whatever happens in whatever order.
 
-What must hold at every step is watched by :mod:`tests.support.rendezvous_world` and
-:mod:`tests.support.core_world`; what must hold in the end is asked here, when all are back and time has
+What must hold at every step is watched by :mod:`tests.support.world.rendezvous_world` and
+:mod:`tests.support.world.core_world`; what must hold in the end is asked here, when all are back and time has
 passed.
 """
 
@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.service.core.model import NodeStanding
-from muster.service.core.refusal import Reason
-from tests.support.core_world import RUN, Crash
-from tests.support.rendezvous_world import Agent, RendezvousWorld, nodes
+from muster.service.core.vocabulary.model import NodeStanding
+from muster.service.core.vocabulary.refusal import Reason
+from tests.support.world.core_world import RUN, Crash
+from tests.support.world.rendezvous_world import Agent, RendezvousWorld, nodes
 
 JOIN = 200.0
 LAST_CALL = 20.0

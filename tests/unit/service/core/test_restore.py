@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from muster.service.core.effects import GroupRecord, SpeakerRecord
-from muster.service.core.events import Arrival, Arrive
-from muster.service.core.model import MemberState, MissingState, Outcome
-from muster.service.core.refusal import Reason
-from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
+from muster.service.core.vocabulary.effects import GroupRecord, SpeakerRecord
+from muster.service.core.vocabulary.events import Arrival, Arrive
+from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
+from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
 
 
 def test_a_restart_loses_no_sequence():

@@ -1,9 +1,9 @@
 """The invariants of docs/design.md, under everything that can happen in any order.
 
-A Hypothesis state machine drives processes, relays, time, generations and crashes at random. What every rank
-heard is judged by :mod:`tests.support.history`, which knows nothing of the coordinator; the world itself (see
-:mod:`tests.support.core_world`) watches the disk and the missing at every step, and each relay's stream
-(:mod:`tests.support.core_lines`) what it is told for whom.
+A Hypothesis state machine drives processes, relays, time, generations and crashes at random. An independent
+judge (:mod:`tests.support.world.history`), which knows nothing of the coordinator, checks what every rank
+heard. The world itself (:mod:`tests.support.world.core_world`) checks the disk and the missing ranks at every
+step, and each relay's stream (:mod:`tests.support.world.core_lines`) checks what it hears for which rank.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.service.core.checkpoints import MAX_FAILURES
-from muster.service.core.effects import Refused
-from muster.service.core.events import Evict, ProcessInfo, WriteReport
-from muster.service.core.limits import Limits
-from muster.service.core.model import Decision, MemberState, Outcome, Ranks, Shape
-from muster.service.core.process import HEIR_TIME, Process
-from muster.service.core.refusal import Reason
-from tests.support.core_lines import Line
-from tests.support.core_world import RUN, Client, Crash, Seat, World
+from muster.service.core.barriers.checkpoints import MAX_FAILURES
+from muster.service.core.membership.process import HEIR_TIME, Process
+from muster.service.core.vocabulary.effects import Refused
+from muster.service.core.vocabulary.events import Evict, ProcessInfo, WriteReport
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Decision, MemberState, Outcome, Ranks, Shape
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
+from tests.support.world.core_lines import Line
+from tests.support.world.core_world import RUN, Client, Crash, Seat, World
 
 PREFIXES = ("checkpoint", "checkpoint", "eval")
 SAVES = "checkpoint"

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.service.core.effects import Effects, SaveAsked, SaveRequested
-from muster.service.core.events import Arrival, Arrive, CancelSave, Goodbye, Hello, RequestSave
-from muster.service.core.model import Outcome, Save, SaveState
-from muster.service.core.refusal import Reason
 from muster.service.core.saving import PREFIX
-from tests.support.core_world import RUN, Client, World
+from muster.service.core.vocabulary.effects import Effects, SaveAsked, SaveRequested
+from muster.service.core.vocabulary.events import Arrival, Arrive, CancelSave, Goodbye, Hello, RequestSave
+from muster.service.core.vocabulary.model import Outcome, Save, SaveState
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
+from tests.support.world.core_world import RUN, Client, World
 
 
 @pytest.fixture

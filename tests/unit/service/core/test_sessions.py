@@ -3,7 +3,9 @@
 import pytest
 
 from muster.service.core import views
-from muster.service.core.effects import (
+from muster.service.core.membership.process import audience
+from muster.service.core.retention.retention import Retention
+from muster.service.core.vocabulary.effects import (
     Entered,
     Entry,
     Evicted,
@@ -13,7 +15,7 @@ from muster.service.core.effects import (
     RunForgotten,
     Welcome,
 )
-from muster.service.core.events import (
+from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
     CloseRun,
@@ -27,13 +29,11 @@ from muster.service.core.events import (
     Part,
     ProcessInfo,
 )
-from muster.service.core.limits import Limits
-from muster.service.core.model import Closed, Decision, MemberState, MissingState, Outcome
-from muster.service.core.process import audience
-from muster.service.core.refusal import Reason
-from muster.service.core.retention import Retention
-from tests.support.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Closed, Decision, MemberState, MissingState, Outcome
+from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
+from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
 
 RELAY = "node-0 (pid 70)"
 

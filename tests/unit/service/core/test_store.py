@@ -8,10 +8,12 @@ from hypothesis import assume, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch.distributed import HashStore
 
-from muster.service.core.effects import Message, Refused, StoreKeyRecord, StoreOperationRecord
-from muster.service.core.events import Disconnected, StoreRequest
-from muster.service.core.limits import Limits
-from muster.service.core.operations import (
+from muster.service.core.retention.retention import NOTE_INTERVAL, Retention
+from muster.service.core.store import ANSWER_BYTES, KEY_BYTES, Store, Waiter
+from muster.service.core.vocabulary.effects import Message, Refused, StoreKeyRecord, StoreOperationRecord
+from muster.service.core.vocabulary.events import Disconnected, StoreRequest
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.operations import (
     Add,
     Append,
     Check,
@@ -32,11 +34,9 @@ from muster.service.core.operations import (
     Values,
     Wait,
 )
-from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.retention import NOTE_INTERVAL, Retention
-from muster.service.core.store import ANSWER_BYTES, KEY_BYTES, Store, Waiter
-from tests.support.core_world import RUN, Crash, World
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import of_kind, some
+from tests.support.world.core_world import RUN, Crash, World
 
 
 class Stores:

@@ -1,12 +1,12 @@
 import pytest
 
 from muster.service.core import views
-from muster.service.core.events import Evict
-from muster.service.core.model import MemberState, NodeStanding, Outcome
-from muster.service.core.refusal import Reason, Refusal
-from tests.support.core_world import CKPT, RUN, TTL, World
+from muster.service.core.vocabulary.events import Evict
+from muster.service.core.vocabulary.model import MemberState, NodeStanding, Outcome
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
-from tests.support.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
+from tests.support.world.core_world import CKPT, RUN, TTL, World
+from tests.support.world.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT = NodeStanding.PARTICIPANT
 

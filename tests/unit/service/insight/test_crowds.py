@@ -1,6 +1,6 @@
 """Folding what processes said: one who differs from a crowd is seen."""
 
-from muster.service.core.effects import Asked
+from muster.service.core.vocabulary.effects import Asked
 from muster.service.insight import words
 from muster.service.insight.crowds import stacks
 from muster.service.insight.inspector import Sighting

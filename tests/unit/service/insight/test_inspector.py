@@ -5,9 +5,9 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from muster.service.core.effects import Asked, Inspect, Look, Message
-from muster.service.core.events import Event, Seen, SeenOne
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.effects import Asked, Inspect, Look, Message
+from muster.service.core.vocabulary.events import Event, Seen, SeenOne
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import inspector as module
 from muster.service.insight import words
 from muster.service.insight.inspector import MOST_AT_ONCE, MOST_REPORT, Inspector

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from muster.service.clock import SystemClock
-from muster.service.core.limits import Limits
+from muster.service.core.vocabulary.limits import Limits
 from muster.service.driver import Driver
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage.memory import MemoryEngine

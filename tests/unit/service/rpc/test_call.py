@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from muster.service.core.effects import Message, Refused
-from muster.service.core.events import Disconnected, Event, SessionId
-from muster.service.core.operations import Done, Number
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.effects import Message, Refused
+from muster.service.core.vocabulary.events import Disconnected, Event, SessionId
+from muster.service.core.vocabulary.operations import Done, Number
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing, Sink
 from muster.service.rpc.call import Call, LongPolls

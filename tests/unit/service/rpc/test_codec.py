@@ -7,8 +7,11 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.service.core import events, views
-from muster.service.core.effects import (
+from lab import records
+from muster.service.core import views
+from muster.service.core.rendezvous import Departed
+from muster.service.core.vocabulary import events
+from muster.service.core.vocabulary.effects import (
     Entered,
     Entry,
     GroupJoined,
@@ -22,7 +25,7 @@ from muster.service.core.effects import (
     Standing,
     Welcome,
 )
-from muster.service.core.model import (
+from muster.service.core.vocabulary.model import (
     Closed,
     MemberState,
     MissingRank,
@@ -31,14 +34,12 @@ from muster.service.core.model import (
     NodeStanding,
     RendezvousSettings,
 )
-from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.rendezvous import Departed
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc import codec
 from muster.service.version import VERSION
 from muster.service.wire import decision_from_pb, members_to_pb, rendezvous_to_pb
 from muster.v1 import common_pb2, rendezvous_pb2, session_pb2
 from muster.v1 import insight_pb2 as insight
-from tests.support import records
 from tests.support.expect import of_kind
 
 SESSION = 5

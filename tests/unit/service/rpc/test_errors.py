@@ -6,7 +6,7 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from muster.service.core.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 from muster.service.draining import DRAINING
 from muster.service.rpc import errors
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from muster.service.core.refusal import Reason, Refusal
+from lab.patience import PATIENCE
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc import standby
 from muster.service.rpc.server import METHODS
 from muster.service.rpc.standby import StandbyHandler
-from tests.support.patience import PATIENCE
 
 OWN, FIRST, SECOND = "a:7550", "b:7550", "c:7550"
 

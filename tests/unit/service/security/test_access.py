@@ -5,14 +5,14 @@ import hashlib
 
 import pytest
 
-from muster.service.core.refusal import Reason, Refusal
+from lab.patience import PATIENCE
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
 from muster.service.security.access import OPERATES, RULES, VIEWS, WORKS, Access, Rule
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
 from muster.v1 import barrier_pb2, run_pb2, store_pb2
-from tests.support.patience import PATIENCE
 
 SECRET = "s3cr3t-0123456789-abcdef"
 

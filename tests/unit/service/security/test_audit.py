@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from muster.service.core.refusal import Reason, Refusal
+from lab.patience import until
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.server import METHODS
 from muster.service.security import access, audit
 from muster.service.security.audit import MAX_TEXT, MAX_UNKNOWN, WINDOW, AuditedCall, AuditFile, Bounded
 from muster.service.security.files import FileError
 from muster.service.security.grants import Grant, Role
 from muster.v1 import run_pb2, store_pb2
-from tests.support.patience import until
 
 ANN = Grant(name="ann", role=Role.OPERATOR, digest=b"")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from lab.patience import PATIENCE
 from muster.service.security.files import FileError, Reloaded, keep_fresh, read
-from tests.support.patience import PATIENCE
 
 
 class Numbers:

@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from muster.service.core.refusal import Reason
+from muster.service.core.vocabulary.refusal import Reason
 from muster.service.security.journal import MOST, WINDOW, Journal
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from lab.authority import Authority
 from muster.service.security import tls as tls_module
 from muster.service.security.config import TlsFiles, tls_files
 from muster.service.security.files import FileError
 from muster.service.security.tls import RESUMED_FOR, Tls, _news, load
-from tests.support.authority import Authority
 
 
 @pytest.fixture(scope="module")

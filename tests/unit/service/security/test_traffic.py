@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.security import traffic
 from muster.service.security.config import TrafficLimits
 from muster.service.security.traffic import TokenBucket, Traffic

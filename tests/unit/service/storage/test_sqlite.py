@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.service.storage.engine import StorageError
 from muster.service.storage.sqlite import (
     APPLICATION_ID,
@@ -18,7 +19,6 @@ from muster.service.storage.sqlite import (
     SPARE_PAGES,
     SqliteEngine,
 )
-from tests.support.patience import PATIENCE
 
 
 @pytest.fixture

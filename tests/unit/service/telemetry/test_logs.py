@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.service.telemetry import logs
 from muster.service.telemetry.logs import MAX_WAITING_LINES, LineWriter
-from tests.support.patience import PATIENCE
 
 
 class HeldStderr(io.StringIO):
@@ -139,10 +139,10 @@ def test_a_pipe_whose_reader_is_gone_stops_nothing():
 LOG_ALL = """
 import logging, sys
 import structlog
-from muster.service.core.effects import Notice
-from muster.service.core.model import Outcome
+from muster.service.core.vocabulary.effects import Notice
+from muster.service.core.vocabulary.model import Outcome
 from muster.service.telemetry.logs import EventLog, configure
-from tests.support import records
+from lab import records
 
 configure(sys.argv[1])
 log = EventLog()

@@ -3,8 +3,12 @@
 import pytest
 from prometheus_client import generate_latest
 
-from muster.service.core.effects import Notice, RoundRecord
-from muster.service.core.events import (
+from lab import records
+from muster.service.core.retention.retention import NOTE_INTERVAL, Retention
+from muster.service.core.saving import PREFIX
+from muster.service.core.store import KEY_BYTES
+from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.events import (
     CloseRun,
     Disconnected,
     Hello,
@@ -13,20 +17,16 @@ from muster.service.core.events import (
     StoreRequest,
     WriteReport,
 )
-from muster.service.core.limits import Limits
-from muster.service.core.model import Instant, Outcome
-from muster.service.core.operations import Set
-from muster.service.core.retention import NOTE_INTERVAL, Retention
-from muster.service.core.saving import PREFIX
-from muster.service.core.store import KEY_BYTES
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import Instant, Outcome
+from muster.service.core.vocabulary.operations import Set
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
-from tests.support import records
-from tests.support.core_world import CKPT, RUN, TTL, WALL, World
-from tests.support.rendezvous_world import RendezvousWorld, nodes
+from tests.support.world.core_world import CKPT, RUN, TTL, WALL, World
+from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 
 FAMILIES = {
     "muster_barriers_open": "gauge",

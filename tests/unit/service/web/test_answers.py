@@ -6,7 +6,7 @@ import pytest
 
 from muster.service.storage.engine import StorageError
 from muster.service.web.answers import FRESH_FOR, Answer, Answers
-from tests.support.virtual_time import START, in_virtual_time
+from tests.support.world.virtual_time import START, in_virtual_time
 
 
 @in_virtual_time

@@ -14,10 +14,10 @@ import structlog
 import structlog.testing
 from aiohttp import web
 
+from lab.authority import Authority
+from lab.patience import PATIENCE
 from muster.service.web import connections
 from muster.service.web.connections import BoundedSite
-from tests.support.authority import Authority
-from tests.support.patience import PATIENCE
 
 
 @asynccontextmanager

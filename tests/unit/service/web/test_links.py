@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
+from lab import scenes
 from muster.service.snapshots import Snapshots
 from muster.service.web import links
 from muster.service.web.status import add_status
-from tests.support import scenes
 
 SITE = web.Application()
 add_status(SITE, scenes.Scene(), scenes.Scene().ask, Snapshots())

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from muster.service.core import report, views
-from muster.service.core.effects import RoundRecord
-from muster.service.core.model import (
+from lab import scenes
+from muster.service.core import views
+from muster.service.core.rendezvous import Departed
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import RoundRecord
+from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
     Closed,
@@ -24,13 +27,11 @@ from muster.service.core.model import (
     RendezvousSettings,
     SlowestWrite,
 )
-from muster.service.core.refusal import Reason, Refusal
-from muster.service.core.rendezvous import Departed
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.saves import SAVES
 from muster.service.snapshots import Snapshots
 from muster.service.web import look, pages
 from muster.service.web.look import Overview, RunLook
-from tests.support import scenes
 from tests.support.expect import some
 from tests.unit.service.web.markup import Markup
 

@@ -12,9 +12,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from lab import scenes
 from muster.service.web import answers
 from muster.service.web.site import build_site
-from tests.support import scenes
 
 Client = TestClient[web.Request, web.Application]
 

@@ -11,8 +11,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from muster.service.core.effects import Asked
-from muster.service.core.refusal import Reason, Refusal
+from lab import scenes
+from muster.service.core.vocabulary.effects import Asked
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import words
 from muster.service.insight.inspector import Sighting
 from muster.service.security.access import Access
@@ -23,7 +24,6 @@ from muster.service.web.access import guarded
 from muster.service.web.site import build_site
 from muster.service.web.status import MOST_ASKING
 from muster.v1.insight_pb2 import ChildOfSave, Frame, Report, Thread
-from tests.support import scenes
 from tests.unit.service.web.markup import Markup
 from tests.unit.service.web.test_pages import HOSTILE
 

@@ -13,15 +13,15 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
+from lab import scenes
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.model import Instant
+from muster.service.core.vocabulary.model import Instant
 from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
 from muster.service.web import links, look
 from muster.service.web.access import guarded
 from muster.service.web.site import build_site
-from tests.support import scenes
 from tests.unit.service.web.markup import Markup
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.v1 import insight_pb2 as pb
 from muster.worker.insight import process, saves, stacks
 from muster.worker.insight.inspection import Inspection
-from tests.support.patience import PATIENCE
 
 MAIN = pb.Thread(
     name="MainThread",

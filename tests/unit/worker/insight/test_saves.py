@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.worker.insight import saves
 from muster.worker.insight.process import child_state
 from muster.worker.saves import AsyncRequest, ForkCaller
-from muster.worker.saves.callers import SpawnedWrite
-from tests.support.patience import PATIENCE
+from muster.worker.saves.writers.callers import SpawnedWrite
 
 # No process has such a number.
 ONE, TWO = 2**30, 2**30 + 1

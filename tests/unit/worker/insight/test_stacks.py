@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.v1 import insight_pb2 as pb
 from muster.worker.insight import stacks
 from muster.worker.insight.stacks import MOST_FRAMES, MOST_NAME, MOST_THREADS, is_library
-from tests.support.patience import PATIENCE
 
 Stand = Callable[[Any, Any], None]
 

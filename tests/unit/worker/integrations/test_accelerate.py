@@ -18,8 +18,8 @@ from accelerate.utils import ProjectConfiguration
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.integrations import accelerate as module
 from muster.worker.integrations.accelerate import commit_together, latest
-from muster.worker.integrations.aside import REPLACED
-from tests.support.alone import take_part_alone
+from muster.worker.integrations.commit.aside import REPLACED
+from tests.support.jobs.alone import take_part_alone
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from muster.worker.integrations import commitment
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
+from muster.worker.integrations.commit import commitment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

@@ -19,11 +19,11 @@ from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
-from muster.worker.integrations import commitment
-from muster.worker.integrations.aside import REPLACED
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
+from muster.worker.integrations.commit import commitment
+from muster.worker.integrations.commit.aside import REPLACED
 from muster.worker.saves import Checkpointer
-from tests.support.synced import Synced
+from tests.support.saves.synced import Synced
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -17,12 +17,12 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
-from muster.worker.integrations import aside, commitment
 from muster.worker.integrations import deepspeed as module
-from muster.worker.integrations.aside import REPLACED, read
+from muster.worker.integrations.commit import aside, commitment
+from muster.worker.integrations.commit.aside import REPLACED, read
 from muster.worker.integrations.deepspeed import adopt, commit_together
-from tests.support.damage import flip
-from tests.support.synced import Synced
+from tests.support.saves.damage import flip
+from tests.support.saves.synced import Synced
 
 FILE = "mp_rank_00_model_states.pt"
 

@@ -31,12 +31,12 @@ from muster.checkpoint.inventory import FolderInventory
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
-from muster.worker.integrations import commitment
 from muster.worker.integrations import lightning as module
-from muster.worker.integrations.aside import REPLACED, Aside, Marker
+from muster.worker.integrations.commit import commitment
+from muster.worker.integrations.commit.aside import REPLACED, Aside, Marker
 from muster.worker.integrations.lightning import committed, latest
-from tests.support.damage import flip
-from tests.support.synced import Synced
+from tests.support.saves.damage import flip
+from tests.support.saves.synced import Synced
 
 
 class Alone:

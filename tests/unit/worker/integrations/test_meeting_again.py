@@ -10,15 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.patience import PATIENCE
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
-from muster.worker.fork_guard import start_thread
-from muster.worker.integrations import commitment as module
-from muster.worker.integrations.commitment import AGAIN, BEGINS, DONE, GIVEN_UP, LATE, NOT_YET, Commitment
-from tests.support.fake_barrier import FakeBarrier, decided
-from tests.support.fake_group import FakeGroup, Seat
+from muster.worker.integrations.commit import commitment as module
+from muster.worker.integrations.commit.commitment import (
+    AGAIN,
+    BEGINS,
+    DONE,
+    GIVEN_UP,
+    LATE,
+    NOT_YET,
+    Commitment,
+)
+from muster.worker.transport.fork_guard import start_thread
 from tests.support.meeting import in_thread
-from tests.support.patience import PATIENCE
+from tests.support.saves.fake_group import FakeGroup, Seat
+from tests.support.saves.scripted_barrier import FakeBarrier, decided
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from muster.worker.errors import (
 )
 from muster.worker.integrations import orbax as module
 from muster.worker.integrations.orbax import GIVEN_UP, SaveBarrier, barrier_sync_fn
-from tests.support.fake_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import FakeBarrier, decided
 
 KEY = "async_write_complete.7"
 

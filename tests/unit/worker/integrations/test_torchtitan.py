@@ -13,12 +13,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager
 from torchtitan.components.checkpointer import AsyncMode, CheckpointManager
 
+from lab.patience import until
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import KEPT
 from muster.worker.integrations import torchtitan as module
-from muster.worker.integrations.aside import Aside, Marker
+from muster.worker.integrations.commit.aside import Aside, Marker
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
-from tests.support.patience import until
 
 
 def manager(folder: str, **options: Any) -> CommittedCheckpointManager:

@@ -18,9 +18,9 @@ from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError
 from muster.worker.integrations import transformers as module
-from muster.worker.integrations.aside import REPLACED
+from muster.worker.integrations.commit.aside import REPLACED
 from muster.worker.integrations.transformers import CommitCallback, latest
-from tests.support.alone import Alone, take_part_alone
+from tests.support.jobs.alone import Alone, take_part_alone
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.service.core.events import CancelSave, RequestSave
-from muster.service.core.model import SaveState
 from muster.service.core.saving import PREFIX
+from muster.service.core.vocabulary.events import CancelSave, RequestSave
+from muster.service.core.vocabulary.model import SaveState
 from muster.worker.decision import Decision, Outcome
 from muster.worker.savepoint.agreement import AHEAD, Course, Next, Phase, Word, parse, together
-from muster.worker.savepoint.asked import SaveAsked
-from tests.support.core_world import RUN, World
-from tests.support.trainers import Trainer
+from muster.worker.session.save_request import SaveAsked
+from tests.support.world.core_world import RUN, World
+from tests.support.world.trainers import Trainer
 
 
 class Saves(RuleBasedStateMachine):

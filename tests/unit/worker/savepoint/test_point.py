@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lab.patience import PATIENCE
 from muster.worker import SavePoint
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.savepoint import notices, point
 from muster.worker.savepoint.agreement import PREFIX
-from muster.worker.savepoint.asked import SaveAsked
-from muster.worker.session import SessionConfig
-from tests.support.patience import PATIENCE
+from muster.worker.session.save_request import SaveAsked
+from muster.worker.session.session import SessionConfig
 
 ASKED = SaveAsked(1, 0, stop=False, reason="asked for by ann")
 

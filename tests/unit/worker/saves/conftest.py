@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from muster.worker.saves import groups
-from tests.support import nursery
+from lab.processes import fork_client as nursery
+from muster.worker.saves.queue import groups
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -19,26 +19,21 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
+from lab.patience import PATIENCE, until
 from muster.checkpoint import retry
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
-from muster.worker.saves import (
-    Checkpointer,
-    CorruptCheckpointError,
-    SaveTimings,
-    job_barrier,
-    planning,
-    staging,
-)
+from muster.worker.saves import Checkpointer, CorruptCheckpointError, SaveTimings, job_barrier
 from muster.worker.saves import checkpointer as module
-from muster.worker.saves.folder import FolderDraft
-from muster.worker.saves.planning import CHANGED
-from muster.worker.saves.plans import Plans
-from tests.support.judge import FakeBarrier, no_child_left
+from muster.worker.saves.memory import staging
+from muster.worker.saves.planning import planning
+from muster.worker.saves.planning.planning import CHANGED
+from muster.worker.saves.planning.plans import Plans
+from muster.worker.saves.storage.folder import FolderDraft
 from tests.support.meeting import in_thread
-from tests.support.patience import PATIENCE, until
-from tests.support.round_table import RoundTable
+from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.round_table import RoundTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.fork_guard import HANDLERS
 from muster.worker.saves.failure import MOST_TEXT, cut, different_saves, ending_text, failure_text, save_error
+from muster.worker.transport.fork_guard import HANDLERS
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from muster.checkpoint.damage import Damage, DamageError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.saves import Checkpointer, Committed, CorruptCheckpointError
-from muster.worker.saves.bucket_place import BucketPlace
-from muster.worker.saves.folder import FolderPlace
 from muster.worker.saves.loading import AgreedLoad, Chosen
-from muster.worker.saves.reading import VerifyingReader
-from tests.support.judge import no_child_left
+from muster.worker.saves.storage.bucket_place import BucketPlace
+from muster.worker.saves.storage.folder import FolderPlace
+from muster.worker.saves.storage.reading import VerifyingReader
 from tests.support.meeting import in_thread
-from tests.support.round_table import RoundTable, Seat
+from tests.support.saves.fake_barrier import no_child_left
+from tests.support.saves.round_table import RoundTable, Seat
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

@@ -6,7 +6,7 @@ import pytest
 
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves import AsyncRequest
-from tests.support.judge import FakeBarrier
+from tests.support.saves.fake_barrier import FakeBarrier
 
 
 def test_finalize_functions_are_added_until_it_is_frozen():

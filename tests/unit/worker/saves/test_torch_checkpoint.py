@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from lab.patience import until
+from lab.processes import fork_client as nursery
 from muster.worker.errors import AsyncSaveError, MusterError
-from muster.worker.saves import AsyncCallsQueue, Checkpointer, TorchAsyncCheckpoint, staging
-from tests.support import nursery
-from tests.support.judge import FakeBarrier, no_child_left
-from tests.support.patience import until
+from muster.worker.saves import AsyncCallsQueue, Checkpointer, TorchAsyncCheckpoint
+from muster.worker.saves.memory import staging
+from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
 
 
 class Late:

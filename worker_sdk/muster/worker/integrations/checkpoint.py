@@ -28,7 +28,7 @@ from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.integrations.aside import (
+from muster.worker.integrations.commit.aside import (
     Aside,
     Marker,
     ReplacedError,
@@ -40,16 +40,16 @@ from muster.worker.integrations.aside import (
     read,
     read_whole,
 )
-from muster.worker.integrations.commitment import Commitment, OnLost
-from muster.worker.integrations.contents import leave_note, take_notes
-from muster.worker.saves.digesting import DigestingFiles
+from muster.worker.integrations.commit.commitment import Commitment, OnLost
+from muster.worker.integrations.commit.contents import leave_note, take_notes
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.groups import Group
 from muster.worker.saves.job_barrier import job_barrier
-from muster.worker.saves.queue import DEFAULT_TIMEOUT
-from muster.worker.saves.rank_write import METADATA, RankWrite, manifest_of
-from muster.worker.saves.reading import ItemReader, open_checkpoint
-from muster.worker.saves.written import check_files
+from muster.worker.saves.queue.groups import Group
+from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
+from muster.worker.saves.storage.digesting import DigestingFiles
+from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of
+from muster.worker.saves.storage.reading import ItemReader, open_checkpoint
+from muster.worker.saves.storage.written import check_files
 
 __all__ = ["CommittedReader", "CommittedWriter", "latest"]
 

@@ -23,7 +23,7 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import sync, sync_file, write_marker, write_synced
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
-from muster.worker.integrations.aside import (
+from muster.worker.integrations.commit.aside import (
     Aside,
     Marker,
     ReplacedError,
@@ -35,10 +35,10 @@ from muster.worker.integrations.aside import (
     stamped,
     sweep,
 )
-from muster.worker.integrations.commitment import LAST_WORD, Commitment, OnLost, is_own
-from muster.worker.integrations.contents import gather_manifest, record_share, verify_share
+from muster.worker.integrations.commit.commitment import LAST_WORD, Commitment, OnLost, is_own
+from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.queue import DEFAULT_TIMEOUT
+from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["adopt", "commit_together"]
 

@@ -31,8 +31,8 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
-from muster.worker.integrations import aside as folders
-from muster.worker.integrations.aside import (
+from muster.worker.integrations.commit import aside as folders
+from muster.worker.integrations.commit.aside import (
     Aside,
     Marker,
     ReplacedError,
@@ -48,15 +48,15 @@ from muster.worker.integrations.aside import (
     remove,
     restore,
 )
-from muster.worker.integrations.commitment import Commitment, ElsewhereError, OnLost, told
-from muster.worker.integrations.contents import (
+from muster.worker.integrations.commit.commitment import Commitment, ElsewhereError, OnLost, told
+from muster.worker.integrations.commit.contents import (
     gather_manifest,
     manifest_of_file,
     record_share,
     verify_share,
 )
-from muster.worker.saves.queue import DEFAULT_TIMEOUT
-from muster.worker.saves.written import check_files, lengths
+from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
+from muster.worker.saves.storage.written import check_files, lengths
 
 __all__ = ["committed", "latest"]
 

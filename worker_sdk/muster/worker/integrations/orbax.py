@@ -20,7 +20,7 @@ from orbax.checkpoint import AsyncCheckpointer, CheckpointManager
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.group_barrier import GroupBarrier
-from muster.worker.reason import failure_text
+from muster.worker.groups.reason import failure_text
 
 try:
     from orbax.checkpoint._src.checkpointers import async_checkpointer as place

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.savepoint.asked import SaveAsked
+from muster.worker.session.save_request import SaveAsked
 
 PREFIX = "muster/save"
 """The group of both barriers; the coordinator knows it, too."""

@@ -15,9 +15,9 @@ from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, replicas_of
 from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.channel import open_channel
-from muster.worker.fork_guard import start_thread
-from muster.worker.unary import ask_leader
+from muster.worker.transport.channel import open_channel
+from muster.worker.transport.fork_guard import start_thread
+from muster.worker.transport.unary import ask_leader
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from types import TracebackType
 from muster.worker.barriers import DEFAULT_INIT_TIMEOUT, GrpcBarrier
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
-from muster.worker.fork_guard import start_thread
 from muster.worker.savepoint.agreement import PREFIX, Course, Next
-from muster.worker.savepoint.asked import SaveAsked
 from muster.worker.savepoint.notices import Notices
+from muster.worker.session.save_request import SaveAsked
+from muster.worker.transport.fork_guard import start_thread
 
 logger = logging.getLogger(__name__)
 

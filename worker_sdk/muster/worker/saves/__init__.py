@@ -3,13 +3,13 @@
 from muster.checkpoint.committed import Committed, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError
 from muster.checkpoint.version import LaterVersionError
-from muster.worker.saves.callers import AsyncCaller, ForkCaller, PersistentCaller
-from muster.worker.saves.calls import SaveTimings
 from muster.worker.saves.checkpointer import Checkpointer
-from muster.worker.saves.drop_in import abort_nvrx_checkpoint
-from muster.worker.saves.queue import AsyncCallsQueue
+from muster.worker.saves.queue.calls import SaveTimings
+from muster.worker.saves.queue.drop_in import abort_nvrx_checkpoint
+from muster.worker.saves.queue.queue import AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.torch_checkpoint import TorchAsyncCheckpoint
+from muster.worker.saves.writers.callers import AsyncCaller, ForkCaller, PersistentCaller
 
 __all__ = [
     "AsyncCaller",

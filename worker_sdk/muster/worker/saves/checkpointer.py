@@ -24,22 +24,29 @@ from muster.checkpoint.committed import Committed, Life
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, BarrierError
-from muster.worker.saves.calls import SaveTimings
+from muster.worker.groups.write_report import WriteReport
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.groups import default_barrier
-from muster.worker.saves.huge_pages import HugePages
 from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.loading import AgreedLoad
-from muster.worker.saves.place import Draft
-from muster.worker.saves.places import place_at
-from muster.worker.saves.planning import Planning, SweptError
-from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
-from muster.worker.saves.rank_write import METADATA, RankWrite, manifest_of
-from muster.worker.saves.reading import VerifyingReader
+from muster.worker.saves.memory.huge_pages import HugePages
+from muster.worker.saves.memory.staging import (
+    Held,
+    HostBuffers,
+    check_memory,
+    size_of,
+    survive_fork,
+    tensors_of,
+)
+from muster.worker.saves.planning.planning import Planning, SweptError
+from muster.worker.saves.queue.calls import SaveTimings
+from muster.worker.saves.queue.groups import default_barrier
+from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
-from muster.worker.saves.staging import Held, HostBuffers, check_memory, size_of, survive_fork, tensors_of
-from muster.worker.saves.written import check_whole
-from muster.worker.write_report import WriteReport
+from muster.worker.saves.storage.place import Draft
+from muster.worker.saves.storage.places import place_at
+from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of
+from muster.worker.saves.storage.reading import VerifyingReader
+from muster.worker.saves.storage.written import check_whole
 
 Verify: TypeAlias = Literal["load", "off"]
 

@@ -23,8 +23,8 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import MusterError, error_for
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.place import Place
-from muster.worker.saves.reading import Opened, VerifyingReader, open_checkpoint
+from muster.worker.saves.storage.place import Place
+from muster.worker.saves.storage.reading import Opened, VerifyingReader, open_checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import os
 import socket
 
 from muster.worker.decision import Decision, Failure, Outcome
-from muster.worker.pending import EarlyWarning
-from muster.worker.write_report import WriteReport
+from muster.worker.groups.pending import EarlyWarning
+from muster.worker.groups.write_report import WriteReport
 
 
 class LocalBarrier:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.groups.write_report import WriteReport
 from muster.worker.saves.failure import failure_text, save_error
-from muster.worker.write_report import WriteReport
 
 PREFIX = "save"
 """The group of barriers at which saves are decided, unless another is named."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
-from muster.worker.saves.replacement import Replacement, is_replaceable, write_in_place
+from muster.worker.saves.memory.staging import HostBuffers
+from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
-from muster.worker.saves.staging import HostBuffers
+from muster.worker.saves.storage.replacement import Replacement, is_replaceable, write_in_place
 
 
 class TorchAsyncCheckpoint:

@@ -1,6 +1,6 @@
 """Refusals of tokens: the caller hears the message, the log also what failed and why."""
 
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 UNKNOWN = (
     "the token is not one of this coordinator's, or no longer. Ask its operator for another, and put it "

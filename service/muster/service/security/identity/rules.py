@@ -7,9 +7,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from muster.service.address import Address
+from muster.service.security.claims import Claims
 from muster.service.security.files import FileError
 from muster.service.security.grants import Role
-from muster.service.security.identity.claims import Claims
 from muster.service.security.tables import Table
 
 AUDIENCE = "muster"

@@ -9,9 +9,9 @@ from typing import Any
 
 import jwt
 
-from muster.service.core import report
-from muster.service.core.refusal import Reason
-from muster.service.security.identity.claims import Claims, moment
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.refusal import Reason
+from muster.service.security.claims import Claims, moment
 from muster.service.security.identity.fetching import fetch
 from muster.service.security.identity.jwks import ALGORITHMS, Key
 from muster.service.security.identity.keys import FetchedKeys, Keys, KeysInFile, KeysUnavailable, KeyUnknown

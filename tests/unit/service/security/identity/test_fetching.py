@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from lab.authority import Authority
 from muster.service.security.identity import fetching
 from muster.service.security.identity.fetching import FetchError, fetch
 from muster.service.security.identity.rules import FetchedFrom
-from tests.support.authority import Authority
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[..., Awaitable[str]]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from muster.service.security import tokens
+from muster.service.security.claims import Claims, moment
 from muster.service.security.files import FileError
 from muster.service.security.grants import Role
-from muster.service.security.identity.claims import Claims, moment
 from muster.service.security.identity.rules import FetchedFrom, Issuer, Login, ServiceAccounts
 
 ISSUER = """[[issuer]]

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from muster.client import credentials
-from muster.service.core.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role

@@ -1,0 +1,186 @@
+"""Hypothesis makes records of every kind that the core may ask to keep."""
+
+from hypothesis import strategies as st
+
+from muster.service.core.vocabulary.effects import (
+    CheckpointsRecord,
+    EvictionRecord,
+    GroupRecord,
+    ParticipantRecord,
+    RoundRecord,
+    RunRecord,
+    ShapeRecord,
+    SpeakerRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
+)
+from muster.service.core.vocabulary.model import (
+    Checkpoint,
+    CheckpointHistory,
+    Closed,
+    Decision,
+    FailedSave,
+    Failure,
+    MemberState,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    Outcome,
+    Ranks,
+    RendezvousSettings,
+    Shape,
+    SlowestWrite,
+)
+from muster.service.core.vocabulary.operations import Done, Flag, Number, Value
+
+names = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=12)
+texts = st.text(st.characters(codec="utf-8"), max_size=30)
+ranks = st.integers(0, 65_535)
+numbers = st.integers(0, 2**63)
+pids = st.integers(0, 2**31 - 1)
+seconds = st.floats(0, 1e7)
+
+dates = st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6)
+timeouts = st.integers(1, 2**40).map(lambda millis: millis / 1000)
+
+runs = st.builds(
+    RunRecord,
+    names,
+    numbers,
+    st.none() | st.builds(Closed, texts, texts, dates),
+    st.none() | st.integers(0, 4 * 10**9).map(float),
+)
+evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
+rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
+participants = st.builds(
+    ParticipantRecord,
+    run_id=names,
+    node=st.builds(NodeInfo, names, names, pids),
+    attempt=numbers,
+    rank=ranks,
+    settings=st.builds(
+        RendezvousSettings,
+        min_nodes=ranks,
+        max_nodes=ranks,
+        join_timeout=timeouts,
+        last_call_timeout=timeouts,
+        keep_alive_timeout=timeouts,
+    ),
+)
+groups = st.builds(GroupRecord, names, names, numbers, numbers)
+shapes = st.integers(1, 65_536).flatmap(
+    lambda size: st.builds(
+        Shape,
+        st.just(size),
+        st.sets(st.integers(0, size - 1), max_size=10).map(lambda some: Ranks(sorted(some))),
+    )
+)
+speakers = st.builds(
+    SpeakerRecord,
+    run_id=names,
+    prefix=names,
+    rank=ranks,
+    incarnation=names,
+    ordinal=st.integers(0, 2**62),
+    host=names,
+    pid=pids,
+    start_sequence=numbers,
+    shape=shapes | st.integers(1, 2**32 - 1),
+    state=st.sampled_from(MemberState),
+    lineage=st.integers(1, 2**62),
+    life=st.none() | numbers,
+)
+shape_records = st.builds(ShapeRecord, names, names, st.integers(1, 2**32 - 1), shapes)
+missing_ranks = st.builds(
+    MissingRank,
+    rank=ranks,
+    state=st.sampled_from(MissingState),
+    host=texts,
+    pid=pids,
+    gone_for=seconds,
+    last_sequence=st.none() | numbers,
+)
+decisions = st.builds(
+    Decision,
+    run_id=names,
+    prefix=names,
+    sequence=numbers,
+    generation=numbers,
+    outcome=st.sampled_from(Outcome),
+    message=texts,
+    missing=st.lists(missing_ranks, max_size=3).map(tuple),
+    arrived=ranks,
+    required=ranks,
+    payloads=st.lists(st.tuples(ranks, st.binary(max_size=20)), max_size=3).map(tuple),
+    failures=st.lists(st.builds(Failure, ranks, texts, pids, texts), max_size=3).map(tuple),
+    decided_at=dates,
+    wait=seconds,
+    skew=seconds,
+    last_arrival_rank=st.none() | ranks,
+)
+moments = st.integers(0, 4 * 10**9).map(float)
+checkpoints = st.builds(
+    CheckpointsRecord,
+    names,
+    st.builds(
+        CheckpointHistory,
+        newest=st.none()
+        | st.builds(
+            Checkpoint,
+            step=st.none() | numbers,
+            committed_at=moments,
+            bytes=st.none() | numbers,
+            slowest=st.none() | st.builds(SlowestWrite, ranks, texts, timeouts),
+            prefix=names,
+            sequence=numbers,
+        ),
+        committed=numbers,
+        intervals=st.lists(timeouts, max_size=5).map(tuple),
+        failures=st.lists(
+            st.builds(FailedSave, st.none() | numbers, moments, texts, names, numbers), max_size=5
+        ).map(tuple),
+    ),
+)
+store_keys = st.builds(StoreKeyRecord, names, texts, st.binary(max_size=20))
+changed = (
+    st.builds(Done)
+    | st.builds(Flag, st.booleans())
+    | st.builds(Number, st.integers(-(2**63), 2**63 - 1))
+    | st.builds(Value, st.binary(max_size=20))
+)
+store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed, numbers)
+kept = (
+    runs
+    | groups
+    | shape_records
+    | speakers
+    | decisions
+    | evictions
+    | rounds
+    | participants
+    | checkpoints
+    | store_keys
+    | store_operations
+)
+
+
+def decision(**changed: object) -> Decision:
+    """A decision with every field set, but for what is changed."""
+    fields: dict[str, object] = {
+        "run_id": "job1",
+        "prefix": "checkpoint",
+        "sequence": 7,
+        "generation": 3,
+        "outcome": Outcome.TIMED_OUT,
+        "message": 'barrier "checkpoint" #7 of run job1 timed out',
+        "missing": (MissingRank(3, MissingState.CONNECTION_LOST, "node-0", 4121, 41.5, 6),),
+        "arrived": 14,
+        "required": 16,
+        "payloads": ((0, b"\0\xff"), (2, b"two")),
+        "failures": (Failure(1, "node-1", 77, "disk full"),),
+        "decided_at": 1_700_000_000.123457,
+        "wait": 12.5,
+        "skew": 0.25,
+        "last_arrival_rank": 0,
+    }
+    return Decision(**(fields | changed))  # type: ignore[arg-type]

@@ -1,0 +1,237 @@
+"""Made-up coordinators to look at: the real core, with events fed in and the time moved by hand."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.vocabulary.effects import Asked, Effects
+from muster.service.core.vocabulary.events import (
+    Arrival,
+    Arrive,
+    CloseRun,
+    Disconnected,
+    Event,
+    Hello,
+    JoinGroup,
+    JoinRendezvous,
+    ProcessInfo,
+    Stepped,
+    Tick,
+    WriteReport,
+)
+from muster.service.core.vocabulary.model import Instant, NodeInfo, RendezvousSettings
+from muster.service.draining import DRAINING
+from muster.service.insight import words
+from muster.service.insight.inspector import Sighting
+from muster.v1.insight_pb2 import Report
+
+T = TypeVar("T")
+WALL = 1_790_000_000.0
+RANKS_PER_NODE = 8
+TTL = 10.0
+
+
+class Scene:
+    """A coordinator and its time; the status page may look at it as at a driver, and ask its processes."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator(session_ttl=TTL, epoch=3)
+        self.now = 1_000.0
+        self.retired = False
+        self.says: dict[int, Report] = {}
+        """By rank, what a process says when it is asked; the others do not answer."""
+        self._sessions = 0
+
+    async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
+        if self.retired:
+            raise DRAINING
+        return ask(self.coordinator, self.instant)
+
+    async def ask(self, processes: Sequence[Asked]) -> list[Sighting]:
+        return [
+            Sighting(one, said := self.says.get(one.rank), "" if said else words.NO_ANSWER)
+            for one in processes
+        ]
+
+    @property
+    def instant(self) -> Instant:
+        return Instant(self.now, WALL + self.now)
+
+    def do(self, event: Event) -> Effects:
+        effects = Effects()
+        self.coordinator.step(event, self.instant, effects)
+        return effects
+
+    def session(self) -> int:
+        self._sessions += 1
+        return self._sessions
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (deadline := self.coordinator.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.do(Tick())
+        self.now = end
+
+
+class Job:
+    """A run whose streams each speak for some ranks, in order.
+
+    Args:
+        scene: where it is.
+        run_id: its id.
+        ranks: how many there are to be.
+        host: the name of a host, with a place for its number.
+        per_stream: how many ranks a stream speaks for; those of one node at the most.
+        absent: the ranks that never come.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        run_id: str,
+        ranks: int,
+        *,
+        host: str = "node-{:d}",
+        per_stream: int = 1,
+        absent: range = range(0),
+    ) -> None:
+        self.scene = scene
+        self.run_id = run_id
+        self.ranks = ranks
+        self.per_stream = per_stream
+        nodes = ranks // RANKS_PER_NODE
+        settings = RendezvousSettings(
+            min_nodes=nodes, max_nodes=nodes, join_timeout=600, last_call_timeout=30, keep_alive_timeout=300
+        )
+        for number in range(nodes):
+            node = NodeInfo(f"agent-{number}", host.format(number), 900 + number)
+            scene.do(JoinRendezvous(scene.session(), run_id, node, 1, settings))
+        self.streams = {
+            first: scene.session() for first in range(0, ranks, per_stream) if first not in absent
+        }
+        for first, session in self.streams.items():
+            node_rank = first // RANKS_PER_NODE
+            processes = [
+                ProcessInfo(rank, f"life-{rank}", host.format(node_rank), 4100 + rank, 0, node_rank)
+                for rank in range(first, first + per_stream)
+            ]
+            scene.do(Hello(session, run_id, 0, tuple(processes)))
+
+    def join(self, prefix: str) -> None:
+        for session in self.streams.values():
+            self.scene.do(JoinGroup(session, prefix, self.ranks))
+
+    def meet(
+        self,
+        prefix: str,
+        sequence: int,
+        *,
+        without: tuple[int, ...] = (),
+        failure: tuple[int, str] | None = None,
+        timeout: float = 300.0,
+        pace: float = 0.0,
+        report: Callable[[int], WriteReport | None] = lambda _: None,
+    ) -> None:
+        """All who are there arrive, but for some; ``failure`` is one rank's vote, at the end.
+
+        Each tells of its part of a save what ``report`` says of its rank.
+        """
+        left_out = {*without, failure[0] if failure else -1}
+        for first, session in list(self.streams.items()):
+            ranks = [rank for rank in range(first, first + self.per_stream) if rank not in left_out]
+            if ranks:
+                arrivals = tuple(Arrival(rank, report=report(rank)) for rank in ranks)
+                self.scene.do(Arrive(session, prefix, sequence, timeout, arrivals))
+            self.scene.wait(pace)
+        if failure is not None:
+            rank, reason = failure
+            session = self.streams[rank - rank % self.per_stream]
+            arrival = Arrival(rank, failure=reason, report=report(rank))
+            self.scene.do(Arrive(session, prefix, sequence, timeout, (arrival,)))
+
+    def step(self, number: int, *, behind: dict[int, int]) -> None:
+        """All who are there tell their training step; ``behind``: that of those who stand elsewhere."""
+        for first, session in self.streams.items():
+            ranks = range(first, first + self.per_stream)
+            self.scene.do(Stepped(session, tuple((rank, behind.get(rank, number)) for rank in ranks)))
+
+    def lose(self, first: int) -> None:
+        """The stream of a rank breaks."""
+        self.scene.do(Disconnected(self.streams.pop(first)))
+
+    def close(self, by: str, reason: str) -> None:
+        self.scene.do(CloseRun(self.scene.session(), self.run_id, by, reason))
+
+
+def written(step: int, slowest: int, *, commits: bool = False) -> Callable[[int], WriteReport]:
+    """What each rank tells of its part of a save, which takes one of them longer than the others."""
+
+    def report(rank: int) -> WriteReport:
+        seconds = 38.25 if rank == slowest else 30.0 + rank / 10
+        return WriteReport(step=step, bytes=86 << 30, seconds=seconds, commits=commits)
+
+    return report
+
+
+def sixteen() -> Scene:
+    """A job of 16 ranks whose barrier misses two, beside two smaller ones."""
+    scene = Scene()
+    old = Job(scene, "vit-sweep-3", 8, host="gpu-c{:d}")
+    old.join("checkpoint")
+    old.meet("checkpoint", 0, pace=0.005)
+    old.close("ann@desk", "the budget is spent")
+    for rank in range(8):
+        old.lose(rank)
+    scene.wait(1_340)
+    small = Job(scene, "vit-small", 8, host="gpu-b{:d}")
+    small.join("checkpoint")
+    big = Job(scene, "llama-70b", 16, host="gpu-a{:d}")
+    for prefix in ("checkpoint", "save", "save/commit"):
+        big.join(prefix)
+    small.meet("checkpoint", 0, pace=0.002, report=written(0, 7, commits=True))
+    big.meet("checkpoint", 0, pace=0.12)
+    scene.wait(288)
+    full = "OSError: [Errno 28] No space left on device: '/ckpt/step-30900'"
+    small.meet("checkpoint", 1, failure=(3, full), report=written(500, 7, commits=True))
+    big.meet("save", 0, pace=0.09, report=written(30_900, 11))
+    big.meet("save/commit", 0, pace=0.02, report=written(30_900, 11, commits=True))
+    scene.wait(301)
+    small.meet("checkpoint", 2, pace=0.003, report=written(1_000, 7, commits=True))
+    big.meet("checkpoint", 1, pace=0.07)
+    scene.wait(290)
+    small.meet("checkpoint", 3, pace=0.002, report=written(1_500, 7, commits=True))
+    big.step(31_200, behind={6: 31_187})
+    big.meet("checkpoint", 2, without=(6, 11))
+    scene.wait(34)
+    big.meet("save", 1, without=(11,), timeout=600, report=written(31_200, 11))
+    scene.wait(1)
+    big.lose(11)
+    scene.wait(6)
+    return scene
+
+
+def many(ranks: int = 4_096) -> Scene:
+    """A job of many ranks: a node was lost, two never came, a part of a rack is late, and a save begins."""
+    scene = Scene()
+    job = Job(
+        scene,
+        "moe-400b",
+        ranks,
+        host="h100-{:04d}",
+        per_stream=RANKS_PER_NODE,
+        absent=range(ranks - 2 * RANKS_PER_NODE, ranks),
+    )
+    for prefix in ("checkpoint", "save", "save/commit"):
+        job.join(prefix)
+    stragglers = tuple(range(37, ranks // 2, 301))
+    rack = tuple(range(ranks // 2, ranks // 2 + 32))
+    job.meet("save", 0, without=stragglers, timeout=60)
+    scene.wait(340)
+    job.lose(ranks // 3 // RANKS_PER_NODE * RANKS_PER_NODE)
+    scene.wait(2)
+    job.meet("checkpoint", 0, without=(*stragglers, *rack), timeout=900)
+    scene.wait(6)
+    job.meet("save", 1, without=tuple(range(ranks // 4, ranks)), timeout=900)
+    scene.wait(1)
+    return scene

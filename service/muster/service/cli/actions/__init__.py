@@ -1,0 +1,1 @@
+"""Commands that change something: abort, close, evict, forget, save."""

@@ -1,0 +1,1 @@
+"""How a command reaches the coordinator: credentials, the search for the leader, calls."""

@@ -1,0 +1,321 @@
+"""What ``muster doctor`` looks at: each check is one line, with the next step if it is not well."""
+
+import enum
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+
+from muster.service.address import Address
+from muster.service.cells import duration
+from muster.service.cli.client.coordinator_client import CallError, Client
+from muster.service.cli.failure import Exit
+from muster.service.core.vocabulary import report
+from muster.service.security.patterns import matches
+from muster.service.version import VERSION
+from muster.v1 import coordinator_pb2
+
+EXPIRY_WARNING_DAYS = 14
+"""A certificate that is valid for less is a warning."""
+SLOW_COMMIT = 0.1
+"""Seconds for a commit, by the median, beyond which storage is slow: every decision waits for one."""
+CLOCK_WARNING = 1.0
+"""Seconds that two clocks may differ, beyond what the call itself leaves open."""
+
+
+class Result(enum.StrEnum):
+    """What a check came to."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    result: Result
+    message: str
+    next: str = ""
+    """What to do, unless it is well."""
+    exit: Exit = Exit.FAILED
+    """What the command ends with if this failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """What is needed to speak TLS."""
+
+    ca: Path
+    """Those who may have signed the coordinator's certificate."""
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str = ""
+    """Whom the certificate must name; empty: the endpoint's host."""
+
+
+def examine(
+    addresses: Sequence[Address], tls: Certificates | None, client: Client, timeout: float, run_id: str
+) -> Iterator[Check]:
+    """All checks, one after the other; what cannot be looked at any more is left out.
+
+    Args:
+        addresses: the coordinator's, or those of its replicas.
+        tls: how to speak TLS; None: not at all.
+        client: how to call it.
+        timeout: seconds that each check may take.
+        run_id: the run of a job that is to begin here; empty: none is known.
+    """
+    reached = False
+    for address in addresses:
+        for check in reach(address, timeout):
+            yield check
+            if check.result is Result.FAILED:
+                break
+        else:
+            reached = True
+            yield plaintext(address) if tls is None else certificate(address, tls, timeout)
+    if reached:
+        yield from answers(client, run_id)
+
+
+# ---------------------------------------------------------------------- the network
+
+
+def reach(address: Address, timeout: float) -> Iterator[Check]:
+    """Whether the name has an address, and someone listens there."""
+    begin = time.monotonic()
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        yield Check(
+            "resolve",
+            Result.FAILED,
+            f"{address.host} has no address: {error.strerror or error}",
+            "mend the name in --endpoint or MUSTER_ENDPOINT, or the DNS that this machine uses",
+            Exit.UNREACHABLE,
+        )
+        return
+    hosts = list(dict.fromkeys(str(one[4][0]) for one in found))
+    yield Check("resolve", Result.OK, f"{address.host} is {', '.join(hosts)} (found in {_since(begin)})")
+    begin = time.monotonic()
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except OSError as error:
+        yield Check(
+            "connect",
+            Result.FAILED,
+            f"no connection to {address}: {error.strerror or error}",
+            "check that muster serve runs there and listens on that address (--listen), and that no firewall "
+            "or NetworkPolicy is in between",
+            Exit.UNREACHABLE,
+        )
+        return
+    yield Check("connect", Result.OK, f"{address} accepts connections (in {_since(begin)})")
+
+
+def plaintext(address: Address) -> Check:
+    """Without TLS whoever is on the way can read and change everything."""
+    if address.is_loopback:
+        return Check("tls", Result.OK, "not used, and the connection stays on this machine")
+    return Check(
+        "tls",
+        Result.WARNING,
+        "not used: whoever is on the way can read and change everything",
+        "start the coordinator with --tls-cert and --tls-key, and give --tls-ca (MUSTER_TLS_CA) here",
+    )
+
+
+def certificate(address: Address, tls: Certificates, timeout: float) -> Check:
+    """Whether the coordinator's certificate is valid, for whom, and for how long."""
+    name = tls.server_name or address.host
+    try:
+        context = ssl.create_default_context(cafile=str(tls.ca))
+        context.set_alpn_protocols(["h2"])
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+        with (
+            socket.create_connection((address.host, address.port), timeout) as connection,
+            context.wrap_socket(connection, server_hostname=name) as secured,
+        ):
+            shown = secured.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        return Check(
+            "tls",
+            Result.FAILED,
+            f"the certificate is refused: {error.verify_message}",
+            "renew it on the coordinator if it has expired; else compare --tls-ca with who signed it, and "
+            "--tls-server-name with the names in it",
+            Exit.UNREACHABLE,
+        )
+    except OSError as error:
+        return Check(
+            "tls",
+            Result.FAILED,
+            f"no TLS handshake: {error.strerror or error}",
+            "check that the coordinator was started with --tls-cert, and that the files given here are PEM",
+            Exit.UNREACHABLE,
+        )
+    expires = ssl.cert_time_to_seconds(str(shown["notAfter"]))
+    left = expires - time.time()
+    day = datetime.fromtimestamp(expires, UTC).date().isoformat()
+    message = (
+        f"the certificate is for {name}, and valid until {day} ({duration(round(left * 1000))} from now)"
+    )
+    if left < EXPIRY_WARNING_DAYS * 86_400:
+        return Check("tls", Result.WARNING, message, "renew it; the coordinator takes new files in by itself")
+    return Check("tls", Result.OK, message)
+
+
+# ---------------------------------------------------------------------- what it answers
+
+
+def answers(client: Client, run_id: str) -> Iterator[Check]:
+    """Whether the coordinator lets us ask, and how it says it is."""
+    begin, began_at = time.monotonic(), time.time()
+    try:
+        status = client.status()
+    except CallError as error:
+        yield from _refused(error)
+        return
+    took = time.monotonic() - begin
+    yield Check("authorisation", Result.OK, f"it lets us look, and answers in {report.seconds(took)}")
+    if status.relay:
+        yield relay(status.relay)
+    if status.HasField("caller"):
+        yield token(status.caller, run_id)
+    yield version(status.version)
+    yield from replicas(client)
+    yield storage(status.commits)
+    yield clock(status.now.ToMicroseconds() / 1e6, began_at + took / 2, took / 2)
+
+
+def _refused(error: CallError) -> Iterator[Check]:
+    if error.status is grpc.StatusCode.UNIMPLEMENTED:
+        yield Check(
+            "version",
+            Result.WARNING,
+            f"the coordinator is older than this command ({VERSION}), and does not tell how it is",
+            "use the same version on both sides",
+        )
+        return
+    # A sentence of the command has its next step in a line of its own.
+    message, _, step = str(error).partition("\n  next: ")
+    if error.code in (Exit.UNREACHABLE, Exit.TIMED_OUT):
+        yield Check("answer", Result.FAILED, message, step, Exit.UNREACHABLE)
+    else:
+        # What the coordinator refuses, it says what to do about.
+        yield Check("authorisation", Result.FAILED, message, step)
+
+
+def relay(name: str) -> Check:
+    """Say that a relay passes our calls on."""
+    message = f"{report.shown(name)} passes our calls on: the coordinator sees the relay's token, not ours"
+    return Check("relay", Result.OK, message)
+
+
+def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
+    """Say whether the coordinator lets a worker in with the token that it sees, for the worker's run."""
+    roles = {number: name.removeprefix("ROLE_").lower() for name, number in coordinator_pb2.Role.items()}
+    message = f'"{caller.token_name}" has the role {roles.get(caller.role, caller.role)}'
+    message += f" for the runs {', '.join(caller.run_patterns)}"
+    steps = []
+    if caller.role < coordinator_pb2.ROLE_WORKER:
+        steps.append("a job is refused with it: give it a token of role worker. To look on, this one will do")
+    if run_id and not matches(run_id, caller.run_patterns):
+        message += f", and MUSTER_RUN_ID is {report.shown(run_id)}"
+        steps.append("use a token for that run, or another run id")
+    return Check("token", Result.WARNING if steps else Result.OK, message, "; ".join(steps))
+
+
+def version(theirs: str) -> Check:
+    """Whether both sides are of one version."""
+    if theirs == VERSION:
+        return Check("version", Result.OK, f"both sides are {VERSION}")
+    return Check(
+        "version",
+        Result.WARNING,
+        f"the coordinator is {theirs}, and this command {VERSION}",
+        "use the same version on both sides",
+    )
+
+
+def replicas(client: Client) -> Iterator[Check]:
+    """Whether there are others that could take over, of the same version."""
+    try:
+        found = client.replicas().replicas
+    except CallError as error:
+        if error.status is not grpc.StatusCode.UNIMPLEMENTED:  # As an older coordinator answers.
+            yield from _refused(error)
+        return
+    if not found:
+        return
+    leader = next((one for one in found if one.leads), None)
+    others = {one.version for one in found if leader is not None and one.version != leader.version}
+    names = ", ".join(one.address for one in found)
+    message = f"{len(found)}: {names}; {leader.address if leader is not None else 'nobody'} leads"
+    if len(found) == 1:
+        yield Check("replicas", Result.WARNING, message, "start the others: nobody could take over")
+    elif others:
+        versions = ", ".join(sorted(others))
+        yield Check(
+            "replicas", Result.WARNING, f"{message}; some are {versions}", "use the same version everywhere"
+        )
+    else:
+        yield Check("replicas", Result.OK, message)
+
+
+def storage(commits: coordinator_pb2.CommitTimes) -> Check:
+    """How long a commit takes, which every decision waits for."""
+    median, longest = commits.median_us / 1e6, commits.longest_us / 1e6
+    message = (
+        f"a commit takes {_short(median)} (median of the last {commits.count}; longest {_short(longest)})"
+    )
+    if median <= SLOW_COMMIT:
+        return Check("storage", Result.OK, message)
+    return Check(
+        "storage",
+        Result.WARNING,
+        message,
+        "put the state on a local or block disk that syncs fast, and see who else writes there",
+    )
+
+
+def clock(theirs: float, ours: float, unsure: float) -> Check:
+    """How far the two clocks are apart.
+
+    Args:
+        theirs: seconds since 1970, as the coordinator said.
+        ours: when it said so, by our clock.
+        unsure: how much earlier or later that may have been.
+    """
+    apart = theirs - ours
+    side = "ahead of" if apart > 0 else "behind"
+    if abs(apart) <= unsure:
+        message = f"both clocks are the same, as far as can be told (± {_short(unsure)})"
+    else:
+        message = f"the coordinator's is {_short(abs(apart))} {side} ours (± {_short(unsure)})"
+    if abs(apart) - unsure <= CLOCK_WARNING:
+        return Check("clock", Result.OK, message)
+    return Check(
+        "clock",
+        Result.WARNING,
+        message,
+        "set both clocks (NTP). Nothing is decided by them, but dates in logs and certificates will mislead",
+    )
+
+
+def _short(seconds: float) -> str:
+    """A duration that may be far below a millisecond."""
+    return report.seconds(seconds) if seconds >= 0.01 else f"{seconds * 1000:.2g} ms"
+
+
+def _since(begin: float) -> str:
+    return _short(time.monotonic() - begin)

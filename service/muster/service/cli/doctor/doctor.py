@@ -1,0 +1,92 @@
+"""``muster doctor``: why a job cannot use a coordinator, or that it can."""
+
+import os
+from itertools import chain
+from typing import Annotated
+
+import typer
+
+from muster.service.address import Address
+from muster.service.cli import options
+from muster.service.cli.client.coordinator_client import connect
+from muster.service.cli.client.credentials import connecting, given
+from muster.service.cli.doctor.checks import Certificates, Check, Result, examine
+from muster.service.cli.doctor.etcd_checks import members
+from muster.service.cli.doctor.identity_checks import identity
+from muster.service.cli.options import Output
+from muster.service.cli.serving import etcd
+from muster.service.cli.views.table import colorful, document, emit
+from muster.service.core.vocabulary import report
+
+COLORS = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "red"}
+NAME_CELLS = len("authorisation")
+RESULT_CELLS = max(map(len, Result))
+
+
+State = Annotated[
+    str,
+    typer.Option(
+        metavar="etcd://HOST:PORT/PREFIX", help="Look at etcd as well: the state, as muster serve takes it."
+    ),
+]
+
+
+@connecting
+def doctor(
+    state: State = "",
+    etcd_ca: etcd.Ca = None,
+    etcd_cert: etcd.Cert = None,
+    etcd_key: etcd.Key = None,
+    etcd_user: etcd.User = "",
+    etcd_password_file: etcd.PasswordFile = None,
+    output: options.Format = Output.TABLE,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """Check a coordinator from here: token, reach, TLS, authorisation, version, replicas, storage, clock.
+
+    A line for each check. With --state etcd://… every member of etcd is looked at, too. If MUSTER_RUN_ID is
+    set, the token must be for that run. Ends with 3 if the coordinator cannot be reached, and with 1 if
+    something else failed. A warning is no failure.
+    """
+    checks = []
+    with connect(endpoint, timeout) as client:
+        addresses = [Address.parse(one) for one in client.endpoint.split(",")]
+        tls = None
+        mine = given()
+        if mine.ca is not None:
+            tls = Certificates(mine.ca, mine.cert, mine.key, mine.server_name)
+        shown = identity(mine.authorization())
+        of_coordinator = examine(addresses, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", ""))
+        for check in chain([shown] if shown is not None else [], of_coordinator):
+            checks.append(check)
+            if output is not Output.JSON:
+                emit(line(check, color=colorful()))
+    if state:
+        access = (etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password_file)
+        with etcd.client(state, *access) as (client_of_etcd, _):
+            for check in members(client_of_etcd, timeout):
+                checks.append(check)
+                if output is not Output.JSON:
+                    emit(line(check, color=colorful()))
+    if output is Output.JSON:
+        emit(document({"endpoint": client.endpoint, "checks": [as_json(check) for check in checks]}))
+    failed = [check for check in checks if check.result is Result.FAILED]
+    if failed:
+        raise typer.Exit(failed[0].exit)
+
+
+def line(check: Check, *, color: bool) -> str:
+    """A check for people; the next step is in a line of its own."""
+    result = f"{check.result:<{RESULT_CELLS}}"
+    if color:
+        result = typer.style(result, fg=COLORS[check.result])
+    text = f"{result}   {check.name:<{NAME_CELLS}}   {report.printable(check.message)}"
+    if check.next:
+        text += f"\n{'':{RESULT_CELLS}}   {'':{NAME_CELLS}}   next: {report.printable(check.next)}"
+    return text
+
+
+def as_json(check: Check) -> dict[str, str]:
+    """A check for programs."""
+    return {"name": check.name, "result": check.result, "message": check.message, "next": check.next}

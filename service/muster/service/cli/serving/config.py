@@ -1,0 +1,82 @@
+"""``muster config``: what ``muster serve`` would run with, and where each value comes from."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from muster.service.cells import NOTHING
+from muster.service.cli.options import Output
+from muster.service.cli.serving import settings
+from muster.service.cli.serving.serve import configured, serve
+from muster.service.cli.views.table import Column, Table, document, emit
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that is in force."""
+
+    name: str
+    value: Any
+    source: str
+
+
+# Eager, as is all that is no setting.
+Format = Annotated[Output, typer.Option("--output", "-o", is_eager=True, help="How to print it.")]
+COLUMNS: list[Column[Setting]] = [
+    Column(title="SETTING", cell=lambda setting: setting.name),
+    Column(title="VALUE", cell=lambda setting: _shown(setting.value)),
+    Column(title="FROM", cell=lambda setting: setting.source),
+]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return NOTHING if value is None else str(value)
+
+
+def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take another's options beside its own."""
+
+    def extend(mine: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(mine)
+        def run(ctx: typer.Context, output: Output, **_: object) -> None:
+            mine(ctx, output)
+
+        own, theirs = inspect.signature(mine).parameters, inspect.signature(command).parameters
+        merged = [*own.values(), *(theirs[name] for name in theirs if name not in own)]
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in merged]
+        )
+        run.__annotations__ = {one.name: one.annotation for one in merged}
+        return run
+
+    return extend
+
+
+@_with_options_of(serve)
+def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
+    """Show what muster serve would run with, given the same flags, environment and file, and from where.
+
+    A flag wins over the environment, that over the file, and that over the default. What muster serve would
+    refuse is refused in the same words. Files of certificates and tokens are not looked at.
+    """
+    configured(ctx)
+    shown = [
+        Setting(option.name, _plain(ctx.params[option.name]), settings.source(ctx, option))
+        for option in settings.settings(ctx)
+    ]
+    if output is Output.JSON:
+        emit(document({one.name: {"value": one.value, "from": one.source} for one in shown}))
+    else:
+        emit(Table(COLUMNS).text(shown))
+
+
+def _plain(value: object) -> object:
+    """A value as the file would have it."""
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,1 @@
+"""Commands that show something, and the tables that they print."""

@@ -1,0 +1,1 @@
+"""The processes of a run, and which of them speaks for which rank."""

@@ -1,0 +1,1 @@
+"""When the coordinator forgets a run."""

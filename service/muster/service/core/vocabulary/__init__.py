@@ -1,0 +1,1 @@
+"""The terms of the core: events, effects, decisions, refusals, limits and views."""

@@ -1,0 +1,303 @@
+"""What happens to the coordinator, as the driver reports it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from muster.service.core.vocabulary.model import NodeInfo, RendezvousSettings
+from muster.service.core.vocabulary.operations import Operation
+
+SessionId: TypeAlias = int
+"""Names one open stream, or one unary call, for as long as it lasts."""
+
+
+class ProcessInfo(NamedTuple):
+    """One process of a Hello."""
+
+    rank: int
+    incarnation: str
+    host: str
+    pid: int
+    ordinal: int = 0
+    """What an earlier Welcome gave to this incarnation; 0 at its first hello."""
+    node_rank: int | None = None
+    """The rank of its node in its round, for people."""
+    age: float = 0.0
+    """Seconds that it had been running when it said hello; 0 if it does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteReport:
+    """One rank's part of a save, sent at each barrier of that save. It informs people and decides nothing."""
+
+    step: int | None = None
+    """The training step; None: the save has none."""
+    bytes: int | None = None
+    """Bytes that the rank wrote; None: it does not know."""
+    seconds: float | None = None
+    """Seconds that its write took; None: it does not know."""
+    commits: bool = False
+    """The barrier is the last one of the save: its release commits the checkpoint."""
+    gives_up: bool = False
+    """The rank has given the save up: the save has failed, even if the barrier is released."""
+
+
+class Arrival(NamedTuple):
+    """One rank's arrival."""
+
+    rank: int
+    payload: bytes = b""
+    failure: str | None = None
+    """Set: a vote to fail, for this reason."""
+    report: WriteReport | None = None
+    """None: the barrier belongs to no save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A session says for whom it speaks."""
+
+    session: SessionId
+    run_id: str
+    generation: int
+    processes: tuple[ProcessInfo, ...]
+    relay: str = ""
+    """Set: it is a relay's line, whose processes enter one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Processes begin to speak on a relay's line."""
+
+    session: SessionId
+    processes: tuple[ProcessInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Processes speak on a relay's line no more."""
+
+    session: SessionId
+    ranks: tuple[int, ...]
+    goodbye: str | None = None
+    """Why they left for good, for the log; None: their connection to the relay was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """Processes of a session take part in a group."""
+
+    session: SessionId
+    prefix: str
+    world_size: int
+    participants: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Empty: every rank of the session."""
+
+
+class Arrive(NamedTuple):
+    """Ranks of a session arrive at a barrier. The hot path: a tuple, because it is the cheapest."""
+
+    session: SessionId
+    prefix: str
+    sequence: int | None
+    """None: the next one for the rank."""
+    timeout: float
+    """Seconds."""
+    arrivals: tuple[Arrival, ...]
+    progress_after: float = 0.0
+    """Seconds until those who wait are told who is missing: at most, and for 0, half of the timeout."""
+    waited: float = 0.0
+    """Seconds since it was first sent, perhaps to a coordinator before this one; 0 when first sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArriveOnce:
+    """A unary call says hello, joins a group and arrives, all at once or not at all.
+
+    The end of the call says nothing about the life of the caller.
+    """
+
+    session: SessionId
+    run_id: str
+    generation: int
+    process: ProcessInfo
+    prefix: str
+    world_size: int
+    participants: tuple[int, ...]
+    sequence: int | None
+    """None: the next one for the rank."""
+    timeout: float
+    """Seconds."""
+    arrival: Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Processes of a session say how far they have come in their training: for people, and no decision."""
+
+    session: SessionId
+    steps: tuple[tuple[int, int], ...]
+    """(rank, step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """A session's processes leave on purpose."""
+
+    session: SessionId
+    reason: str = ""
+    """For the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A session's stream is over."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Someone outside the run ends a group's open barrier; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    prefix: str
+    reason: str
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRendezvous:
+    """A node asks for a place in a round, or comes back to the one that it has."""
+
+    session: SessionId
+    run_id: str
+    node: NodeInfo
+    attempt: int
+    """How often it has asked for a new round, from 1; the same number comes back to the same place."""
+    settings: RendezvousSettings
+    round: int | None = None
+    """The round that this attempt was told."""
+    waited: float = 0.0
+    """Seconds that this attempt has waited for a round, perhaps with a coordinator before this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRendezvous:
+    """A node gives its place up; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    incarnation: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRun:
+    """Someone ends the membership of a run for good; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    by: str
+    reason: str
+    abort_barriers: bool = False
+    create: bool = False
+    """Begin the run if there is none, so that nobody can join it later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Someone sends the processes of a rank away; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Someone removes a run with all that is kept of it; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    force: bool = False
+    """Even if someone uses it: their streams, and all that waits, end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSave:
+    """Someone asks all ranks of a run to save at one step; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    stop: bool
+    """Training is to end after it."""
+    by: str
+    reason: str
+    known: int | None = None
+    """The newest request that whoever asks had heard of; None: it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSave:
+    """Someone withdraws that; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """A call asks something of a run's store; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    operation: Operation
+
+
+class SeenOne(NamedTuple):
+    """What one process was seen doing."""
+
+    rank: int
+    incarnation: str
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Processes of a run were asked what they are doing: for people, and no decision."""
+
+    run_id: str
+    sights: tuple[SeenOne, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The next deadline has come."""
+
+
+Event: TypeAlias = (
+    Hello
+    | Enter
+    | Part
+    | JoinGroup
+    | Arrive
+    | ArriveOnce
+    | Stepped
+    | Goodbye
+    | Disconnected
+    | Abort
+    | JoinRendezvous
+    | LeaveRendezvous
+    | CloseRun
+    | Evict
+    | Forget
+    | RequestSave
+    | CancelSave
+    | StoreRequest
+    | Seen
+    | Tick
+)

@@ -1,0 +1,315 @@
+"""The words of the core: outcomes, shapes, missing ranks and decisions.
+
+Enum values are the numbers of ``muster.v1``, so that the wire needs no second table.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+
+class Instant(NamedTuple):
+    """One moment, as the driver hands it in."""
+
+    monotonic: float
+    """Seconds on a clock that never jumps; all deadlines are on it."""
+    wall: float
+    """Seconds since 1970, for people to read; nothing is decided by it."""
+
+
+class Outcome(enum.IntEnum):
+    """What a barrier came to."""
+
+    RELEASED = 1
+    TIMED_OUT = 2
+    ABORTED = 3
+    MEMBER_LOST = 4
+    MISMATCHED = 5
+
+
+class MissingState(enum.IntEnum):
+    """Why a rank is missing from a barrier."""
+
+    NEVER_JOINED = 1
+    NOT_ARRIVED = 2
+    CONNECTION_LOST = 3
+    LEFT = 4
+    EVICTED = 5
+
+
+class MemberState(enum.IntEnum):
+    """How a process stands."""
+
+    CONNECTED = 1
+    DISCONNECTED = 2
+    LOST = 3
+    LEFT = 4
+    IDLE = 5
+    EVICTED = 6
+
+    living: bool
+    """Whether it is there, or may still come back to its session."""
+    gone: bool
+    """Whether nobody should wait for it any more."""
+
+    def __init__(self, _: int) -> None:
+        # Computed once, since every join asks for both several times.
+        self.living = self.name in ("CONNECTED", "DISCONNECTED")
+        self.gone = self.name in ("LOST", "LEFT", "EVICTED")
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRank:
+    """One rank that a barrier waits, or waited, for."""
+
+    rank: int
+    state: MissingState
+    host: str = ""
+    """Empty if no process of this rank was ever seen."""
+    pid: int = 0
+    gone_for: float = 0.0
+    """Seconds since its connection was lost or it left; 0 while it is connected."""
+    last_sequence: int | None = None
+    """The last sequence of the group that it arrived at."""
+    doing: str = ""
+    """What it was seen doing just before, for people; empty if nobody knows."""
+
+
+class Step(NamedTuple):
+    """A training step that a process has come to, and since when, on the monotonic clock."""
+
+    number: int
+    since: float
+
+
+class Sight(NamedTuple):
+    """What a process was seen doing, and when on the monotonic clock."""
+
+    doing: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How a run was closed: for good, and by the first one who did."""
+
+    by: str
+    reason: str
+    at: float
+    """Seconds since 1970."""
+
+
+class SaveState(enum.IntEnum):
+    """How far a save has come that was asked for; the values are those of the protocol."""
+
+    ASKED = 1
+    AGREED = 2
+    DONE = 3
+    WITHDRAWN = 4
+
+    @property
+    def stands(self) -> bool:
+        """Whether the ranks are still to do it."""
+        return self in (SaveState.ASKED, SaveState.AGREED)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A save that was asked for of all ranks of a run."""
+
+    number: int
+    """Counts the requests of the run, from 1."""
+    state: SaveState
+    stop: bool
+    """Whether training is to end after it."""
+    by: str
+    reason: str
+    asked_at: float
+    """Seconds since 1970."""
+    since: int
+    """The first barrier of its group whose failure is this request's."""
+    step: int | None = None
+    """The step that the ranks agreed on."""
+    ended_at: float | None = None
+    """When it was done or withdrawn, in seconds since 1970."""
+
+
+class SlowestWrite(NamedTuple):
+    """The write of a checkpoint that took longest."""
+
+    rank: int
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that all ranks have committed."""
+
+    step: int | None
+    """None: the save has none."""
+    committed_at: float
+    """Seconds since 1970."""
+    bytes: int | None
+    """Bytes of all ranks together; None: no rank reported any."""
+    slowest: SlowestWrite | None
+    """None: no rank reported a time."""
+    prefix: str
+    """The group of the barrier that committed it."""
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSave:
+    """A save that was not committed."""
+
+    step: int | None
+    """None: the save has none, or the ranks were at different ones."""
+    failed_at: float
+    """Seconds since 1970."""
+    reason: str
+    prefix: str
+    """The group of the barrier that failed."""
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointHistory:
+    """The saves of a run, as its ranks reported them."""
+
+    newest: Checkpoint | None = None
+    """The one that was committed last."""
+    committed: int = 0
+    """Number of commits."""
+    intervals: tuple[float, ...] = ()
+    """Seconds between the last commits of one group, oldest first."""
+    failures: tuple[FailedSave, ...] = ()
+    """The last failed saves, newest first."""
+
+    @property
+    def interval(self) -> float | None:
+        """Usual seconds between two commits; None before the third commit of a group."""
+        return median(self.intervals) if len(self.intervals) > 1 else None
+
+
+class NodeInfo(NamedTuple):
+    """One life of one agent."""
+
+    incarnation: str
+    address: str
+    """Where other nodes reach it."""
+    pid: int
+
+
+class NodeStanding(enum.IntEnum):
+    """A node's place in the rendezvous of its run."""
+
+    PARTICIPANT = 1
+    WAITING = 2
+    REDUNDANT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousSettings:
+    """What a node asks of its rendezvous; times in seconds."""
+
+    min_nodes: int
+    max_nodes: int
+    join_timeout: float
+    """How long the node waits for a round."""
+    last_call_timeout: float
+    """How long a round waits for more nodes, once the fewest are there."""
+    keep_alive_timeout: float
+    """How long the node's place is kept when its stream is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rank's vote that a barrier must not be released."""
+
+    rank: int
+    host: str
+    pid: int
+    reason: str
+
+
+class Ranks(tuple[int, ...]):
+    """A list of ranks that every rank of a group brings; what follows from it is computed once."""
+
+    @staticmethod
+    def of(ranks: Iterable[int]) -> "Ranks":
+        """The list itself, if it is one already."""
+        return ranks if isinstance(ranks, Ranks) else Ranks(ranks)
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The ranks, to look one up."""
+        return frozenset(self)
+
+    @cached_property
+    def is_ascending(self) -> bool:
+        """Whether every rank is listed once, the lowest first."""
+        return all(one < other for one, other in pairwise(self))
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+ALL_RANKS = Ranks()
+"""The participants of a group whose barriers cover the whole world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Whom a group's barriers cover, as one process knows it."""
+
+    world_size: int
+    participants: Ranks = ALL_RANKS
+    """Ascending ranks; empty means all of the world."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks must arrive."""
+        return len(self.participants) or self.world_size
+
+    def __contains__(self, rank: int) -> bool:
+        if self.participants:
+            return rank in self.participants.members
+        return 0 <= rank < self.world_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.participants or range(self.world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The one outcome of (run_id, prefix, sequence)."""
+
+    run_id: str
+    prefix: str
+    sequence: int
+    generation: int
+    outcome: Outcome
+    message: str
+    """What happened, for people; made by :mod:`muster.service.core.vocabulary.report`."""
+    missing: tuple[MissingRank, ...]
+    arrived: int
+    required: int
+    payloads: tuple[tuple[int, bytes], ...]
+    """(rank, bytes) in ascending order of rank, only on a release."""
+    failures: tuple[Failure, ...]
+    decided_at: float
+    """Seconds since 1970."""
+    wait: float
+    """Seconds from the first arrival to the decision."""
+    skew: float
+    """Seconds from the first to the last arrival."""
+    last_arrival_rank: int | None

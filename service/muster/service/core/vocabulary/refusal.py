@@ -1,0 +1,91 @@
+"""Refusals and their stable reasons: invariant 16 (every refusal carries a reason)."""
+
+import enum
+
+
+class Reason(enum.StrEnum):
+    """Why a request was refused. The names are stable; docs/errors.md explains each."""
+
+    INVALID_ARGUMENT = enum.auto()
+    HELLO_REQUIRED = enum.auto()
+    HELLO_REPEATED = enum.auto()
+    PROTOCOL_VERSION = enum.auto()
+    NOT_JOINED = enum.auto()
+    NOT_A_PARTICIPANT = enum.auto()
+    RANK_NOT_IN_SESSION = enum.auto()
+    STALE_GENERATION = enum.auto()
+    SUPERSEDED = enum.auto()
+    SHAPE_CHANGED = enum.auto()
+    SEQUENCE_AHEAD = enum.auto()
+    SEQUENCE_BEHIND = enum.auto()
+    SEQUENCE_FORGOTTEN = enum.auto()
+    LIMIT_EXCEEDED = enum.auto()
+    RUN_NOT_FOUND = enum.auto()
+    BARRIER_NOT_FOUND = enum.auto()
+    NO_OPEN_BARRIER = enum.auto()
+    SESSION_REPLACED = enum.auto()
+    RUN_CLOSED = enum.auto()
+    RUN_FORGOTTEN = enum.auto()
+    RUN_IN_USE = enum.auto()
+    RENDEZVOUS_TIMED_OUT = enum.auto()
+    NODE_REMOVED = enum.auto()
+    NODE_NOT_NEEDED = enum.auto()
+    SETTINGS_DIFFER = enum.auto()
+    EVICTED = enum.auto()
+    MEMBER_NOT_FOUND = enum.auto()
+    NO_SAVE_ASKED = enum.auto()
+    COORDINATOR_DRAINING = enum.auto()
+    NOT_LEADER = enum.auto()
+    SLOW_CONSUMER = enum.auto()
+    STORE_TIMED_OUT = enum.auto()
+    NOT_A_NUMBER = enum.auto()
+    STALE_OPERATION = enum.auto()
+    TOKEN_MISSING = enum.auto()
+    TOKEN_UNKNOWN = enum.auto()
+    TOKEN_EXPIRED = enum.auto()
+    KEYS_UNAVAILABLE = enum.auto()
+    ROLE_TOO_LOW = enum.auto()
+    RUN_NOT_ALLOWED = enum.auto()
+
+
+class Refusal(Exception):
+    """A request was not carried out, and nothing was changed by it.
+
+    Args:
+        reason: the stable reason.
+        message: one sentence that names the value, says why, and what to do next.
+        metadata: details for programs, such as the limit's name and value.
+    """
+
+    def __init__(self, reason: Reason, message: str, **metadata: str | float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+    def forget_origin(self) -> None:
+        """Let go of the frames that it came through, before it is kept as a value.
+
+        They hold what was refused, such as a large payload, and often the refusal itself: a cycle that would
+        keep all of it until the next full garbage collection.
+        """
+        self.__traceback__ = self.__context__ = None
+
+
+def limit_exceeded(limit: str, value: float, given: str, next_step: str = "") -> Refusal:
+    """Return the refusal for going past a bound.
+
+    Args:
+        limit: its name, stable.
+        value: the bound.
+        given: what went past it, for people.
+        next_step: what to do, for people; empty: the bound is one of
+            :class:`~muster.service.core.vocabulary.limits.Limits`, which can be raised.
+    """
+    next_step = next_step or f"Lower the demand, or raise {limit} on the coordinator."
+    return Refusal(
+        Reason.LIMIT_EXCEEDED,
+        f"{given}; the limit {limit} is {value:,}. {next_step}",
+        limit=limit,
+        value=value,
+    )

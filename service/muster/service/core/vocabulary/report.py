@@ -1,0 +1,357 @@
+"""The sentences: every decision, missing rank and progress report is put into words here and nowhere else.
+
+Log, exception, CLI and RPC status all show what these functions return.
+"""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from muster.service.core.vocabulary.model import (
+    Closed,
+    Failure,
+    MissingRank,
+    MissingState,
+    NodeInfo,
+    Outcome,
+    RendezvousSettings,
+)
+
+MOST_NAMED_SINGLY = 16
+"""Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
+
+MOST_NAME_SHOWN = 80
+"""Characters that are repeated of a name or a reason that someone sent."""
+
+MAX_SAVE_REASON = 400
+"""Longest reason of a failed save, in characters."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters (terminal escapes among them) made visible; newlines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def shown(name: str) -> str:
+    """A name or a reason that someone sent, fit to stand in a sentence: printable and not too long."""
+    return printable(name if len(name) <= MOST_NAME_SHOWN else f"{name[:MOST_NAME_SHOWN]}…")
+
+
+def command(verb: str, *names: object) -> str:
+    """A command for people to paste into a shell: the names, which someone else chose, are quoted."""
+    words = [str(name) for name in names]
+    end_of_options = ["--"] if any(word.startswith("-") for word in words) else []
+    return f"muster {verb} {shlex.join([*end_of_options, *words])}"
+
+
+def seconds(value: float) -> str:
+    """A duration for people: ``4 ms``, ``2.5 s``, ``300 s``."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
+
+
+def period(value: float) -> str:
+    """A long time for people: ``40 s``, ``10 min``, ``24 h``, ``7 days``."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if value >= 2 * size and value % size == 0:
+            return f"{value / size:.0f} {unit}"
+    return seconds(value)
+
+
+def barrier_name(run_id: str, prefix: str, sequence: int) -> str:
+    """How a barrier is called everywhere."""
+    return f'barrier "{prefix}" #{sequence} of run {run_id}'
+
+
+def process_name(rank: int, host: str, pid: int) -> str:
+    """How a rank and its process are called everywhere."""
+    return f"rank {rank} ({host}, pid {pid})"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
+    parts = []
+    for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
+        members = [rank for _, rank in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ", ".join(parts)
+
+
+MISSING_WORDS = {
+    MissingState.NEVER_JOINED: "never joined",
+    MissingState.NOT_ARRIVED: "connected, not arrived",
+    MissingState.CONNECTION_LOST: "connection lost",
+    MissingState.LEFT: "left",
+    MissingState.EVICTED: "evicted",
+}
+"""Why ranks are missing, in short."""
+
+
+def why_missing(missing: MissingRank) -> str:
+    """Why a rank is missing: ``connection lost 41 s ago``."""
+    words = MISSING_WORDS[missing.state]
+    match missing.state:
+        case MissingState.NEVER_JOINED:
+            return words
+        case MissingState.NOT_ARRIVED:
+            if missing.last_sequence is None:
+                return f"{words} yet"
+            return f"connected, still at #{missing.last_sequence}"
+        case _:
+            return f"{words} {seconds(missing.gone_for)} ago"
+
+
+def missing_one(missing: MissingRank) -> str:
+    """One missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``, then what it does."""
+    if not missing.host:
+        return f"rank {missing.rank} ({why_missing(missing)})"
+    name = f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {why_missing(missing)})"
+    return f"{name}: {missing.doing}" if missing.doing else name
+
+
+@dataclass(slots=True)
+class MissingOfHost:
+    """The ranks of one host that are missing for one reason."""
+
+    host: str
+    """Empty if no process of these ranks was ever seen."""
+    state: MissingState
+    why: str
+    doing: str = ""
+    """What they were seen doing, for people; empty if nobody knows."""
+    ranks: list[int] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    """In the order of the ranks."""
+
+
+def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
+    """Missing ranks folded by host, reason and what they do, in the order in which each is first met."""
+    folded: dict[tuple[str, str, str], MissingOfHost] = {}
+    for one in missing:
+        key = one.host, why_missing(one), one.doing
+        of_host = folded.get(key)
+        if of_host is None:
+            of_host = folded[key] = MissingOfHost(one.host, one.state, key[1], one.doing)
+        of_host.ranks.append(one.rank)
+        of_host.pids.append(one.pid)
+    return list(folded.values())
+
+
+def missing_all(missing: Sequence[MissingRank]) -> str:
+    """All missing ranks, singly while they are few, else in ranges by host and reason."""
+    if len(missing) <= MOST_NAMED_SINGLY:
+        between = "; " if any(one.doing for one in missing) else ", "
+        return between.join(missing_one(one) for one in missing)
+    return "; ".join(
+        f"{'ranks' if len(one.ranks) > 1 else 'rank'} {ranges(one.ranks)} "
+        f"({f'{one.host}, ' if one.host else ''}{one.why}){f': {one.doing}' if one.doing else ''}"
+        for one in by_host(missing)
+    )
+
+
+def roll_call(arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
+    """How many arrived and who is missing."""
+    line = f"arrived {arrived} of {required}"
+    return f"{line}; missing: {missing_all(missing)}" if missing else line
+
+
+def progress(name: str, waited: float, arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
+    """The straggler warning."""
+    return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
+
+
+def released(required: int, waited: float, last_rank: int) -> str:
+    """Why a barrier was released."""
+    return f"was released: {required} of {required} arrived in {seconds(waited)}, rank {last_rank} last"
+
+
+def timed_out(timeout: float) -> str:
+    """Why a barrier timed out."""
+    return f"timed out after {seconds(timeout)} (the first arrival's timeout)"
+
+
+def voted(failures: Sequence[Failure]) -> str:
+    """Why a vote aborted a barrier."""
+    votes = "; ".join(f"{process_name(f.rank, f.host, f.pid)} failed: {f.reason}" for f in failures)
+    return f"was aborted: {votes}"
+
+
+def aborted(reason: str) -> str:
+    """Why something other than a vote aborted a barrier."""
+    return f"was aborted: {reason}"
+
+
+def save_failed(
+    why: str, outcome: Outcome, arrived: int, required: int, missing: Sequence[MissingRank]
+) -> str:
+    """Return why a save failed, in one line: without the traceback of a vote, and cut if it is long."""
+    line = printable(why.split("\n", 1)[0])
+    if outcome is Outcome.TIMED_OUT:
+        line += f"; {roll_call(arrived, required, missing)}"
+    return line if len(line) <= MAX_SAVE_REASON else f"{line[:MAX_SAVE_REASON]}…"
+
+
+def given_up(ranks: Sequence[int]) -> str:
+    """Return why a save failed although its barrier was released."""
+    what = "rank" if len(ranks) == 1 else "ranks"
+    return f"was given up by {what} {ranges(ranks)}: the call that makes it ended before they were done"
+
+
+def superseded(generation: int) -> str:
+    """The reason of an abort by a newer generation."""
+    return f"superseded by generation {generation}"
+
+
+def abandoned(newcomer: str) -> str:
+    """The reason of an abort when all had left and someone starts anew."""
+    return f"everyone who spoke in this group has left, and {newcomer} takes it anew"
+
+
+def member_lost(gone: Sequence[MissingRank]) -> str:
+    """Why a barrier failed when ranks that it needs had died."""
+    return f"lost {missing_all(gone)}"
+
+
+def mismatched(kind: str, one: str, one_value: str, other: str, other_value: str) -> str:
+    """Why a barrier failed when living ranks disagreed."""
+    return f"failed: ranks disagree on the {kind}: {one} says {one_value}, {other} says {other_value}"
+
+
+def decision(
+    name: str,
+    why: str,
+    outcome: Outcome,
+    run_id: str,
+    arrived: int,
+    required: int,
+    missing: Sequence[MissingRank],
+    suspect: int | None,
+) -> str:
+    """The whole report of a decision: headline, roll call, and what to do next, a line each."""
+    headline = printable(f"{name} {why}").replace("\n", "\n    ")
+    if outcome is Outcome.RELEASED:
+        return headline
+    lines = [headline, f"  {roll_call(arrived, required, missing)}"]
+    if suspect is not None:
+        lines.append(f"  next: {command('describe member', run_id, suspect)}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------- rendezvous
+
+
+def node_name(node: NodeInfo) -> str:
+    """How a node is called everywhere."""
+    return f"{node.address} (pid {node.pid})"
+
+
+def node_names(nodes: Sequence[NodeInfo]) -> str:
+    """Nodes by name while they are few, then how many more."""
+    named = ", ".join(node_name(node) for node in nodes[:MOST_NAMED_SINGLY])
+    more = len(nodes) - MOST_NAMED_SINGLY
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def nodes_wanted(settings: RendezvousSettings) -> str:
+    """``4 nodes`` or ``2 to 4 nodes``."""
+    least, most = settings.min_nodes, settings.max_nodes
+    if least == most:
+        return f"{most} {'node' if most == 1 else 'nodes'}"
+    return f"{least} to {most} nodes"
+
+
+def no_rendezvous(run_id: str) -> str:
+    """Before the first node."""
+    return f"no node has joined run {run_id}"
+
+
+def round_forms(run_id: str, round: int, count: int, settings: RendezvousSettings) -> str:
+    """A round that comes together."""
+    return f"round {round} of run {run_id} comes together: {count} of {nodes_wanted(settings)} have joined"
+
+
+def round_runs(run_id: str, round: int, count: int, waiting: int, redundant: int) -> str:
+    """A round that is complete."""
+    line = (
+        f"round {round} of run {run_id} is complete, with {count} {'node' if count == 1 else 'nodes'} in it"
+    )
+    if waiting:
+        line += f", {waiting} waiting to be let in"
+    return f"{line}, {redundant} standing by" if redundant else line
+
+
+def round_completed(run_id: str, round: int, nodes: Sequence[NodeInfo], waited: float) -> str:
+    """For the log, when a round is complete."""
+    return f"round {round} of run {run_id} was completed in {seconds(waited)}: {node_names(nodes)}"
+
+
+def rendezvous_timed_out(
+    run_id: str,
+    round: int,
+    timeout: float,
+    joined: Sequence[NodeInfo],
+    settings: RendezvousSettings,
+    *,
+    running: int | None,
+) -> str:
+    """Why a node got no round; ``running`` is how many nodes are in a complete round that let nobody in."""
+    if running is not None:
+        return (
+            f"the {running} nodes of round {round} of run {run_id} let nobody in within the join timeout "
+            f"of {seconds(timeout)}; waiting: {node_names(joined)}"
+        )
+    return (
+        f"round {round} of run {run_id} did not come together within the join timeout of {seconds(timeout)}: "
+        f"{len(joined)} of {nodes_wanted(settings)} had joined: {node_names(joined)}"
+    )
+
+
+def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
+    """Who went before, as (node, round, reason, seconds ago): a line for a report, empty if nobody did."""
+    if not gone:
+        return ""
+    named = "; ".join(
+        f"{node_name(node)} of round {round}, {reason} {seconds(ago)} ago"
+        for node, round, reason, ago in gone[:MOST_NAMED_SINGLY]
+    )
+    return f"\n  gone: {named}"
+
+
+def run_forgotten(run_id: str, closed: bool, kept: float) -> str:
+    """Why nothing is left of a run."""
+    state = "closed, and " if closed else ""
+    return f"run {run_id} was forgotten: {state}nobody has used it for {period(kept)}"
+
+
+def made_room(run_id: str, most: int) -> str:
+    """Why nothing is left of a finished run before its time."""
+    return f"run {run_id} was forgotten: it was closed, and a new run needed its place (max_runs is {most:,})"
+
+
+def forgotten_on_demand(run_id: str) -> str:
+    """Why nothing is left of a run that may have been in use."""
+    return f"run {run_id} was forgotten: an operator asked for it (muster forget)"
+
+
+def users(processes: int, nodes: int, calls: int) -> str:
+    """Who uses a run."""
+    counted = (
+        (processes, "process is", "processes are", "connected to it, or may come back"),
+        (nodes, "node has", "nodes have", "a place in its rendezvous"),
+        (calls, "call waits", "calls wait", "for its keys"),
+    )
+    found = [f"{count:,} {one if count == 1 else many} {what}" for count, one, many, what in counted if count]
+    return "; ".join(found) or "a barrier with an arrival is open"
+
+
+def run_closed(run_id: str, closed: Closed) -> str:
+    """How a run was closed."""
+    why = f": {shown(closed.reason)}" if closed.reason else ""
+    return f"run {run_id} was closed by {shown(closed.by)}{why}"
+
+
+def evicted(reason: str) -> str:
+    """Why the processes of a rank were sent away."""
+    return f"evicted: {shown(reason)}" if reason else "evicted"

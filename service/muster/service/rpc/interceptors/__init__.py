@@ -1,0 +1,1 @@
+"""What happens around every call: access, audit, refusals and bounds."""

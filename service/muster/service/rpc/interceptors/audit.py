@@ -1,0 +1,91 @@
+"""Around every call, inside of what turns refusals into statuses: the entries of the audit log."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from muster.service.core.vocabulary.refusal import Refusal
+from muster.service.rpc.interceptors.refusals import Continuation
+from muster.service.security import access
+from muster.service.security.audit import CALL, OK, AuditedCall, Write
+
+CERTIFICATE = "x509_common_name"
+"""What gRPC calls the common name of a client's certificate."""
+
+
+class AuditInterceptor(grpc.aio.ServerInterceptor):
+    """Writes an entry for every call that is refused, and for every one that changes something.
+
+    Requests are noted where they are parsed, inside of the guard, and callers where their tokens are read.
+
+    Args:
+        write: takes the entries.
+        kinds: of methods; a ``server_stream`` has an entry when it begins, too.
+    """
+
+    def __init__(self, write: Write, kinds: Mapping[str, str]) -> None:
+        self._write = write
+        self._kinds = kinds
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """See ``grpc.aio.ServerInterceptor``."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        codec = handler.request_deserializer, handler.response_serializer
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(self._once(handler.unary_unary, method), *codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(self._many(handler.unary_stream, method), *codec)
+        # Without a deserializer it writes its answers itself, and yields none.
+        wrapped = self._once if codec[0] is None else self._many
+        return grpc.stream_stream_rpc_method_handler(wrapped(handler.stream_stream, method), *codec)
+
+    def _once(self, behavior: Any, method: str) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            with self._audited(method, context):
+                return await behavior(request, context)
+
+        return call
+
+    def _many(self, behavior: Any, method: str) -> Any:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            with self._audited(method, context):
+                async for response in behavior(request, context):
+                    yield response
+
+        return call
+
+    @contextmanager
+    def _audited(self, method: str, context: Any) -> Iterator[None]:
+        names = context.auth_context().get(CERTIFICATE, [b""])
+        certificate = names[0].decode("utf-8", "replace")
+        call = AuditedCall(
+            self._write,
+            method,
+            changes=access.changes(method),
+            lasts=self._kinds.get(method) == "server_stream",
+            address=context.peer(),
+            certificate=certificate,
+        )
+        CALL.set(call)
+        try:
+            yield
+        except Refusal as refusal:
+            call.refuse(refusal)
+            raise
+        except BaseException:
+            call.end(_code_name(context.code()), context.details() or "")
+            raise
+        call.end(OK)
+
+
+def _code_name(code: Any) -> str:  # gRPC has it as an enumeration, a number or nothing
+    names = {one.value[0]: one.name for one in grpc.StatusCode}
+    number = code.value[0] if isinstance(code, grpc.StatusCode) else code
+    return names[number] if number in names and number else grpc.StatusCode.CANCELLED.name

@@ -1,0 +1,1 @@
+"""The gRPC services: each translates between messages and the driver."""

@@ -1,0 +1,94 @@
+"""BarrierService: barriers for callers without a session, and for people."""
+
+import hashlib
+from typing import Any
+
+from muster.service.core import views
+from muster.service.core.vocabulary.events import Abort, Arrival, ArriveOnce, ProcessInfo
+from muster.service.core.vocabulary.model import Decision
+from muster.service.driver import Driver
+from muster.service.rpc import codec
+from muster.service.rpc.call import Call, LongPolls
+from muster.service.rpc.interceptors.guard import ADMISSION
+from muster.service.wire import barrier_to_pb, decision_to_pb, write_report_from_pb
+from muster.v1 import barrier_pb2, barrier_pb2_grpc
+
+MAX_HISTORY = 1_000
+"""The most decided barriers of one group that List shows."""
+
+
+class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
+    """Serves ``muster.v1.BarrierService``."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._polls = LongPolls(driver)
+        self._answered: tuple[Decision, barrier_pb2.ArriveResponse] | None = None
+        """The newest decision and its response. All ranks ask for the same one, and payloads may be large."""
+
+    async def Arrive(  # noqa: N802
+        self, request: barrier_pb2.ArriveRequest, context: Any
+    ) -> barrier_pb2.ArriveResponse:
+        """Arrive, and wait for the decision."""
+        # One life for each group, so that calls for two groups at once do not take turns.
+        group = hashlib.blake2s(request.prefix.encode(), digest_size=4).hexdigest()
+        incarnation = f"{request.incarnation or 'unary'}/{group}"
+        process = ProcessInfo(request.rank, incarnation, request.host or "unknown host", request.pid)
+        failure = request.failure if request.HasField("failure") else None
+        report = write_report_from_pb(request.write) if request.HasField("write") else None
+        participants = codec.at_most("participants", request.participants)
+        with self._polls.open(Decision) as call:
+            self._driver.submit(
+                ArriveOnce(
+                    session=call.id,
+                    run_id=request.run_id,
+                    generation=request.generation,
+                    process=process,
+                    prefix=request.prefix,
+                    world_size=request.world_size,
+                    participants=participants,
+                    sequence=request.sequence if request.HasField("sequence") else None,
+                    timeout=request.timeout_ms / 1000,
+                    arrival=Arrival(request.rank, request.payload, failure, report),
+                )
+            )
+            return self._response(await call.answer())
+
+    def _response(self, decision: Decision) -> barrier_pb2.ArriveResponse:
+        if self._answered is None or self._answered[0] is not decision:
+            self._answered = decision, barrier_pb2.ArriveResponse(decision=decision_to_pb(decision))
+        return self._answered[1]
+
+    async def Abort(  # noqa: N802
+        self, request: barrier_pb2.AbortRequest, context: Any
+    ) -> barrier_pb2.AbortResponse:
+        """End an open barrier for everyone."""
+        sequence = request.sequence if request.HasField("sequence") else None
+        with Call(self._driver, Decision) as call:
+            self._driver.submit(Abort(call.id, request.run_id, request.prefix, request.reason, sequence))
+            return barrier_pb2.AbortResponse(decision=decision_to_pb(await call.answer()))
+
+    async def Get(  # noqa: N802
+        self, request: barrier_pb2.BarrierServiceGetRequest, context: Any
+    ) -> barrier_pb2.BarrierServiceGetResponse:
+        """Show one barrier."""
+        sequence = request.sequence if request.HasField("sequence") else None
+        view = await self._driver.query(
+            lambda core, now: views.barrier(core, request.run_id, request.prefix, sequence, now)
+        )
+        return barrier_pb2.BarrierServiceGetResponse(barrier=barrier_to_pb(view))
+
+    async def List(  # noqa: N802
+        self, request: barrier_pb2.BarrierServiceListRequest, context: Any
+    ) -> barrier_pb2.BarrierServiceListResponse:
+        """Show the newest barriers of every group."""
+        history = min(request.history or 1, MAX_HISTORY)
+        shown = ADMISSION.get().shows
+        found = await self._driver.query(
+            lambda core, now: list(views.barriers(core, request.run_id, history, now, shown))
+        )
+        return barrier_pb2.BarrierServiceListResponse(barriers=[barrier_to_pb(view) for view in found])
+
+    def drain(self) -> None:
+        """End every long poll; its caller asks again."""
+        self._polls.drain()

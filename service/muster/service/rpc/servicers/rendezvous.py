@@ -1,0 +1,159 @@
+"""RendezvousService: a stream for every node, and what ends a run."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from muster.service.core import views
+from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodeLeft, Refused, RunClosed
+from muster.service.core.vocabulary.events import CloseRun, Disconnected, LeaveRendezvous
+from muster.service.core.vocabulary.refusal import Reason, Refusal
+from muster.service.draining import DRAINING
+from muster.service.driver import Driver, Outgoing
+from muster.service.rpc import codec
+from muster.service.rpc.call import Call
+from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, rendezvous_to_pb
+from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
+
+MAX_UNSENT = 100
+"""Pushes that may wait for a node that does not read; few are ever sent."""
+
+
+class Attendance:
+    """The stream of one node: what the driver delivers, in order.
+
+    Args:
+        driver: whom it is submitted to.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._outbox: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._ended: Refusal | None = None
+        self.id = driver.connect(self)
+
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
+        """Take a message; a refusal ends the stream when what came before it is sent."""
+        message = outgoing.message
+        if isinstance(message, Refused):
+            self.end(message.refusal)
+        elif len(self._outbox) >= MAX_UNSENT:
+            self.end(
+                Refusal(
+                    Reason.SLOW_CONSUMER,
+                    f"{MAX_UNSENT} messages were waiting for this node to read them. Join again and read.",
+                )
+            )
+        else:
+            self._outbox.append(message)
+            self._wake.set()
+
+    def end(self, refusal: Refusal) -> None:
+        """End the stream with this status."""
+        self._ended = self._ended or refusal
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            while self._outbox:
+                yield self._outbox.popleft()
+            if self._ended is not None:
+                raise self._ended
+            self._wake.clear()
+            await self._wake.wait()
+
+
+class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
+    """Serves ``muster.v1.RendezvousService``.
+
+    Args:
+        driver: takes the events.
+        replicas: the addresses of all replicas, for those who join; empty: there is but this one.
+        keepalive_ms: the keepalive that they are asked for; 0: their own.
+    """
+
+    def __init__(
+        self, driver: Driver, *, replicas: Callable[[], Sequence[str]] = tuple, keepalive_ms: int = 0
+    ) -> None:
+        self._driver = driver
+        self._replicas = replicas
+        self._keepalive_ms = keepalive_ms
+        self._attendances: set[Attendance] = set()
+        self._draining = False
+
+    async def Join(  # noqa: N802
+        self, request: rendezvous_pb2.JoinRequest, context: Any
+    ) -> AsyncIterator[rendezvous_pb2.JoinResponse]:
+        """Ask for a place in a round, and hold it."""
+        if self._draining:
+            raise DRAINING
+        attendance = Attendance(self._driver)
+        self._attendances.add(attendance)
+        try:
+            self._driver.submit(codec.join_rendezvous(attendance.id, request))
+            told = False
+            async for message in attendance:
+                if not told and (addresses := self._replicas()):
+                    yield rendezvous_pb2.JoinResponse(
+                        replicas=rendezvous_pb2.Replicas(addresses=addresses, keepalive_ms=self._keepalive_ms)
+                    )
+                told = True
+                yield codec.join_response(message)
+        finally:
+            self._attendances.discard(attendance)
+            self._driver.disconnect(attendance.id)
+            self._driver.submit(Disconnected(attendance.id))
+
+    async def Leave(  # noqa: N802
+        self, request: rendezvous_pb2.LeaveRequest, context: Any
+    ) -> rendezvous_pb2.LeaveResponse:
+        """Give the node's place up."""
+        with Call(self._driver, NodeLeft) as call:
+            self._driver.submit(LeaveRendezvous(call.id, request.run_id, request.incarnation, request.reason))
+            return rendezvous_pb2.LeaveResponse(had_place=(await call.answer()).had_place)
+
+    async def Close(  # noqa: N802
+        self, request: rendezvous_pb2.CloseRequest, context: Any
+    ) -> rendezvous_pb2.CloseResponse:
+        """End the membership of a run for good, or say who would be affected."""
+        affected = await self._driver.query(
+            lambda core, _: views.closing(core, request.run_id, create=request.create)
+        )
+        closed, was_closed = affected.closed, affected.closed is not None
+        if not request.dry_run:
+            with Call(self._driver, RunClosed) as call:
+                self._driver.submit(
+                    CloseRun(
+                        call.id,
+                        request.run_id,
+                        request.by,
+                        request.reason,
+                        request.abort_barriers,
+                        request.create,
+                    )
+                )
+                done = await call.answer()
+            closed, was_closed = done.closed, done.was_closed
+        return rendezvous_pb2.CloseResponse(
+            closed=closed_to_pb(closed) if closed is not None else None,
+            was_closed=was_closed,
+            waiting_nodes=[node_to_pb(node) for node in affected.waiting_nodes],
+            nodes_in_round=affected.nodes_in_round,
+            connected_processes=affected.connected_processes,
+            open_barriers=barrier_names_to_pb(affected.open_barriers),
+        )
+
+    async def Get(  # noqa: N802
+        self, request: rendezvous_pb2.RendezvousServiceGetRequest, context: Any
+    ) -> rendezvous_pb2.RendezvousServiceGetResponse:
+        """Show the rendezvous of a run."""
+        view = await self._driver.query(lambda core, now: views.rendezvous(core.run(request.run_id), now))
+        return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=rendezvous_to_pb(view))
+
+    def drain(self) -> None:
+        """End every stream; its node comes back to its place."""
+        self._draining = True
+        for attendance in list(self._attendances):
+            attendance.end(DRAINING)

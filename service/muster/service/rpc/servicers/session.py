@@ -1,0 +1,366 @@
+"""SessionService: a stream for every worker process."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeAlias
+
+import grpc
+
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.effects import NO_RANKS, GroupJoined, Inspect, Refused, Welcome
+from muster.service.core.vocabulary.events import Disconnected, Event, Goodbye, Hello, JoinGroup, SessionId
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
+from muster.service.draining import DRAINING
+from muster.service.driver import Driver, Outgoing
+from muster.service.rpc import codec, errors
+from muster.service.rpc.interceptors.guard import ADMISSION, Admission
+from muster.service.rpc.interceptors.unsent import log_slow_reader, slow_reader
+from muster.service.rpc.join_turns import JoinTurn, JoinTurns
+from muster.service.security.audit import CALL
+from muster.serving.queued import Queued
+from muster.serving.writes import Writes
+from muster.v1.insight_pb2 import Inspected
+
+MAX_UNSENT_BYTES = 32 << 20
+"""Of messages that may wait for one peer."""
+Heard: TypeAlias = Callable[[SessionId, Inspected], None]
+"""Takes what a process on a stream says that it is doing."""
+
+
+def nobody_asked(session: SessionId, answer: Inspected) -> None:
+    """Where nobody asks, an answer is of no interest."""
+
+
+def nothing() -> None:
+    """Where a session is alone, there is nobody else to cut off."""
+
+
+class Session:
+    """One open stream: what comes in goes to the driver, what is delivered goes out in order.
+
+    Args:
+        driver: takes the events.
+        max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off. For a
+            relay as many as a message may name ranks, each of which may be answered for itself.
+        welcome: puts a Welcome on the wire.
+        heard: takes what processes say that they are doing.
+        max_unsent_bytes: of messages that may wait.
+        queued: counts what waits in the outboxes of all sessions.
+        writes: writes to readers.
+        make_room: is called when too much waits in all outboxes.
+        join_turns: bounds the joins of each run that are under way.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        max_unsent: int,
+        welcome: Callable[[Welcome], bytes] = codec.encode_welcome,
+        heard: Heard = nobody_asked,
+        *,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+        queued: Queued | None = None,
+        writes: Writes | None = None,
+        make_room: Callable[[], None] = nothing,
+        join_turns: JoinTurns | None = None,
+    ) -> None:
+        self._driver = driver
+        self._heard = heard
+        self._welcome = welcome
+        self._max_unsent = max_unsent
+        self._max_unsent_bytes = max_unsent_bytes
+        self._queued = queued if queued is not None else Queued()
+        self._writes = writes if writes is not None else Writes(log_slow_reader)
+        self._make_room = make_room
+        self._join_turns = join_turns if join_turns is not None else JoinTurns()
+        self._join_turn: JoinTurn | None = None
+        """Of its run, once it has said Hello."""
+        self.unsent_bytes = 0
+        """Of the messages in the outbox."""
+        self._name = "a session that has not said Hello"
+        self._outbox: deque[tuple[bytes, bytes]] = deque()
+        """What is the same for all who hear it, and what is for this peer alone."""
+        self._wake: asyncio.Future[None] | None = None
+        self._patience = asyncio.timeout(None)
+        """Ends a write that does not end, since the peer does not read."""
+        self._is_writing = False
+        """Whether gRPC holds a message that the peer has not taken."""
+        self._closed = False
+        self._cut_off = False
+        self._status: Refusal | None = None
+        self.id = driver.connect(self)
+
+    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
+        """Send a message, to a relay with the ranks that it is for; a final refusal also ends the stream."""
+        message = outgoing.message
+        if type(message) in (GroupJoined, Refused):
+            self._end_join()
+        if self._closed:
+            return  # What was said before is the end.
+        if type(message) is Inspect and len(self._outbox) > self._max_unsent // 2:
+            return  # Whoever does not read is not sent away for being asked.
+        if type(message) is Refused and message.final:
+            self._status = message.refusal
+            self._closed = True
+        data = self._welcome(message) if type(message) is Welcome else outgoing.data
+        self._send(data, codec.encode_ranks(ranks) if ranks else b"")
+
+    def _end_join(self) -> None:
+        if self._join_turn is not None:
+            self._join_turn.end()
+
+    def drain(self) -> None:
+        """Ask the worker to connect again, and end the stream."""
+        self._send(codec.DRAIN)
+        self.end(DRAINING)
+
+    def end(self, status: Refusal | None = None) -> None:
+        """End the stream once all is sent."""
+        self._status = self._status or status
+        self._closed = True
+        self._wake_writer()
+
+    def _send(self, data: bytes, own: bytes = b"") -> None:
+        """Put a message into the outbox.
+
+        Args:
+            data: what is the same for all who hear it.
+            own: what follows for this peer alone. A joined copy for each peer would be in memory until it is
+                written.
+        """
+        size = len(data) + len(own)
+        if len(self._outbox) >= self._max_unsent:
+            self.cut_off(f"{self._max_unsent} messages")
+        elif self._outbox and self.unsent_bytes + size > self._max_unsent_bytes:
+            self.cut_off(f"messages of {self.unsent_bytes:,} bytes")
+        elif not self._cut_off:
+            self._outbox.append((data, own))
+            self.unsent_bytes += size
+            self._queued.add(data)
+            self._wake_writer()
+            if self._queued.too_many:
+                self._make_room()
+
+    def cut_off(self, held: str = "") -> None:
+        """End the stream at once, since its peer does not read.
+
+        Args:
+            held: what waits for it; empty: all of the outbox.
+        """
+        if not self._cut_off:
+            self._cut_off = True
+            held = held or f"messages of {self.unsent_bytes:,} bytes"
+            self.end(slow_reader(self._name, held, self.unsent_bytes))
+            while self._outbox:
+                self._take()
+            if self._patience.when() is None:
+                self._patience.reschedule(0)
+
+    def _take(self) -> bytes:
+        data, own = self._outbox.popleft()
+        self.unsent_bytes -= len(data) + len(own)
+        self._queued.remove(data)
+        return data + own if own else data
+
+    def _wake_writer(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def serve(self, context: Any, hello_timeout: float) -> None:
+        """Carry messages both ways until either side ends the stream.
+
+        Args:
+            context: the call's grpc.aio context, over raw bytes.
+            hello_timeout: seconds that the peer has for its first message.
+        """
+        reader = asyncio.create_task(self._read(context, hello_timeout))
+        try:
+            async with self._patience:
+                await self._write(context)
+        except TimeoutError:
+            if self._is_writing:  # No status reaches it, and gRPC holds the message while it is connected.
+                await self._writes.end(context.peer())
+        finally:
+            reader.cancel()
+            self._end_join()
+            while self._outbox:
+                self._take()
+            self._driver.disconnect(self.id)
+            self._driver.submit(Disconnected(self.id))
+        if self._status is not None:
+            await errors.end_with(self._status, context)
+
+    async def _write(self, context: Any) -> None:
+        loop = asyncio.get_running_loop()
+        outbox = self._outbox
+        while True:
+            while outbox:
+                await self._writes.write(context, sum(map(len, outbox[0])), self._next, self._reader)
+                self._is_writing = False
+            if self._closed:
+                break
+            self._wake = loop.create_future()
+            await self._wake
+
+    def _next(self) -> bytes | None:
+        """Take the message whose turn it is; None: this stream was cut off while it waited for room."""
+        self._is_writing = bool(self._outbox)
+        return self._take() if self._outbox else None
+
+    def _reader(self) -> str:
+        return self._name
+
+    async def _read(self, context: Any, hello_timeout: float) -> None:
+        admission = ADMISSION.get()
+        read = admission.paced(context.read)
+        try:
+            async with asyncio.timeout(hello_timeout):
+                data = await context.read()
+            if data is grpc.aio.EOF:
+                raise Refusal(
+                    Reason.HELLO_REQUIRED,
+                    "the session was closed before it said anything. Open another, and say Hello first.",
+                )
+            event = self._admitted(data, admission)
+            self._submit(event)
+            # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
+            # stream, is the end of its session.
+            while type(event) is not Goodbye:
+                data = await read()
+                if data is grpc.aio.EOF:
+                    return
+                event = self._admitted(data, admission)
+                del data  # A whole job may wait to join, and each of its messages may list all ranks.
+                if type(event) is JoinGroup and self._join_turn is not None:
+                    await self._join_turn.begin()
+                self._submit(event)
+            self.end()
+        except TimeoutError:
+            self.end(
+                Refusal(
+                    Reason.HELLO_REQUIRED,
+                    f"no Hello came within {hello_timeout:g} s of opening the session. Open another, "
+                    "and say it first.",
+                )
+            )
+        except Refusal as refusal:
+            refusal.forget_origin()
+            self.end(refusal)
+
+    def _submit(self, event: Event | Inspected) -> None:
+        if isinstance(event, Inspected):
+            self._heard(self.id, event)
+            return
+        if self._driver.retired:
+            # Above all a goodbye must not be taken for heard.
+            raise DRAINING
+        self._driver.submit(event)
+
+    def _admitted(self, data: bytes, admission: Admission) -> Event | Inspected:
+        """A message, whose run the peer may touch. A Hello may come after others that were refused."""
+        event = codec.parse_session_message(self.id, data)
+        if type(event) is Hello:
+            admission.check_run(event.run_id)
+            if (call := CALL.get()) is not None:
+                call.open(event.run_id)
+            self._name = _name(event)
+            self._join_turn = self._join_turn or self._join_turns.of(event.run_id)
+            if event.relay:
+                self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
+        return event
+
+
+def _name(hello: Hello) -> str:
+    """Who speaks on a stream, for people."""
+    run_id = report.shown(hello.run_id)
+    if hello.relay:
+        return f"relay {report.shown(hello.relay)} of run {run_id}"
+    hosts = report.shown(", ".join(dict.fromkeys(process.host for process in hello.processes)))
+    ranks = report.shown(report.ranges(process.rank for process in hello.processes))
+    return f"run {run_id}, rank {ranks} on {hosts}"
+
+
+class SessionServicer:
+    """Serves ``muster.v1.SessionService`` over raw bytes, so that a decision is encoded once for all.
+
+    Args:
+        driver: takes the events.
+        hello_timeout: seconds that a peer has for its first message.
+        max_unsent: messages that may wait for one peer.
+        max_open: streams that may be open, those that have not said hello yet among them.
+        replicas: the addresses of all replicas, for those who are welcomed; empty: there is but this one.
+        keepalive_ms: the keepalive that they are asked for; 0: a third of the session TTL.
+        heard: takes what processes say that they are doing.
+        max_unsent_bytes: of messages that may wait for one peer.
+        writes: writes to readers.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        hello_timeout: float = 10.0,
+        max_unsent: int = 1_000,
+        max_open: int = 2 * Limits().max_sessions,
+        replicas: Callable[[], Sequence[str]] = tuple,
+        keepalive_ms: int = 0,
+        heard: Heard = nobody_asked,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+        writes: Writes | None = None,
+    ) -> None:
+        self._driver = driver
+        self._heard = heard
+        self._max_unsent_bytes = max_unsent_bytes
+        self._queued = Queued()
+        self._join_turns = JoinTurns()
+        self._writes = writes if writes is not None else Writes(log_slow_reader)
+        self._hello_timeout = hello_timeout
+        self._max_unsent = max_unsent
+        self._max_open = max_open
+        self._replicas = replicas
+        self._keepalive_ms = keepalive_ms
+        self._draining = False
+        self.sessions: set[Session] = set()
+
+    async def connect(self, _: object, context: Any) -> None:
+        """Handle one ``Connect`` call."""
+        if self._draining:
+            raise DRAINING
+        if (count := len(self.sessions)) >= self._max_open:
+            raise limit_exceeded("max_sessions", self._max_open // 2, f"{count} streams are open")
+        session = Session(
+            self._driver,
+            self._max_unsent,
+            self._welcome,
+            self._heard,
+            max_unsent_bytes=self._max_unsent_bytes,
+            queued=self._queued,
+            writes=self._writes,
+            make_room=self._cut_slowest_off,
+            join_turns=self._join_turns,
+        )
+        self.sessions.add(session)
+        try:
+            await session.serve(context, self._hello_timeout)
+        finally:
+            self.sessions.discard(session)
+
+    def _welcome(self, message: Welcome) -> bytes:
+        return codec.encode_welcome(message, self._replicas(), self._keepalive_ms)
+
+    def _cut_slowest_off(self) -> None:
+        max(self.sessions, key=lambda session: session.unsent_bytes).cut_off()
+
+    def drain(self) -> None:
+        """Ask every worker to connect again, and take no new sessions."""
+        self._draining = True
+        for session in list(self.sessions):
+            session.drain()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service, for ``add_generic_rpc_handlers``."""
+        method: Any = grpc.stream_stream_rpc_method_handler(self.connect)
+        return grpc.method_handlers_generic_handler("muster.v1.SessionService", {"Connect": method})

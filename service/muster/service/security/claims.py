@@ -1,0 +1,71 @@
+"""What a verified token says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from muster.service.core.vocabulary import report
+
+SERVICE_ACCOUNT = ["system", "serviceaccount"]
+"""How the ``sub`` of a service account begins."""
+
+
+class Account(NamedTuple):
+    """A service account of Kubernetes."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """A token's claims, after its signature, issuer, audience and times were found good."""
+
+    issuer: str
+    """The issuer's name in the tokens file."""
+    said: Mapping[str, Any] = field(repr=False)
+    expires_at: float
+    """Seconds since 1970, as the token says."""
+    ends_at: float
+    """The same, with the issuer's leeway."""
+
+    @property
+    def account(self) -> Account | None:
+        """The service account whose token it is; None: it is somebody else's."""
+        parts = str(self.said["sub"]).split(":")
+        if len(parts) != 4 or parts[:2] != SERVICE_ACCOUNT or not all(parts):
+            return None
+        return Account(*parts[2:])
+
+    @property
+    def bearer(self) -> str:
+        """Who shows it, for people."""
+        if (account := self.account) is not None:
+            return report.shown(f"{account.namespace}/{account.name}")
+        return report.shown(str(self.said["sub"]))
+
+    def holds(self, claim: str, value: str) -> bool:
+        """Whether a claim is this text, or a list with it."""
+        said = self.said.get(claim)
+        if claim == "email" and self.said.get("email_verified", True) is not True:
+            # The issuer has it from the user alone.
+            return False
+        return said == value or (isinstance(said, list) and value in said)
+
+    @property
+    def expiry(self) -> str:
+        """When it expires, for people."""
+        return moment(self.expires_at)
+
+
+def moment(seconds: float) -> str:
+    """A time for people.
+
+    Args:
+        seconds: since 1970.
+    """
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return "a time beyond the calendar"

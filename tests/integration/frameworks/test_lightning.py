@@ -1,0 +1,118 @@
+"""Jobs that Lightning trains, while ranks fail: with Muster's strategies, or with Lightning's own."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.patience import PATIENCE
+from lab.processes.coordinator import Coordinator
+from tests.support.jobs.dcp_job import FAULTY, SAVES
+from tests.support.jobs.lives import RANKS, Life
+from tests.support.saves.damage import flip
+
+
+def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -> Life:
+    return Life(coordinator, "lightning_job", folder, number, str(folder), *arguments)
+
+
+def said(life: Life) -> list[list[str]]:
+    """By rank, the first two words of its lines: what it did, and the step."""
+    return [[" ".join(line.split()[:2]) for line in life.said(rank)] for rank in range(RANKS)]
+
+
+def saved(first: int) -> list[str]:
+    return [f"saved {step}" for step in range(first, first + SAVES)]
+
+
+def resumed(coordinator: Coordinator, folder: Path, kind: str) -> int:
+    """The step that all ranks of the next life resume from, weights and all; then they save."""
+    life = live(coordinator, folder, 1, kind, "committed")
+    life.end()
+    first = {life.said(rank)[0] for rank in range(RANKS)}
+    assert len(first) == 1, first
+    _, weights, step = first.pop().split()
+    assert weights == step
+    assert said(life) == [[f"resumed {step}", *saved(int(step) + 1)]] * RANKS, life.logged(0)
+    assert not list(folder.glob(".last.ckpt*")), "something was left over"
+    return int(step)
+
+
+def test_a_rank_that_fails_is_named_and_all_resume_from_the_last_step_that_all_have(tmp_path: Path):
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        life = live(coordinator, tmp_path, 0, "model_parallel", "committed", "1", "kill", "writing")
+        life.end()
+        assert said(life) == [["saved 1", "saved 2", "failed 3"], ["saved 1", "saved 2"]]
+        assert "lost rank 1 (" in life.said(0)[2]
+        assert f"pid {life.ranks[1].pid}" in life.said(0)[2]
+        assert "not all ranks have written save" in life.logged(0)
+
+        life = live(coordinator, tmp_path, 1, "model_parallel", "committed", "1", "raise", "writing")
+        life.speaks()
+        coordinator.kill()  # In one of its saves.
+        coordinator.session_ttl = PATIENCE  # Nobody is lost any more.
+        coordinator.start()
+        life.end()
+        expected = ["resumed 2", "failed 3", *saved(4)[: SAVES - 1]]
+        assert said(life) == [expected, expected], life.logged(0)
+        for rank in range(RANKS):
+            assert "No space left on device" in life.said(rank)[1]
+        assert not list(tmp_path.glob(".last.ckpt*")), "something was left over"
+
+
+def test_what_one_rank_finds_damaged_is_loaded_by_none(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        live(coordinator, tmp_path, 0, "model_parallel", "committed").end()
+        flip(tmp_path / "last.ckpt" / "__1_0.distcp")
+        life = live(coordinator, tmp_path, 1, "model_parallel", "committed")
+        life.end()
+        for rank in range(RANKS):
+            assert life.said(rank) == []
+            assert "CorruptCheckpointError" in life.logged(rank)
+            assert "last.ckpt is damaged: __1_0.distcp at offset 0: " in life.logged(rank)
+
+
+CASES = [
+    ("model_parallel", "1", "kill", "before"),
+    ("model_parallel", "1", "kill", "after"),
+    ("model_parallel", "0", "kill", "writing"),
+    ("model_parallel", "0", "kill", "after"),
+    ("model_parallel", "1", "stop", "before"),
+    ("fsdp", "1", "kill", "writing"),
+    ("ddp", "0", "kill", "writing"),
+    ("ddp", "0", "kill", "after"),
+    ("ddp", "1", "kill", "before"),
+    ("ddp", "1", "stop", "before"),
+]
+
+
+@pytest.mark.thorough_only
+@pytest.mark.parametrize(("kind", "who", "what", "when"), CASES)
+def test_whoever_is_lost_wherever_is_named(tmp_path: Path, kind: str, who: str, what: str, when: str):
+    with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
+        life = live(coordinator, tmp_path, 0, kind, "committed", who, what, when)
+        life.end(but=int(who) if what == "stop" else -1)
+        lost, left = life.ranks[int(who)].pid, 1 - int(who)
+        assert said(life)[left][:3] == ["saved 1", "saved 2", "failed 3"], life.logged(left)
+        assert f"pid {lost}" in life.said(left)[2]
+        assert resumed(coordinator, tmp_path, kind) == FAULTY - 1
+
+
+@pytest.mark.thorough_only
+@pytest.mark.parametrize("when", ["writing", "after"])
+def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: str):
+    with Coordinator(tmp_path) as coordinator:
+        life = live(coordinator, tmp_path, 0, "ddp", "committed", "0", "raise", when)
+        life.end()
+        expected = saved(1)
+        expected[FAULTY - 1] = f"failed {FAULTY}"
+        assert said(life) == [expected, expected]
+        assert resumed(coordinator, tmp_path, "ddp") == SAVES
+
+
+def test_lightnings_own_strategy_mixes_two_steps(tmp_path: Path):
+    with Coordinator(tmp_path) as coordinator:
+        life = live(coordinator, tmp_path, 0, "model_parallel", "plain", "1", "kill", "writing")
+        life.end()
+        life = live(coordinator, tmp_path, 1, "model_parallel", "plain")
+        life.end()
+        assert [life.said(rank)[0] for rank in range(RANKS)] == ["resumed 3 2", "resumed 2 2"]

@@ -1,0 +1,95 @@
+"""The audit log of a real coordinator."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import muster.worker
+from lab.patience import until
+from lab.processes.coordinator import Coordinator
+from muster.v1 import run_pb2, run_pb2_grpc
+from muster.worker import CoordinatorStore, GrpcBarrier
+
+WORKER, OPERATOR = "worker-of-team-a-0123456789", "operator-of-all-0123456789"
+TOKENS = f"""
+[[token]]
+name = "team-a"
+role = "worker"
+runs = ["team-a.*"]
+token = "{WORKER}"
+
+[[token]]
+name = "ann"
+role = "operator"
+token = "{OPERATOR}"
+"""
+
+
+def test_who_changed_what_and_who_was_refused_is_in_the_audit_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "tokens.toml").write_text(TOKENS)
+    path = tmp_path / "audit.jsonl"
+    extra = (f"--tokens-file={tmp_path / 'tokens.toml'}", "--http-tokens", f"--audit-log={path}")
+    monkeypatch.setenv("MUSTER_TOKEN", WORKER)
+
+    def entries(**fields: object) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        return [entry for entry in found if fields.items() <= entry.items()]
+
+    def evict(token: str) -> None:
+        with grpc.insecure_channel(coordinator.endpoint) as channel:
+            run_pb2_grpc.RunServiceStub(channel).Evict(
+                run_pb2.EvictRequest(run_id="team-a.1", rank=0, reason="bad disk"),
+                metadata=(("authorization", f"Bearer {token}"),),
+            )
+
+    with Coordinator(tmp_path, state="memory:", extra=extra) as coordinator:
+        barrier = GrpcBarrier(0, 1, endpoint=coordinator.endpoint, run_id="team-a.1", generation=0)
+        barrier.execute_barrier()
+        CoordinatorStore(coordinator.endpoint, "team-a.1").set("key", "a secret")
+        for token in (WORKER, "unknown-token-0123456789"):
+            with pytest.raises(grpc.RpcError):
+                evict(token)
+        evict(OPERATOR)
+        muster.worker.close()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{coordinator.http_port}/status.json")
+        session = "/muster.v1.SessionService/Connect"
+        until(lambda: len(entries(call=session)) >= 2)
+        until(lambda: entries(call="GET /status.json"))
+    opened = entries(call=session)[0]
+    assert {**opened, "time": "", "from": ""} == {
+        "time": "",
+        "who": "team-a",
+        "role": "worker",
+        "from": "",
+        "call": session,
+        "run": "team-a.1",
+        "result": "OPEN",
+    }
+    assert opened["from"].startswith("ipv4:127.0.0.1:")
+    evictions = entries(call="/muster.v1.RunService/Evict")
+    assert [(one["who"], one["run"], one["result"]) for one in evictions] == [
+        ("team-a", "", "ROLE_TOO_LOW"),
+        ("", "", "TOKEN_UNKNOWN"),
+        ("ann", "team-a.1", "OK"),
+    ]
+    assert (evictions[2]["rank"], evictions[2]["reason"]) == (0, "bad disk")
+    (change,) = entries(call="/muster.v1.StoreService/Operate", operation="set")
+    assert (change["who"], change["run"], change["keys"], change["result"]) == (
+        "team-a",
+        "team-a.1",
+        ["key"],
+        "OK",
+    )
+    (page,) = entries(call="GET /status.json")
+    assert (page["result"], page["from"]) == ("TOKEN_MISSING", "127.0.0.1")
+    written = path.read_text()
+    assert not any(secret in written for secret in (WORKER, OPERATOR, "a secret"))
+    assert not entries(call="/muster.v1.RunService/List")

@@ -1,0 +1,30 @@
+"""The barrier of a job of one rank, for tests of the frameworks' adapters without a coordinator."""
+
+import pytest
+
+from muster.worker.decision import Decision, Outcome
+from muster.worker.integrations.commit import commitment, folders
+
+
+class Alone:
+    """Decides at once."""
+
+    prefix, rank, world_size, run_id, generation = "checkpoint/test", 0, 1, "job", 0
+    sequence = 0
+    outcome = Outcome.RELEASED
+
+    def __init__(self, *_: object) -> None:
+        """As the real one is made."""
+
+    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
+        """Released, but for a failure."""
+        Alone.sequence += 1
+        outcome = self.outcome if failure is None else Outcome.ABORTED
+        return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})
+
+
+def take_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the adapters of this process find no other barrier, for one test."""
+    monkeypatch.setattr(commitment, "_last", {})
+    monkeypatch.setattr(Alone, "sequence", 0)
+    monkeypatch.setattr(folders, "GrpcBarrier", Alone)

@@ -1,0 +1,47 @@
+"""A barrier without a coordinator: the test says what is decided, and hears what was said."""
+
+import queue
+from dataclasses import replace
+
+from lab.patience import PATIENCE
+from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
+from muster.worker.groups.write_report import WriteReport
+
+
+class FakeBarrier:
+    """A group of two ranks, of which the other one says what the test does."""
+
+    prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.sequence = 0
+        self.timeouts: list[float] = []
+        """Of its votes."""
+        self.reports: list[WriteReport | None] = []
+        """Of its votes."""
+        self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
+
+    def vote(
+        self, failure: str | None, timeout: float, payload: bytes, report: WriteReport | None = None
+    ) -> Decision:
+        self.timeouts.append(timeout)
+        self.reports.append(report)
+        self.said.put(failure if failure is not None else payload)
+        answer = self.answers.get(timeout=PATIENCE)
+        if isinstance(answer, Exception):
+            raise answer
+        self.sequence += 1
+        return replace(answer, sequence=self.sequence - 1)
+
+    def heard(self) -> bytes | str:
+        """What this rank said next: its payload, or why it has failed."""
+        return self.said.get(timeout=PATIENCE)
+
+
+def decided(outcome: Outcome = Outcome.RELEASED, *missing: int, **payloads: bytes) -> Decision:
+    said = {int(rank.removeprefix("rank_")): word for rank, word in payloads.items()}
+    absent = tuple(MissingRank(rank, "there", 7, MissingState.NOT_ARRIVED, 0.0) for rank in missing)
+    message = "rank 1 (there, pid 7) is to blame"
+    return Decision("checkpoint/dcp", 0, outcome, message, missing=absent, payloads=said)

@@ -1,0 +1,218 @@
+"""A relay's stream to the core, as a relay holds it: clients ride on it, come and go, one by one.
+
+The line holds by itself, at every message: each Enter and each Part is answered, once and in order; whom a
+message names rides here; nobody hears of a release that it did not arrive at; and nobody is sent away for
+another's sake.
+"""
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from muster.service.core.vocabulary.effects import (
+    Entered,
+    GroupJoined,
+    Message,
+    Parted,
+    Progress,
+    Refused,
+    SaveAsked,
+    Welcome,
+)
+from muster.service.core.vocabulary.events import (
+    Arrival,
+    Arrive,
+    Disconnected,
+    Enter,
+    Goodbye,
+    Hello,
+    JoinGroup,
+    Part,
+)
+from muster.service.core.vocabulary.model import Closed, Decision, Outcome
+from muster.service.core.vocabulary.refusal import Reason
+
+if TYPE_CHECKING:
+    from tests.support.world.core_world import Client, World
+
+
+class Line:
+    """One relay's stream to one generation of a run. It is opened when someone is to ride on it."""
+
+    def __init__(self, world: "World", run: str, generation: int = 0, name: str = "node-0 (pid 70)") -> None:
+        self.world = world
+        self.run = run
+        self.generation = generation
+        self.name = name
+        self.session: int | None = None
+        self.broken_sessions: list[int] = []
+        """Of which the coordinator does not know yet that they are broken."""
+        self.riders: dict[int, Client] = {}
+        """For whom the coordinator takes it to speak, by rank; one may have moved on, unknown to both."""
+        self.refused: list[Refused] = []
+        """What was said to nobody in particular."""
+        self._entering: deque[list[Client]] = deque()
+        self._parting: deque[tuple[int, ...]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<line of generation {self.generation}: {self.riders}>"
+
+    # ------------------------------------------------------------------ what it does
+
+    def open(self) -> None:
+        """Say hello."""
+        assert self.session is None
+        self.session = self.world.new_session()
+        self.world.lines[self.session] = self
+        self.world.do(Hello(self.session, self.run, self.generation, (), self.name))
+
+    def enter(self, *clients: "Client") -> None:
+        """Clients come, all with one message. They do not join again by themselves."""
+        if self.session is None:
+            self.open()
+        if self.session is None:
+            return  # The coordinator crashed.
+        for client in clients:
+            assert client.session is None
+            client.session, client.line = self.session, self
+            if client.broken_line is self:
+                client.broken_line = None
+        self._entering.append(list(clients))
+        self.world.do(Enter(self.session, tuple(client.info for client in clients)))
+
+    def part(self, *clients: "Client", goodbye: str | None = None, others: tuple[int, ...] = ()) -> None:
+        """Clients go: for good, or their connections were lost. Of the other ranks nobody is here."""
+        ranks = tuple(client.rank for client in clients if self.riders.get(client.rank) is client)
+        for client in clients:
+            client.left_line(self)
+        for rank in ranks:
+            del self.riders[rank]
+        if self.session is not None:
+            self._parting.append((*ranks, *others))
+            self.world.do(Part(self.session, (*ranks, *others), goodbye))
+
+    def arrive(self, clients: "Collection[Client]", prefix: str, sequence: int, timeout: float) -> None:
+        """Clients arrive at one barrier, all with one message."""
+        assert self.session is not None
+        arrivals = []
+        for client in clients:
+            seat = client.seats[prefix]
+            self.world.arriving(client, prefix, seat)
+            arrivals.append(Arrival(client.rank, seat.payload, seat.failure, seat.report))
+        self.world.do(Arrive(self.session, prefix, sequence, timeout, tuple(arrivals)))
+
+    def join(
+        self, clients: "Collection[Client]", prefix: str, size: int, participants: tuple[int, ...]
+    ) -> None:
+        """Clients join a group, all with one message."""
+        assert self.session is not None
+        ranks = tuple(client.rank for client in clients)
+        self.world.do(JoinGroup(self.session, prefix, size, participants, ranks))
+        for client in clients:
+            seat = client.seats[prefix]
+            answered = seat.position is not None or seat.refused is not None
+            assert answered or client.line is not self, f"{client} has no answer to its join"
+
+    def goodbye(self) -> None:
+        """All leave, and the stream ends."""
+        assert self.session is not None
+        session, riders = self.session, list(self.riders.values())
+        self.world.do(Goodbye(session, "the node is done"))
+        for client in riders:
+            if client.line is self:
+                client.alive = False
+        self.breaks()
+
+    def breaks(self, *, seen: bool = True) -> None:
+        """The stream breaks, and the coordinator sees it, or does not yet. Nobody rides on it any more."""
+        if self.session is None:
+            return
+        self.broken_sessions.append(self.session)
+        self.world.lines.pop(self.session)
+        self.session = None
+        for client in (*self.riders.values(), *itertools.chain.from_iterable(self._entering)):
+            client.left_line(self)
+        self.riders.clear()
+        self._entering.clear()
+        self._parting.clear()
+        if seen:
+            self.coordinator_sees_it()
+
+    def coordinator_sees_it(self) -> None:
+        """It finds out about the broken streams."""
+        broken, self.broken_sessions = self.broken_sessions, []
+        for session in broken:
+            self.world.do(Disconnected(session))
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether an Enter or a Part has no answer yet."""
+        return bool(self._entering or self._parting)
+
+    # ------------------------------------------------------------------ what it hears
+
+    def hear(self, message: Message, ranks: Collection[int]) -> None:
+        match message:
+            case Welcome():
+                assert message.ordinals == ()
+            case Entered():
+                self._hear_entered(message)
+            case Parted():
+                assert message.ranks == self._parting.popleft(), "each Part is answered, in order"
+            case GroupJoined():
+                for position in message.positions:
+                    self._rider(position[0], GroupJoined(message.prefix, (position,)))
+            case Decision() | Progress() | Closed() | SaveAsked():
+                assert ranks, "a relay is told for whom it is"
+                for rank in sorted(ranks):
+                    self._rider(rank, message)
+            case Refused(rank=None):
+                self.refused.append(message)
+                if message.final:
+                    self.breaks()
+            case Refused(rank=int(rank)) if message.prefix:
+                self._rider(rank, message)
+            case Refused(rank=int(rank)):
+                self._hear_sent_away(rank, message)
+
+    def _rider(self, rank: int, message: Message) -> None:
+        """Hand a message on, if its client has not gone to another stream meanwhile."""
+        assert rank in self.riders, f"rank {rank} does not ride on {self}: {message}"
+        client = self.riders[rank]
+        if isinstance(message, Decision) and message.outcome is Outcome.RELEASED:
+            assert client.arrived_at(message.prefix, message.sequence), f"{client} did not arrive: {message}"
+        if client.line is self:
+            client.hear(message)
+
+    def _hear_entered(self, message: Entered) -> None:
+        clients = self._entering.popleft()
+        assert len(message.entries) == len(clients), "each process of an Enter is answered, in order"
+        named: set[int] = set()
+        for client, entry in zip(clients, message.entries, strict=True):
+            holder, again = self.riders.get(client.rank), client.rank in named
+            named.add(client.rank)
+            if entry.refusal is None:
+                assert holder in (None, client), "two speak for one rank on one line"
+                self.riders[client.rank] = client
+                client.hear(Welcome(0, 0.0, 0, (entry.ordinal,)))
+                continue
+            assert entry.ordinal == 0
+            if client.line is self and holder is not client:
+                client.left_line(self)
+                if entry.refusal.reason is Reason.INVALID_ARGUMENT:
+                    assert again or holder is not None, entry.refusal.message
+                else:
+                    client.hear(Refused(entry.refusal, final=True))
+
+    def _hear_sent_away(self, rank: int, refused: Refused) -> None:
+        assert not refused.final, "one rank's end is not the line's"
+        assert rank in self.riders, f"rank {rank} is sent away, and does not ride on {self}"
+        client = self.riders.pop(rank)
+        if client.line is self:
+            assert refused.refusal.reason is Reason.EVICTED, "one who rides here has no other session"
+            client.left_line(self)
+            client.hear(dataclasses.replace(refused, final=True))
+        else:
+            client.left_line(self)

@@ -1,0 +1,98 @@
+"""Ranks that train and save at an agreed step, as the SDK does it, against the real core."""
+
+from muster.service.core.saving import PREFIX
+from muster.service.core.vocabulary.model import Decision
+from muster.service.wire import decision_to_pb
+from muster.worker.decision import decision_from_pb
+from muster.worker.savepoint.agreement import Course, Next
+from muster.worker.session.save_request import SaveAsked
+from tests.support.world.core_world import Client, World
+
+
+class Trainer:
+    """One rank's training loop with a save point.
+
+    Args:
+        world: the coordinator, and the network.
+        rank: its own.
+        generation: the life of the job.
+        start: the step that it begins after.
+    """
+
+    def __init__(self, world: World, rank: int, generation: int = 0, start: int = 0) -> None:
+        self.client: Client = world.start(rank, generation=generation)
+        self.client.join(PREFIX)
+        self.step = start
+        self.saved: dict[int, int] = {}
+        """The steps that it has saved at, by the barrier at which they were agreed on."""
+        self.done: dict[int, bool] = {}
+        """Whether training is to end, by the barrier at which all said that they had saved."""
+        self.blocked = False
+        """Whether it waits for the others."""
+        position = self.client.seats[PREFIX].position
+        assert position is not None
+        self._course = Course(world.world_size, position)
+        self._heard = 0
+        if self._course.stands(self.asked) and not self._course.wants(self.asked):
+            self.client.arrive(PREFIX, failure="it has begun anew, alone")
+            self._heard = len(self.client.seats[PREFIX].heard)
+
+    @property
+    def asked(self) -> SaveAsked | None:
+        """What it has heard of."""
+        told = self.client.save_asked
+        if told is None:
+            return None
+        return SaveAsked(told.number, told.since, told.stop, told.reason, told.withdrawn)
+
+    def attend(self) -> None:
+        """Answer what is asked for, as the SDK's thread does, whatever the training is at."""
+        self.look()
+        asked = self.asked
+        if self._course.idle and self._course.wants(asked):
+            assert asked is not None
+            seat = self.client.seats[PREFIX]
+            assert seat.position is not None
+            seat.position = max(seat.position, asked.since)
+            self._course.promise(self.step)
+            self._arrive()
+
+    def train(self) -> None:
+        """Make a step, unless it waits."""
+        self.look()
+        if not self.blocked:
+            self.step += 1
+            self._come_to(self.step)
+
+    def look(self) -> None:
+        """Take what it has heard meanwhile."""
+        heard = self.client.seats[PREFIX].heard
+        while self._heard < len(heard):
+            decision = heard[self._heard]
+            self._heard += 1
+            self._decided(decision)
+
+    def _decided(self, told: Decision) -> None:
+        decision = decision_from_pb(decision_to_pb(told))
+        was_blocked, self.blocked = self.blocked, False
+        if self._course.saves:
+            finished = self._course.finished(decision)
+            if finished is not None:
+                self.done[decision.sequence] = finished.stop
+            return
+        self._course.heard(decision)
+        if was_blocked:
+            self._come_to(self.step)
+
+    def _come_to(self, step: int) -> None:
+        match self._course.after(step):
+            case Next.WAIT:
+                self.blocked = True
+            case Next.SAVE:
+                self.saved[self.client.seats[PREFIX].heard[-1].sequence] = step
+                self.blocked = True
+                self._arrive()
+
+    def _arrive(self) -> None:
+        self.client.arrive(PREFIX, payload=self._course.word(self.asked))
+        self.look()

@@ -1,0 +1,200 @@
+"""What people are told that the missing do: when they are asked, and how long an answer is of use."""
+
+import dataclasses
+
+import pytest
+
+from muster.service.core import probes, views
+from muster.service.core.barriers import observations
+from muster.service.core.vocabulary.effects import Asked
+from muster.service.core.vocabulary.events import Seen, SeenOne, Stepped
+from muster.service.core.vocabulary.model import Outcome
+from muster.service.core.vocabulary.refusal import Reason, Refusal
+from tests.support.expect import some
+from tests.support.world.core_world import CKPT, RUN, Client, World
+
+LINE = "main thread in all_reduce, train.py:214"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def see(world: World, client: Client, doing: str = LINE) -> None:
+    world.do(Seen(RUN, (SeenOne(client.rank, client.incarnation, doing),)))
+
+
+def looks(world: World, seconds: float) -> list[tuple[Asked, ...]]:
+    """Whom the coordinator asks at the next deadlines within some seconds."""
+    found = []
+    end = world.now + seconds
+    while (due := world.coordinator.next_deadline()) is not None and due <= end:
+        world.wait(due - world.now)
+        found += [look.processes for look in world.last.looks]
+    return found
+
+
+def test_the_missing_are_asked_shortly_before_people_are_told_of_them(world: World):
+    zero, one = world.ranks()
+    zero.arrive(timeout=100.0)
+    world.wait(47.9)
+    assert world.last.looks == []
+    world.wait(0.1)
+    (look,) = world.last.looks
+    assert look.run_id == RUN
+    assert [(a.rank, a.incarnation, a.session, a.relayed) for a in look.processes] == [
+        (1, one.incarnation, one.session, False)
+    ]
+    see(world, one)
+    world.wait(2.0)
+    (progress,) = zero.seats[CKPT].progress
+    assert progress.message.endswith(f"connected, not arrived yet): {LINE}")
+    assert progress.missing[0].doing == LINE
+
+
+def test_they_are_asked_again_before_the_barrier_times_out_and_the_error_says_it(world: World):
+    zero, one = world.ranks()
+    zero.arrive(timeout=100.0)
+    assert len(looks(world, 99.0)) == 2
+    see(world, one)
+    world.wait(100.0)
+    assert zero.last.outcome is Outcome.TIMED_OUT
+    assert zero.last.missing[0].doing == LINE
+    assert f"connected, not arrived yet): {LINE}\n" in zero.last.message
+
+
+def test_nobody_is_asked_for_a_barrier_that_everyone_comes_to_in_time(world: World):
+    zero, one = world.ranks()
+    for _ in range(3):
+        zero.arrive(timeout=10.0)
+        one.arrive(timeout=10.0)
+    assert looks(world, 100.0) == []
+
+
+def test_what_was_seen_long_ago_is_not_told(world: World):
+    zero, one = world.ranks()
+    zero.arrive(timeout=100.0)
+    see(world, one)
+    world.wait(observations.FRESH + 0.1)
+    world.wait(40.0)
+    assert zero.seats[CKPT].progress[0].missing[0].doing == ""
+
+
+def test_what_was_seen_of_a_process_that_is_gone_is_not_told(world: World):
+    zero, one = world.ranks()
+    zero.arrive(timeout=100.0)
+    see(world, one)
+    one.goodbye()
+    assert zero.last.outcome is Outcome.MEMBER_LOST
+    assert zero.last.missing[0].doing == ""
+
+
+def test_a_sight_of_someone_who_is_not_there_changes_nothing(world: World):
+    zero, _ = world.ranks()
+    before = dataclasses.asdict(world.coordinator.runs[RUN].roster.of_rank(0)[0])
+    world.do(
+        Seen("nobody's", (SeenOne(0, "x", LINE),)), Seen(RUN, (SeenOne(0, "x", LINE), SeenOne(-7, "", "")))
+    )
+    assert dataclasses.asdict(world.coordinator.runs[RUN].roster.of_rank(0)[0]) == before
+    assert zero.seats[CKPT].progress == []
+
+
+def test_what_a_process_says_is_made_printable_and_short(world: World):
+    zero, one = world.ranks()
+    zero.arrive(timeout=10.0)
+    see(world, one, "main\x1b[2J thread\n  next: rm -rf " + "x" * 10_000)
+    world.wait(5.0)
+    told = zero.seats[CKPT].progress[0].missing[0].doing
+    assert told.startswith("main\\x1b[2J thread next: rm -rf xxx")
+    assert len(told) <= observations.MOST_TOLD + 1
+
+
+def test_few_are_asked_of_many_and_of_all_hosts():
+    world = World(200)
+    clients = world.ranks()
+    for client in clients[1:]:
+        process = world.coordinator.runs[RUN].roster.of_rank(client.rank)[0]
+        process.host = "a" if client.rank < 150 else f"b{client.rank}"
+    clients[0].arrive(timeout=8.0)
+    (asked, *_) = looks(world, 4.0)
+    assert len(asked) == observations.MOST_ASKED
+    assert {a.host for a in asked} >= {f"b{rank}" for rank in range(150, 200)}
+
+
+# ---------------------------------------------------------------------- how far a run has come
+
+
+def test_a_run_has_come_as_far_as_its_connected_ranks_say():
+    world = World(3)
+    zero, one, two = world.ranks()
+    run = world.coordinator.runs[RUN]
+    assert views.steps(run) is None
+    zero.step(7)
+    two.step(5)
+    world.now += 1.0
+    one.step(5)
+    found = some(views.steps(run))
+    assert (found.highest, found.lowest, found.lowest_rank) == (7, 5, 2), "it has been there for longer"
+    assert found.moved_at == world.now
+    two.lose_connection()
+    assert some(views.steps(run)).lowest_rank == 1
+    steps = {view.rank: (view.step, view.step_age) for view in views.members(run, world.instant)}
+    assert steps == {0: (7, 1.0), 1: (5, 0.0), 2: (5, 1.0)}
+
+
+def test_a_step_that_is_told_again_is_no_move():
+    world = World(1)
+    (zero,) = world.ranks()
+    zero.step(7)
+    world.now += 60.0
+    zero.lose_connection()
+    zero.connect()
+    zero.step(7)
+    assert some(views.steps(world.coordinator.runs[RUN])).moved_at == world.now - 60.0
+    zero.step(3)
+    assert some(views.steps(world.coordinator.runs[RUN])).lowest == 3, "a job may go back to a checkpoint"
+
+
+def test_nobody_tells_another_ranks_step(world: World):
+    zero, _ = world.ranks()
+    world.do(Stepped(some(zero.session), ((1, 99), (-3, 1), (0, 2))))
+    found = some(views.steps(world.coordinator.runs[RUN]))
+    assert (found.highest, found.lowest) == (2, 2)
+    world.do(Stepped(999, ((0, 50),)))
+    assert some(views.steps(world.coordinator.runs[RUN])).highest == 2
+
+
+# ---------------------------------------------------------------------- on demand
+
+
+def test_people_ask_those_who_live_or_whom_they_name():
+    world = World(3)
+    zero, one, two = world.ranks()
+    one.lose_connection()
+    core = world.coordinator
+    zero.arrive()
+    assert [a.rank for a in probes.whom(core, RUN, (), CKPT)] == [1, 2]
+    assert probes.whom(core, RUN, (0,), CKPT) == []
+    two.goodbye()
+    assert [a.rank for a in probes.whom(core, RUN, (), "")] == [0, 1]
+    assert [(a.rank, a.session) for a in probes.whom(core, RUN, (2, 1), "")] == [(1, None), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("run_id", "ranks", "prefix", "reason"),
+    [
+        ("other", (), "", Reason.RUN_NOT_FOUND),
+        (RUN, (7, 0), "", Reason.MEMBER_NOT_FOUND),
+        (RUN, (-1,), "", Reason.MEMBER_NOT_FOUND),
+        (RUN, (), "other", Reason.BARRIER_NOT_FOUND),
+        (RUN, (), CKPT, Reason.NO_OPEN_BARRIER),
+    ],
+)
+def test_whoever_asks_for_what_is_not_there_is_told_so(
+    world: World, run_id: str, ranks: tuple[int, ...], prefix: str, reason: Reason
+):
+    world.ranks()
+    with pytest.raises(Refusal) as caught:
+        probes.whom(world.coordinator, run_id, ranks, prefix)
+    assert caught.value.reason is reason

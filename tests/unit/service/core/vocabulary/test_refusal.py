@@ -1,0 +1,107 @@
+"""Invariant 16 (every refusal carries a reason)."""
+
+import gc
+
+import pytest
+
+from muster.service.core.vocabulary.effects import Effects, Entry, Refused
+from muster.service.core.vocabulary.events import Arrival, Arrive
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
+from tests.support.expect import some
+from tests.support.world.core_world import CKPT, TIMEOUT, World
+
+
+def test_the_reasons_are_stable():
+    assert [reason.name for reason in Reason] == [
+        "INVALID_ARGUMENT",
+        "HELLO_REQUIRED",
+        "HELLO_REPEATED",
+        "PROTOCOL_VERSION",
+        "NOT_JOINED",
+        "NOT_A_PARTICIPANT",
+        "RANK_NOT_IN_SESSION",
+        "STALE_GENERATION",
+        "SUPERSEDED",
+        "SHAPE_CHANGED",
+        "SEQUENCE_AHEAD",
+        "SEQUENCE_BEHIND",
+        "SEQUENCE_FORGOTTEN",
+        "LIMIT_EXCEEDED",
+        "RUN_NOT_FOUND",
+        "BARRIER_NOT_FOUND",
+        "NO_OPEN_BARRIER",
+        "SESSION_REPLACED",
+        "RUN_CLOSED",
+        "RUN_FORGOTTEN",
+        "RUN_IN_USE",
+        "RENDEZVOUS_TIMED_OUT",
+        "NODE_REMOVED",
+        "NODE_NOT_NEEDED",
+        "SETTINGS_DIFFER",
+        "EVICTED",
+        "MEMBER_NOT_FOUND",
+        "NO_SAVE_ASKED",
+        "COORDINATOR_DRAINING",
+        "NOT_LEADER",
+        "SLOW_CONSUMER",
+        "STORE_TIMED_OUT",
+        "NOT_A_NUMBER",
+        "STALE_OPERATION",
+        "TOKEN_MISSING",
+        "TOKEN_UNKNOWN",
+        "TOKEN_EXPIRED",
+        "KEYS_UNAVAILABLE",
+        "ROLE_TOO_LOW",
+        "RUN_NOT_ALLOWED",
+    ]
+
+
+def test_a_refusal_carries_its_details_as_text_for_programs():
+    refusal = Refusal(Reason.SEQUENCE_AHEAD, "too far", next_sequence=7)
+    assert str(refusal) == refusal.message == "too far"
+    assert refusal.metadata == {"next_sequence": "7"}
+
+
+def test_a_limit_says_what_was_given_which_limit_it_is_and_what_to_do_next():
+    refusal = limit_exceeded("max_runs", 1_000, "1,000 runs are known already")
+    assert refusal.reason is Reason.LIMIT_EXCEEDED
+    assert refusal.message == (
+        "1,000 runs are known already; the limit max_runs is 1,000. "
+        "Lower the demand, or raise max_runs on the coordinator."
+    )
+    assert refusal.metadata == {"limit": "max_runs", "value": "1000"}
+
+
+def test_limit_of_its_own_says_what_to_do_next():
+    refusal = limit_exceeded("max_watches", 5, "5 watches are open", "End one of them.")
+    assert refusal.message == "5 watches are open; the limit max_watches is 5. End one of them."
+
+
+@pytest.mark.parametrize("keep", [Refused, lambda refusal: Entry(refusal=refusal)])
+def test_refusal_that_is_kept_lets_go_of_what_was_refused(keep):
+    """It came through frames that hold the request: a large payload would stay until a full collection."""
+
+    def refuse() -> None:
+        try:
+            raise KeyError
+        except KeyError:
+            raise Refusal(Reason.NOT_JOINED, "not joined") from None
+
+    try:
+        refuse()
+    except Refusal as refusal:
+        kept = keep(refusal).refusal
+    assert (kept.__traceback__, kept.__context__) == (None, None)
+
+
+def test_refused_arrival_leaves_no_garbage_behind():
+    world = World()
+    zero, _ = world.ranks()
+    ahead = Arrive(some(zero.session), CKPT, 7, TIMEOUT, (Arrival(0),))
+    gc.collect()
+    gc.disable()
+    try:
+        world.coordinator.step(ahead, world.instant, Effects())
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

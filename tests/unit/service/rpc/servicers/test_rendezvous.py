@@ -1,0 +1,388 @@
+"""RendezvousService over a driver in virtual time, without a socket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodesWaiting, Refused
+from muster.service.core.vocabulary.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
+from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.refusal import Reason, Refusal
+from muster.service.driver import Driver, Outgoing
+from muster.service.rpc import codec
+from muster.service.rpc.servicers.rendezvous import MAX_UNSENT, Attendance, RendezvousServicer
+from muster.service.rpc.servicers.run import RunServicer
+from muster.service.snapshots import Snapshots
+from muster.service.storage.memory import MemoryEngine
+from muster.service.telemetry.observers import Observers
+from muster.v1 import common_pb2, rendezvous_pb2, run_pb2
+from tests.support.world.virtual_time import LoopClock, in_virtual_time
+
+KEEP_ALIVE = 15.0
+LAST_CALL = 30.0
+
+
+class Service:
+    """The servicers, called as gRPC calls them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.rendezvous = RendezvousServicer(driver)
+        self.runs = RunServicer(driver, Snapshots())
+
+    async def get(self, run_id: str = "job1") -> rendezvous_pb2.Rendezvous:
+        request = rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id)
+        return (await self.rendezvous.Get(request, None)).rendezvous
+
+    async def close(self, *, dry_run: bool = False, abort_barriers: bool = False, by: str = "me") -> Any:
+        request = rendezvous_pb2.CloseRequest(
+            run_id="job1", by=by, reason="done", dry_run=dry_run, abort_barriers=abort_barriers
+        )
+        return await self.rendezvous.Close(request, None)
+
+
+class Node:
+    """One agent, and its open stream."""
+
+    def __init__(self, service: Service, name: str, fewest: int = 2, most: int = 2) -> None:
+        self.service = service
+        self.name = name
+        self.request = rendezvous_pb2.JoinRequest(
+            run_id="job1",
+            node=rendezvous_pb2.Node(incarnation=f"{name}-life", address=name, pid=1),
+            attempt=1,
+            min_nodes=fewest,
+            max_nodes=most,
+            join_timeout_ms=600_000,
+            last_call_timeout_ms=int(LAST_CALL * 1000),
+            keep_alive_timeout_ms=int(KEEP_ALIVE * 1000),
+            protocol_version=codec.PROTOCOL_VERSION,
+        )
+        self.told: list[rendezvous_pb2.JoinResponse] = []
+        self.stream: asyncio.Task[None] | None = None
+
+    def join(self) -> "Node":
+        self.stream = asyncio.create_task(self._read())
+        return self
+
+    async def _read(self) -> None:
+        async for response in self.service.rendezvous.Join(self.request, None):
+            self.told.append(response)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [str(response.WhichOneof("message")) for response in self.told]
+
+    async def ends(self) -> Refusal:
+        assert self.stream is not None
+        with pytest.raises(Refusal) as caught:
+            await self.stream
+        return caught.value
+
+    async def breaks(self) -> None:
+        """The stream is cancelled, as when the connection is lost."""
+        assert self.stream is not None
+        self.stream.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.stream
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Service]:
+    driver = Driver(
+        MemoryEngine(),
+        clock=LoopClock(),
+        observer=Observers(),
+        encode=codec.encode_session_message,
+        session_ttl=10.0,
+        limits=Limits(),
+    )
+    try:
+        yield Service(driver)
+    finally:
+        await driver.close()
+
+
+async def soon() -> None:
+    await asyncio.sleep(0.001)
+
+
+@in_virtual_time
+async def test_a_node_hears_first_of_the_replicas_and_once():
+    async with serving() as service:
+        service.rendezvous = RendezvousServicer(
+            service.driver, replicas=lambda: ["a:1", "b:1"], keepalive_ms=900
+        )
+        a, b = Node(service, "a").join(), Node(service, "b").join()
+        await soon()
+        for node in (a, b):
+            assert node.kinds[0] == "replicas"
+            assert node.kinds.count("replicas") == 1
+            assert "round_complete" in node.kinds
+        assert a.told[0].replicas == rendezvous_pb2.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900)
+        for node in (a, b):
+            await node.breaks()
+
+
+async def refusal(call: Awaitable[Any]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await call
+    return caught.value
+
+
+# ---------------------------------------------------------------------- joining
+
+
+@in_virtual_time
+async def test_nodes_are_told_their_round_on_their_streams():
+    async with serving() as service:
+        b = Node(service, "b").join()
+        await soon()
+        assert b.kinds == ["standing"]
+        assert b.told[0].standing.standing == rendezvous_pb2.NODE_STANDING_PARTICIPANT
+        a = Node(service, "a").join()
+        await soon()
+        assert (a.kinds, b.kinds) == (["standing", "round_complete"],) * 2
+        for rank, node in enumerate((a, b)):
+            complete = rendezvous_pb2.RoundComplete(round=0, rank=rank, world_size=2)
+            assert node.told[-1].round_complete == complete
+            await node.breaks()
+
+
+@in_virtual_time
+async def test_a_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
+    async with serving() as service:
+        a, b = Node(service, "a").join(), Node(service, "b").join()
+        await soon()
+        await b.breaks()
+        await soon()
+        assert [node.connected for node in (await service.get()).nodes] == [True, False]
+        await asyncio.sleep(KEEP_ALIVE)
+        view = await service.get()
+        assert [node.node.address for node in view.nodes] == ["a"]
+        assert [(one.node.address, one.reason) for one in view.departed] == [("b", "connection lost")]
+        b.request.round = 0
+        assert (await b.join().ends()).reason is Reason.NODE_REMOVED
+        await a.breaks()
+
+
+@in_virtual_time
+async def test_a_stream_that_is_opened_again_resumes():
+    async with serving() as service:
+        a, b = Node(service, "a").join(), Node(service, "b").join()
+        await soon()
+        await b.breaks()
+        b.request.round = 0
+        b.told.clear()
+        b.join()
+        await soon()
+        assert b.kinds == ["round_complete", "nodes_waiting"]
+        await a.breaks()
+        await b.breaks()
+
+
+@in_virtual_time
+async def test_a_refusal_ends_the_stream():
+    async with serving() as service:
+        a, odd = Node(service, "a").join(), Node(service, "odd", 3, 4).join()
+        assert (await odd.ends()).reason is Reason.SETTINGS_DIFFER
+        assert odd.told == []
+        assert (await a.ends()).reason is Reason.RENDEZVOUS_TIMED_OUT
+        assert a.kinds == ["standing"]
+        assert service.driver.coordinator.attendances == {}
+
+
+@in_virtual_time
+async def test_a_node_of_another_protocol_gets_no_place():
+    async with serving() as service:
+        a = Node(service, "a")
+        a.request.protocol_version = 99
+        assert (await a.join().ends()).reason is Reason.PROTOCOL_VERSION
+        assert (await refusal(service.get())).reason is Reason.RUN_NOT_FOUND
+
+
+@in_virtual_time
+async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
+    async with serving() as service:
+        a = Node(service, "a").join()
+        await soon()
+        service.driver.retire()
+        service.rendezvous.drain()
+        assert (await a.ends()).reason is Reason.COORDINATOR_DRAINING
+        assert (await Node(service, "b").join().ends()).reason is Reason.COORDINATOR_DRAINING
+
+
+# ---------------------------------------------------------------------- the outbox
+
+
+@in_virtual_time
+async def test_what_was_said_before_the_end_is_still_read():
+    async with serving() as service:
+        attendance = Attendance(service.driver)
+        no = Refusal(Reason.RUN_CLOSED, "closed.")
+        say(attendance, NodesWaiting(1))
+        say(attendance, Refused(no))
+        attendance.end(Refusal(Reason.COORDINATOR_DRAINING, "too late to matter."))
+        heard: list[Message] = []
+        with pytest.raises(Refusal) as caught:
+            async for message in attendance:
+                heard.append(message)
+        assert heard == [NodesWaiting(1)]
+        assert caught.value is no
+
+
+@in_virtual_time
+async def test_a_node_that_does_not_read_is_cut_off_in_the_end():
+    async with serving() as service:
+        attendance = Attendance(service.driver)
+        for count in range(MAX_UNSENT + 5):
+            say(attendance, NodesWaiting(count))
+        heard: list[Message] = []
+        with pytest.raises(Refusal) as caught:
+            async for message in attendance:
+                heard.append(message)
+        assert heard == [NodesWaiting(count) for count in range(MAX_UNSENT)]
+        assert caught.value.reason is Reason.SLOW_CONSUMER
+
+
+def say(attendance: Attendance, message: Message) -> None:
+    attendance.deliver(Outgoing(message, lambda _: b""))
+
+
+# ---------------------------------------------------------------------- leaving and closing
+
+
+@in_virtual_time
+async def test_leaving_says_whether_there_was_a_place():
+    async with serving() as service:
+        a = Node(service, "a").join()
+        await soon()
+        request = rendezvous_pb2.LeaveRequest(run_id="job1", incarnation="a-life", reason="bye")
+        assert (await service.rendezvous.Leave(request, None)).had_place
+        assert (await a.ends()).reason is Reason.NODE_REMOVED
+        assert not (await service.rendezvous.Leave(request, None)).had_place
+        assert [one.reason for one in (await service.get()).departed] == ["left (bye)"]
+
+
+def a_rank_waits(service: Service, rank: int = 0) -> None:
+    """A process of the run opens a barrier of two ranks."""
+
+    class Nobody:
+        def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
+            pass
+
+    session = service.driver.connect(Nobody())
+    service.driver.submit(Hello(session, "job1", 0, (ProcessInfo(rank, f"p{rank}", "node", 1),)))
+    service.driver.submit(JoinGroup(session, "checkpoint", 2))
+    service.driver.submit(Arrive(session, "checkpoint", 0, 300.0, (Arrival(rank),)))
+
+
+@in_virtual_time
+async def test_a_dry_run_of_closing_says_who_would_be_affected_and_changes_nothing():
+    async with serving() as service:
+        a = Node(service, "a").join()
+        a_rank_waits(service)
+        await soon()
+        shown = await service.close(dry_run=True)
+        assert shown == rendezvous_pb2.CloseResponse(
+            waiting_nodes=[a.request.node],
+            connected_processes=1,
+            open_barriers=[common_pb2.BarrierName(prefix="checkpoint", sequence=0)],
+        )
+        assert not (await service.get()).HasField("closed")
+        await a.breaks()
+
+
+@in_virtual_time
+async def test_closing_says_who_is_affected_and_is_pushed_to_the_nodes():
+    async with serving() as service:
+        a, b = Node(service, "a", 1, 2).join(), Node(service, "b", 1, 2).join()
+        stands_by = Node(service, "c", 1, 2).join()
+        await soon()
+        shown = await service.close()
+        assert (shown.was_closed, shown.closed.by, shown.closed.reason) == (False, "me", "done")
+        assert (shown.nodes_in_round, list(shown.waiting_nodes)) == (2, [stands_by.request.node])
+        await soon()
+        assert a.told[-1].closed == b.told[-1].closed == shown.closed
+        assert (await stands_by.ends()).reason is Reason.NODE_NOT_NEEDED
+        again = await service.close(by="other")
+        assert (again.was_closed, again.closed) == (True, shown.closed)
+        assert (await service.close(by="other", dry_run=True)).closed == shown.closed
+        assert (await service.get()).closed == shown.closed
+        for node in (a, b):
+            await node.breaks()
+
+
+@in_virtual_time
+async def test_closing_may_end_the_barriers():
+    async with serving() as service:
+        a_rank_waits(service)
+        await service.close(abort_barriers=True)
+        assert (await service.close(dry_run=True)).open_barriers == []
+
+
+@in_virtual_time
+async def test_what_cannot_be_closed_or_shown_is_refused():
+    async with serving() as service:
+        for call in (service.close(), service.close(dry_run=True), service.get()):
+            assert (await refusal(call)).reason is Reason.RUN_NOT_FOUND
+        a_rank_waits(service)
+        assert (await refusal(service.close(by=""))).reason is Reason.INVALID_ARGUMENT
+
+
+@in_virtual_time
+async def test_a_call_that_was_answered_leaves_nothing_behind():
+    async with serving() as service:
+        a_rank_waits(service)
+        await soon()
+        before = dict(service.driver._sinks)
+        await service.rendezvous.Leave(rendezvous_pb2.LeaveRequest(run_id="job1", incarnation="x"), None)
+        await refusal(service.close(by=""))
+        await service.close(abort_barriers=True)
+        await refusal(service.runs.Evict(run_pb2.EvictRequest(run_id="job1", rank=9), None))
+        assert service.driver._sinks == before
+
+
+# ---------------------------------------------------------------------- evicting
+
+
+@in_virtual_time
+async def test_evicting_says_who_is_affected_and_a_dry_run_changes_nothing():
+    async with serving() as service:
+        a_rank_waits(service)
+        a_rank_waits(service, rank=5)
+        request = run_pb2.EvictRequest(run_id="job1", rank=5, reason="bad disk", dry_run=True)
+        shown = await service.runs.Evict(request, None)
+        assert [(one.rank, one.state) for one in shown.members] == [(5, common_pb2.MEMBER_STATE_CONNECTED)]
+        request.dry_run = False
+        assert [one.rank for one in (await service.runs.Evict(request, None)).members] == [5]
+        members = await service.runs.Members(run_pb2.MembersRequest(run_id="job1"), None)
+        assert [one.state for one in members.members] == [
+            common_pb2.MEMBER_STATE_CONNECTED,
+            common_pb2.MEMBER_STATE_EVICTED,
+        ]
+        assert (await refusal(service.runs.Evict(request, None))).reason is Reason.MEMBER_NOT_FOUND
+
+
+# ---------------------------------------------------------------------- forgetting
+
+
+@in_virtual_time
+async def test_forgetting_is_refused_while_someone_uses_the_run_and_a_dry_run_changes_nothing():
+    async with serving() as service:
+        a_rank_waits(service)
+        request = run_pb2.ForgetRequest(run_id="job1")
+        for request.dry_run in (True, False):
+            assert (await refusal(service.runs.Forget(request, None))).reason is Reason.RUN_IN_USE
+        request.force = request.dry_run = True
+        shown = await service.runs.Forget(request, None)
+        assert (shown.processes, shown.nodes, shown.waiting_calls) == (1, 0, 0)
+        assert [(one.prefix, one.sequence) for one in shown.open_barriers] == [("checkpoint", 0)]
+        assert (await service.get()).run_id == "job1"
+        request.dry_run = False
+        assert await service.runs.Forget(request, None) == shown
+        assert (await refusal(service.runs.Forget(request, None))).reason is Reason.RUN_NOT_FOUND

@@ -1,0 +1,116 @@
+"""The relay of a node: on a socket of its own, done without where it cannot be, and gone at the end."""
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from muster.relay.listening import ListenError
+from muster.worker.errors import MusterError
+from muster.worker.node import relay as node_relay
+from muster.worker.node.relay import NodeRelay, begin
+from muster.worker.transport import fork_guard
+
+NOBODY = "127.0.0.1:1"
+"""A relay calls nobody before it is called."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def path_of(relay: NodeRelay) -> Path:
+    address, direct = relay.endpoint.split(",")
+    assert direct == NOBODY
+    return Path(address.removeprefix("unix://"))
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "muster-relay"]
+
+
+def claims() -> list[str]:
+    """What relays say of gRPC to who forks; other tests may have stores that still speak it."""
+    return [claim.what for claim in fork_guard._claims if claim.what == "a relay"]
+
+
+def test_its_socket_is_this_users_alone_and_nothing_is_left_of_it(folder: Path):
+    relay = begin(NOBODY)
+    assert relay is not None
+    path = path_of(relay)
+    assert path.is_socket()
+    assert path.parent.parent == folder
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert threads() == ["muster-relay"]
+    assert claims() == ["a relay"]
+    for _ in range(2):
+        relay.stop()
+        assert list(folder.iterdir()) == []
+        assert threads() == []
+        assert claims() == []
+
+
+def test_two_of_one_machine_do_not_meet(folder: Path):
+    one, other = NodeRelay(NOBODY), NodeRelay(NOBODY)
+    assert path_of(one) != path_of(other)
+    one.stop()
+    assert path_of(other).is_socket()
+    other.stop()
+
+
+def test_where_temporary_folders_have_long_names_it_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    far = tmp_path / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(far))
+    relay = NodeRelay(NOBODY)
+    path = path_of(relay)
+    assert path.is_socket()
+    assert path.parent.parent == node_relay.SHORT
+    relay.stop()
+    assert not path.parent.exists()
+    assert list(far.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error", [ListenError("a socket is in the way"), RuntimeError("no gRPC"), OSError(28, "No space left")]
+)
+def test_where_it_cannot_begin_a_warning_says_why_and_nothing_is_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+):
+    def fail(config: object) -> None:
+        raise error
+
+    monkeypatch.setattr(node_relay, "RelayThread", fail)
+    assert begin(NOBODY) is None
+    (record,) = caplog.records
+    assert record.getMessage() == f"this node has no relay, and its workers connect directly: {error}"
+    assert list(folder.iterdir()) == []
+    assert claims() == []
+
+
+def test_where_no_folder_can_be_made_there_is_none(folder: Path, caplog: pytest.LogCaptureFixture):
+    folder.rmdir()
+    assert begin(NOBODY) is None
+    assert "No such file or directory" in caplog.text
+    assert claims() == []
+
+
+def test_a_forked_child_does_not_end_its_parents_and_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    relay = NodeRelay(NOBODY)
+    pid = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: pid + 1)
+        relay.stop()
+        with pytest.raises(MusterError, match="which holds"):
+            NodeRelay(NOBODY)
+    assert path_of(relay).is_socket()
+    assert len(list(folder.iterdir())) == 1
+    relay.stop()

@@ -1,0 +1,594 @@
+"""Writes aside: what is written is the state at the start, and how it ended is known."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import active_children, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.patience import PATIENCE, until
+from muster.worker import MusterError
+from muster.worker.errors import AsyncSaveError
+from muster.worker.insight import saves as under_way
+from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller, PersistentCaller
+from muster.worker.saves.writers import callers, writer_process
+from muster.worker.saves.writers.child import wait_readable
+from muster.worker.saves.writers.priority import Priority
+from muster.worker.transport.fork_guard import HANDLERS
+from tests.support.saves.fake_barrier import FakeBarrier, no_child_left, no_file_left, state_of
+
+
+@pytest.fixture(scope="module")
+def persistent() -> Iterator[PersistentCaller]:
+    """One worker for all tests here."""
+    caller = PersistentCaller()
+    yield caller
+    caller.close()
+
+
+@pytest.fixture(params=["fork", "persistent"])
+def caller(request: pytest.FixtureRequest) -> Any:
+    return ForkCaller() if request.param == "fork" else request.getfixturevalue("persistent")
+
+
+# Functions for a worker that was spawned must be importable.
+def save_when(path: str, state: Any, gate: str) -> None:
+    """Save, but only when the gate is there."""
+    until(Path(gate).exists)
+    torch.save(state, path)
+
+
+def fail(how: str) -> None:
+    if how == "raise":
+        raise OSError(28, "No space left on device")
+    if how == "exit":
+        os._exit(5)
+    if how == "exit well":
+        os._exit(0)
+    if how == "hang":
+        signal.pause()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("value", "warns"), [(None, True), ("1", True), ("0", False)])
+def test_a_process_with_grpcs_fork_handlers_is_told_before_it_forks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str | None, warns: bool
+):
+    if value is None:
+        monkeypatch.delenv(HANDLERS, raising=False)
+    else:
+        monkeypatch.setenv(HANDLERS, value)
+    ForkCaller()
+    assert ("import muster.worker before grpc" in caplog.text) is warns
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
+def test_the_state_is_that_of_the_start(caller: Any, tmp_path: Path, shared: bool):
+    tensor = torch.arange(100_000, dtype=torch.float32)
+    state = {"list": [tensor], "tuple": (tensor[10:20],), "step": 7}
+    if shared:
+        tensor.share_memory_()
+    path, gate = tmp_path / "saved.pt", tmp_path / "gate"
+    write = caller.start(AsyncRequest(save_when, (str(path), state, str(gate)), []))
+    tensor.fill_(-1)
+    gate.touch()
+    assert write.wait(PATIENCE).failure is None
+    saved = torch.load(path)
+    assert torch.equal(saved["list"][0], torch.arange(100_000, dtype=torch.float32))
+    assert torch.equal(saved["tuple"][0], torch.arange(10, 20, dtype=torch.float32))
+    assert saved["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "OSError: [Errno 28] No space left on device"),
+        ("exit", "exit status 5"),
+        ("exit well", "exit status 0 before its function had returned"),
+        ("kill", "killed by SIGKILL"),
+    ],
+)
+def test_a_failure_is_known_and_the_next_write_is_well(caller: Any, how: str, said: str):
+    failure = caller.start(AsyncRequest(fail, (how,), [])).wait(PATIENCE).failure
+    assert said in failure
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+
+
+def terminate_and_write(path: str) -> None:
+    """As torchrun stops a rank, whose process group has its writer, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    Path(path).write_text("saved")
+
+
+def test_a_writer_survives_the_signals_to_its_process_group(caller: Any, tmp_path: Path):
+    path = tmp_path / "saved"
+    assert caller.start(AsyncRequest(terminate_and_write, (str(path),), [])).wait(PATIENCE).failure is None
+    assert path.read_text() == "saved"
+
+
+@contextmanager
+def immortal(gate: Path) -> Iterator[None]:
+    """SIGKILL ends nobody meanwhile, as if it waited for a file server; afterwards the gate is open."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signal, "pidfd_send_signal", lambda *_: None)
+        patched.setattr(writer_process, "KILL_GRACE", 0.05)
+        yield
+    gate.touch()
+
+
+def wait_for(gate: str, began: str) -> None:
+    """With a file open."""
+    with Path(began).open("w"):
+        until(Path(gate).exists)
+
+
+def test_write_that_cannot_be_killed_fails_and_is_reaped_later(tmp_path: Path):
+    gate, began = tmp_path / "gate", tmp_path / "began"
+    with no_file_left(), no_child_left():
+        with immortal(gate):
+            write = ForkCaller().start(AsyncRequest(wait_for, (str(gate), str(began)), []))
+            until(began.exists)
+            failure = write.wait(0.01).failure or ""
+            assert state_of(write.pid) is not None
+            assert write.pid in under_way.under_way()
+        until(lambda: write.pid not in under_way.under_way())
+        until(lambda: all(not one.name.startswith("muster-reap") for one in threading.enumerate()))
+    assert f"pid {write.pid}) had not ended after 0.01 s (its timeout), and was killed" in failure
+    assert "has not ended 0.05 s after SIGKILL" in failure
+    assert str(began) in failure
+
+
+def test_abort_ends_the_wait_for_a_write_that_cannot_be_killed(caller: Any, tmp_path: Path):
+    gate = tmp_path / "gate"
+    with immortal(gate), ThreadPoolExecutor() as pool:
+        write = caller.start(AsyncRequest(wait_for, (str(gate), str(tmp_path / "began")), []))
+        ending = pool.submit(write.wait, PATIENCE)
+        write.abort("given up")
+        failure = ending.result().failure
+        assert failure.startswith("given up; it has not ended 0.05 s after SIGKILL")
+        caller.close()
+        # Those are waited for when the program ends.
+        assert write.pid not in {process.pid for process in active_children()}
+    until(lambda: state_of(write.pid) is None)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_queue_whose_writer_cannot_be_killed_votes_and_closes(tmp_path: Path, persistent: bool):
+    gate, barrier = tmp_path / "gate", FakeBarrier()
+    queue = AsyncCallsQueue(persistent, barrier=barrier, timeout=0.2)  # type: ignore[arg-type]
+    with immortal(gate):
+        queue.schedule_async_request(AsyncRequest(wait_for, (str(gate), str(tmp_path / "began")), []))
+        with pytest.raises(AsyncSaveError, match=r"has not ended 0\.05 s after SIGKILL"):
+            queue.close()
+    assert "has not ended" in (barrier.votes[0] or "")
+
+
+@pytest.fixture
+def _nobody_keeps_exit_statuses() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_nobody_keeps_exit_statuses")
+def test_a_program_that_ignores_sigchld_can_save(caller: Any):
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    failure = caller.start(AsyncRequest(fail, ("raise",), [])).wait(PATIENCE).failure
+    assert "OSError: [Errno 28] No space left on device" in failure
+    failure = caller.start(AsyncRequest(fail, ("kill",), [])).wait(PATIENCE).failure
+    assert "its exit status was taken by another part of this program" in failure
+
+
+@pytest.mark.parametrize("how", ["well", "exit well"])
+def test_child_that_was_reaped_elsewhere_is_judged_by_its_report(how: str):
+    request = AsyncRequest(time.sleep, (0,), []) if how == "well" else AsyncRequest(fail, (how,), [])
+    with no_file_left():
+        write = ForkCaller().start(request)
+        os.waitpid(write.pid, 0)
+        failure = write.wait(PATIENCE).failure
+    assert failure is None if how == "well" else "its exit status was taken" in (failure or "")
+
+
+def test_child_that_was_reaped_at_once_is_judged_by_its_report(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    program, fork = os.getpid(), os.fork
+
+    def waited_for() -> int:
+        if pid := fork():
+            os.waitpid(pid, 0)
+        return pid
+
+    monkeypatch.setattr(os, "fork", waited_for)
+    assert os.getpid() == program
+    with no_file_left():
+        assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+
+
+def test_a_childs_traceback_comes_along():
+    failure = ForkCaller().start(AsyncRequest(fail, ("raise",), [])).wait(PATIENCE).failure
+    assert failure is not None
+    assert "exit status 1: OSError" in failure
+    assert 'raise OSError(28, "No space left on device")' in failure
+
+
+def test_a_write_that_hangs_is_ended(caller: Any):
+    write = caller.start(AsyncRequest(fail, ("hang",), []))
+    failure = write.wait(0.2).failure
+    assert (
+        failure
+        == f"the writing process (pid {write.pid}) had not ended after 0.2 s (its timeout), and was killed"
+    )
+
+
+def test_write_may_take_for_ever(caller: Any):
+    """``poll`` takes 24 days at most."""
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(1e12).failure is None
+
+
+def test_a_write_that_is_given_up_says_why(caller: Any):
+    write = caller.start(AsyncRequest(fail, ("hang",), []))
+    write.abort("given up")
+    write.abort("given up")
+    assert write.wait(PATIENCE).failure == "given up"
+
+
+def test_no_child_is_left():
+    with no_child_left():
+        for how in ("raise", "exit", "kill", "hang"):
+            ForkCaller().start(AsyncRequest(fail, (how,), [])).wait(0.2)
+
+
+def test_no_file_descriptor_is_left():
+    with no_file_left():
+        ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(PATIENCE)
+
+
+def open_files() -> set[str]:
+    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+def test_no_request_waits_for_a_worker_that_is_busy(persistent: PersistentCaller, tmp_path: Path):
+    """A pipe has room for 200 KiB."""
+    gate = tmp_path / "gate"
+    names = {f"layer-{number}": torch.full((2,), float(number)) for number in range(500)}
+    text = "x" * 10_000_000
+    writes = [
+        persistent.start(AsyncRequest(save_when, (str(tmp_path / f"{save}"), [names, text], str(gate)), []))
+        for save in range(3)
+    ]
+    gate.touch()
+    assert [write.wait(PATIENCE).failure for write in writes] == [None] * 3
+    saved = torch.load(tmp_path / "2")
+    assert saved[1] == text
+    assert saved[0]["layer-499"].tolist() == [499.0] * 2
+
+
+def test_worker_refuses_more_requests_than_its_pipe_holds(tmp_path: Path):
+    caller = PersistentCaller()
+    first = caller.start(AsyncRequest(time.sleep, (0,), []))
+    assert first.wait(PATIENCE).failure is None
+    os.kill(first.pid, signal.SIGSTOP)
+    writes = [caller.start(AsyncRequest(time.sleep, (0,), [])) for _ in range(callers.MAX_WAITING)]
+    with pytest.raises(MusterError, match=rf"\(pid {first.pid}\) has {callers.MAX_WAITING} saves still to"):
+        caller.start(AsyncRequest(time.sleep, (0,), []))
+    os.kill(first.pid, signal.SIGCONT)
+    assert [write.wait(PATIENCE).failure for write in writes] == [None] * callers.MAX_WAITING
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    caller.close()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_names_of_one_tensor_stay_one_in_a_worker(persistent: PersistentCaller, tmp_path: Path):
+    weight = torch.arange(4.0)
+    (tmp_path / "gate").touch()
+    state = [weight, weight[1:3], torch.nn.Parameter(torch.ones(2)), torch.empty(0), torch.eye(2).to_sparse()]
+    request = AsyncRequest(save_when, (str(tmp_path / "saved"), state, str(tmp_path / "gate")), [])
+    assert persistent.start(request).wait(PATIENCE).failure is None
+    one, view, parameter, empty, sparse = torch.load(tmp_path / "saved", weights_only=False)
+    one.fill_(7)
+    assert view.tolist() == [7.0, 7.0]
+    assert (parameter.tolist(), empty.tolist(), sparse.to_dense().tolist()) == ([1, 1], [], [[1, 0], [0, 1]])
+
+
+def test_killed_worker_leaves_no_descriptors_of_unread_requests():
+    caller = PersistentCaller()
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    before = open_files()
+    first = caller.start(AsyncRequest(fail, ("hang",), []))
+    writes = [caller.start(AsyncRequest(torch.numel, (torch.ones(9),), [])) for _ in range(5)]
+    first.abort("given up")
+    assert [write.wait(PATIENCE).failure for write in (first, *writes)] == ["given up"] * 6
+    caller._buffers._free.clear()
+    caller.close()
+    del first, writes
+    assert open_files() <= before
+
+
+def test_signals_to_the_group_do_not_end_a_starting_worker(monkeypatch: pytest.MonkeyPatch):
+    blocked: list[set[int]] = []
+    spawn = util.spawnv_passfds
+
+    def watched(*given: Any) -> int:
+        blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        return spawn(*given)
+
+    monkeypatch.setattr(util, "spawnv_passfds", watched)
+    caller = PersistentCaller()
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    caller.close()
+    assert blocked[-1] == {signal.SIGTERM, signal.SIGHUP}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_writes_that_a_dead_worker_had_not_answered_have_failed_when_it_is_replaced():
+    caller = PersistentCaller()
+    first = caller.start(AsyncRequest(fail, ("hang",), []))
+    second = caller.start(AsyncRequest(time.sleep, (0,), []))
+    handle = os.pidfd_open(first.pid)
+    os.kill(first.pid, signal.SIGKILL)
+    assert wait_readable(handle, PATIENCE)
+    os.close(handle)
+    third = caller.start(AsyncRequest(time.sleep, (0,), []))
+    assert third.pid != first.pid
+    assert "killed by SIGKILL" in (first.wait(PATIENCE).failure or "")
+    assert "killed by SIGKILL" in (second.wait(PATIENCE).failure or "")
+    assert third.wait(PATIENCE).failure is None
+    caller.close()
+
+
+def test_a_worker_ends_though_a_forked_process_holds_its_pipe(persistent: PersistentCaller):
+    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    holder = os.fork()
+    if holder == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        persistent.close()
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+
+
+def test_what_cannot_be_pickled_is_refused_and_its_buffers_go_back(persistent: PersistentCaller):
+    with pytest.raises(Exception, match="pickle"):
+        persistent.start(AsyncRequest(lambda: None, (torch.ones(4),), []))
+    assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+    assert len(persistent._buffers._free) >= 1
+
+
+def test_a_write_that_has_ended_kills_nobody_else(monkeypatch: pytest.MonkeyPatch):
+    """Its handle's number may be another process's by now."""
+    write = ForkCaller().start(AsyncRequest(time.sleep, (0,), []))
+    assert write.wait(PATIENCE).failure is None
+    killed: list[int] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda handle, _: killed.append(handle))
+    write.abort("too late")
+    assert killed == []
+
+
+def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    with no_file_left(), no_child_left(), monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", refuse)
+        with pytest.raises(OSError, match="Too many"):
+            ForkCaller().start(AsyncRequest(signal.pause, (), []))
+
+
+def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatch: pytest.MonkeyPatch):
+    """A terminal sends it to the child too, which has the parent's handler still."""
+    fork = os.fork
+    program = os.getpid()
+
+    def fork_and_interrupt() -> int:
+        pid = fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_and_interrupt)
+    try:
+        failure = ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure
+    finally:
+        if os.getpid() != program:
+            os._exit(3)
+    assert failure == "the writing process was killed by SIGINT"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_before_it_is_known_who_was_born_leaves_no_child(monkeypatch: pytest.MonkeyPatch):
+    fork = os.fork
+
+    def interrupted() -> int:
+        if pid := fork():
+            raise KeyboardInterrupt
+        return pid
+
+    monkeypatch.setattr(os, "fork", interrupted)
+    with no_file_left(), no_child_left(), pytest.raises(KeyboardInterrupt):
+        ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_when_the_child_is_left_alone_with_its_end_of_the_pipe_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    close, program = os.close, os.getpid()
+
+    def interrupted(number: int) -> None:
+        close(number)
+        if os.getpid() == program:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    def fork() -> int:
+        pid = theirs()
+        monkeypatch.setattr(os, "close", interrupted)
+        return pid
+
+    theirs = os.fork
+    monkeypatch.setattr(os, "fork", fork)
+    with no_file_left(), no_child_left(), pytest.raises(KeyboardInterrupt):
+        ForkCaller().start(AsyncRequest(signal.pause, (), []))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_when_the_worker_has_a_request_is_no_answer_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The next would be taken for written as soon as this one is."""
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    caller = PersistentCaller()
+    try:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(under_way, "begin", interrupt)
+            caller.start(AsyncRequest(time.sleep, (0,), []))
+        assert caller.start(AsyncRequest(fail, ("raises",), [])).wait(PATIENCE).failure is not None
+        assert (
+            caller.start(AsyncRequest((tmp_path / "saved").write_text, ("it",), [])).wait(PATIENCE).failure
+            is None
+        )
+    finally:
+        caller.close()
+    assert (tmp_path / "saved").read_text() == "it"
+
+
+def test_an_answer_to_another_request_is_none(monkeypatch: pytest.MonkeyPatch):
+    caller = PersistentCaller()
+    try:
+        caller.start(AsyncRequest(time.sleep, (0,), []))
+        write = caller.start(AsyncRequest(time.sleep, (0,), []))
+        assert write.wait(PATIENCE).failure == "it answered request 0 where 1 was waited for"
+    finally:
+        caller.close()
+
+
+def test_a_closed_stdout_fails_nothing(monkeypatch: pytest.MonkeyPatch):
+    with Path(os.devnull).open("w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stdout", closed)
+    assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
+
+
+def leave_a_child_behind(pipe: str, pid: str) -> None:
+    """It holds the worker's pipe, until the test lets go of its own."""
+    if os.fork() == 0:
+        Path(pid).write_text(str(os.getpid()))
+        with Path(pipe).open("rb") as held:
+            held.read()
+        os._exit(0)
+    until(lambda: Path(pid).exists() and Path(pid).read_text())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not here",)
+
+
+def test_a_workers_end_is_known_though_a_child_of_its_own_goes_on(
+    persistent: PersistentCaller, tmp_path: Path
+):
+    pipe, pid = tmp_path / "pipe", tmp_path / "pid"
+    os.mkfifo(pipe)
+    holds = os.open(pipe, os.O_RDWR)
+    try:
+        write = persistent.start(AsyncRequest(leave_a_child_behind, (str(pipe), str(pid)), []))
+        assert "killed by SIGKILL" in (write.wait(PATIENCE).failure or "")
+        left = os.pidfd_open(int(pid.read_text()))
+        assert not wait_readable(left, 0.0), "it goes on"
+    finally:
+        os.close(holds)
+    assert wait_readable(left, PATIENCE)
+    os.close(left)
+
+
+def test_a_worker_says_what_it_cannot_read(persistent: PersistentCaller):
+    write = persistent.start(AsyncRequest(partial(print, Unreadable()), (), []))
+    assert "invalid literal for int()" in (write.wait(PATIENCE).failure or "")
+
+
+def test_a_worker_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(callers, "ENDING_TIMEOUT", 0.2)
+    caller = PersistentCaller()
+    write = caller.start(AsyncRequest(time.sleep, (0,), []))
+    assert write.wait(PATIENCE).failure is None
+    os.kill(write.pid, signal.SIGSTOP)
+    caller.close()
+
+
+def write_niceness(path: str) -> None:
+    Path(path).write_text(f"{os.getpid()} {os.getpriority(os.PRIO_PROCESS, 0)}")
+
+
+def test_a_worker_takes_the_priority_that_it_is_given(tmp_path: Path):
+    caller = PersistentCaller(Priority(cpu=19))
+    write = caller.start(AsyncRequest(write_niceness, (str(tmp_path / "nice"),), []))
+    assert write.wait(PATIENCE).failure is None
+    assert (tmp_path / "nice").read_text() == f"{write.pid} 19"
+    caller.close()
+
+
+@pytest.fixture
+def warm() -> Iterator[callers._Worker]:
+    """A worker that was started before it is needed, of the weakest priority."""
+    PersistentCaller.warm_up(Priority(cpu=19))
+    worker = PersistentCaller._warm
+    assert worker is not None
+    yield worker
+    PersistentCaller._warm = None
+    worker.process.kill()
+    worker.process.join()
+
+
+def test_a_worker_that_was_started_before_is_taken_over(warm: callers._Worker, tmp_path: Path):
+    PersistentCaller.warm_up(Priority(cpu=19))
+    caller, other = PersistentCaller(Priority(cpu=19)), PersistentCaller()
+    assert other.start(AsyncRequest(time.sleep, (0,), [])).pid != warm.pid, "it has another priority"
+    write = caller.start(AsyncRequest(write_niceness, (str(tmp_path / "nice"),), []))
+    assert write.pid == warm.pid
+    assert write.wait(PATIENCE).failure is None
+    assert (tmp_path / "nice").read_text() == f"{warm.pid} 19"
+    assert PersistentCaller._warm is None
+    caller.close()
+    other.close()
+
+
+def test_a_worker_that_died_before_it_was_needed_is_replaced(warm: callers._Worker):
+    warm.process.kill()
+    warm.process.join()
+    PersistentCaller.warm_up(Priority(cpu=19))
+    again = PersistentCaller._warm
+    assert again is not None
+    assert again.pid != warm.pid
+    caller = PersistentCaller(Priority(cpu=19))
+    assert caller.start(AsyncRequest(time.sleep, (0,), [])).pid == again.pid
+    caller.close()
+
+
+def test_a_forked_child_starts_a_worker_of_its_own(warm: callers._Worker, monkeypatch: pytest.MonkeyPatch):
+    """Multiprocessing lets nobody but its parent ask after a process."""
+    other = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    assert not warm.usable()
+    started: list[Priority] = []
+    monkeypatch.setattr(callers, "_Worker", started.append)
+    PersistentCaller()._started()
+    PersistentCaller.warm_up(Priority(cpu=3))
+    assert started == [Priority(), Priority(cpu=3)]

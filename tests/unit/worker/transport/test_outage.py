@@ -1,0 +1,31 @@
+"""What the log says while no coordinator can be reached."""
+
+import pytest
+
+from muster.worker.transport.outage import FIRST_REMINDER, Outage
+
+
+def test_an_outage_is_told_soon_and_then_ever_more_seldom(caplog: pytest.LogCaptureFixture):
+    now = 100.0
+    outage = Outage("head:7550", lambda: now)
+    told = []
+    for _ in range(100):
+        outage.failed(f"refused at {now:g}")
+        told += [(now - 100, record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        now += 1
+    assert [at for at, _ in told] == [FIRST_REMINDER, 2 * FIRST_REMINDER, 20, 40, 80]
+    assert told[0][1] == (
+        "the coordinator at head:7550 has been out of reach for 5 s (refused at 105); trying again"
+    )
+
+
+def test_a_short_outage_is_not_worth_a_line(caplog: pytest.LogCaptureFixture):
+    now = 0.0
+    outage = Outage("head:7550", lambda: now)
+    for _ in range(10):
+        outage.failed("refused")
+        now += FIRST_REMINDER - 1
+        outage.failed("refused")
+        outage.over()
+    assert not caplog.records

@@ -1,0 +1,1 @@
+"""The commit protocol that the frameworks' adapters share."""

@@ -1,0 +1,1 @@
+"""What torchrun's agent holds for its node: its membership in the rendezvous, and its relay."""

@@ -1,0 +1,1 @@
+"""Copies of a state in host memory, and the memory that they use."""

@@ -1,0 +1,1 @@
+"""How the ranks agree on which rank writes what."""

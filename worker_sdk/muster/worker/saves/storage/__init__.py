@@ -1,0 +1,1 @@
+"""Where checkpoints are stored, and how they are written, digested and read."""

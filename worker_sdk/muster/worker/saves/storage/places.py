@@ -1,0 +1,52 @@
+"""Which kind of place a user has named."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fsspec import available_protocols
+
+from muster.worker.saves.storage.folder import FolderPlace
+from muster.worker.saves.storage.place import Place
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,2})(.*)")
+_FOLDERS = ("file", "local")
+"""Schemes of what can rename."""
+
+
+def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str) -> Place:
+    """The place of a job's checkpoints.
+
+    Args:
+        folder: a folder, or an address with a scheme.
+        options: for what opens the address.
+        run_id: of the job.
+
+    Raises:
+        ValueError: the address is none, or a folder is given options.
+        ImportError: the package that opens it is not installed.
+        OSError: nothing can be written there.
+    """
+    scheme = _SCHEME.fullmatch(str(folder))
+    if scheme is not None and scheme[2] != "//" and "::" not in str(folder):
+        if scheme[1] not in available_protocols():
+            return _folder(folder, options, run_id)  # Whose name has a colon.
+        raise ValueError(
+            f"{folder} is neither a folder nor an address. Write {scheme[1]}://{scheme[3]}, as text; or ./ "
+            "before the name of a folder that has a colon."
+        )
+    if scheme is None or scheme[1] in _FOLDERS:
+        return _folder(folder if scheme is None else scheme[3], options, run_id)
+    # What opens buckets is loaded only for them.
+    from muster.worker.saves.storage.bucket_place import BucketPlace
+
+    return BucketPlace(str(folder), options or {}, run_id)
+
+
+def _folder(name: str | Path, options: Mapping[str, Any] | None, run_id: str) -> FolderPlace:
+    if options:
+        raise ValueError(
+            f"{name} is a folder, for which there are no storage_options. Name a scheme, as in s3://."
+        )
+    return FolderPlace(Path(name), run_id)

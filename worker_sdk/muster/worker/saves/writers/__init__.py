@@ -1,0 +1,1 @@
+"""The processes that write a save: forked children and spawned workers."""

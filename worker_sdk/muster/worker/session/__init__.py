@@ -1,0 +1,1 @@
+"""The session that each worker process holds to the coordinator."""

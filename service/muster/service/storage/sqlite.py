@@ -12,8 +12,10 @@ from muster.service.storage.engine import StorageError, after
 
 APPLICATION_ID = 0x4D535452
 """Marks a file as Muster's ("MSTR"), so that another program's database is not written to."""
-SCHEMA_VERSION = 2
-"""2: the file shrinks when rows are deleted (``auto_vacuum = INCREMENTAL``)."""
+SCHEMA_VERSION = 3
+"""2: the file shrinks when rows are deleted (``auto_vacuum = INCREMENTAL``). 3: the rows are no longer in the
+index of the keys (``WITHOUT ROWID``), where SQLite reads a whole row, of up to 4 MiB, to compare its key."""
+TABLE = "CREATE TABLE state (key BLOB PRIMARY KEY NOT NULL, value BLOB NOT NULL)"
 EPOCH_KEY = b"epoch"
 OWN = 0o600
 """The permissions of new files: they hold all that the stores of runs hold."""
@@ -68,7 +70,9 @@ class SqliteEngine:
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
         if version < SCHEMA_VERSION:
-            # Written anew, once: it takes effect no other way. Killed meanwhile, it is as it was before.
+            # If the process is killed meanwhile, the next one does it again.
+            if version:
+                self._convert(db)
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("VACUUM")
         db.execute("PRAGMA journal_mode = WAL")
@@ -76,7 +80,7 @@ class SqliteEngine:
         db.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
         db.execute("BEGIN IMMEDIATE")
         if version == 0:
-            db.execute("CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+            db.execute(TABLE)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         epoch = epoch_of(db) + 1
@@ -85,6 +89,16 @@ class SqliteEngine:
         db.execute("COMMIT")
         self.opening_seconds = time.monotonic() - began
         return epoch
+
+    @staticmethod
+    def _convert(db: sqlite3.Connection) -> None:
+        """Put the rows of an older schema into a table of this one."""
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ALTER TABLE state RENAME TO old")
+        db.execute(TABLE)
+        db.execute("INSERT INTO state SELECT key, value FROM old ORDER BY key")
+        db.execute("DROP TABLE old")
+        db.execute("COMMIT")
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """See :class:`~muster.service.storage.engine.Engine`."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import structlog
 from aiohttp import web
 
-MAX_CONNECTIONS = 1_000
-"""Open at once, those that TLS begins on among them."""
-LET_GO_AT_ONCE = 50
+MAX_CONNECTIONS = 128
+"""Open at once, those that TLS begins on among them. With TLS, asyncio allocates 256 KiB for each."""
+LET_GO_AT_ONCE = 16
 """How many make room when there are as many as may be, so that it is rarely looked who."""
 FULL_PAUSE = 0.001
 """Seconds until the next is taken then, so that those who come again and again do not keep others waiting."""

@@ -352,21 +352,26 @@ def test_a_file_that_is_filled_and_cleared_again_and_again_does_not_grow(engine:
     assert path.stat().st_size <= sizes[0] * 4096 + PAGES_FREED * 4096
 
 
-def test_a_file_of_the_first_schema_shrinks_too_and_keeps_its_rows(path: Path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_file_of_an_older_schema_is_converted_and_keeps_its_rows(path: Path, version: int):
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    db.execute("PRAGMA user_version = 1")
+    db.execute(f"PRAGMA user_version = {version}")
     db.execute("INSERT INTO state VALUES (?, ?)", (b"epoch", b"7"))
     db.execute("INSERT INTO state VALUES (?, ?)", (b"a", b"1"))
     db.close()
     assert rows(path) == (8, {b"a": b"1"})
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,), "incremental"
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("SELECT count(rowid) FROM state").fetchone() == (2,), "rows outside of the index"
+        # As a process leaves it that is killed after the conversion.
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
+    assert rows(path) == (9, {b"a": b"1"})
 
 
 def test_new_database_and_its_log_are_for_their_user_alone(tmp_path: Path):

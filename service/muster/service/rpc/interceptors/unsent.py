@@ -10,9 +10,9 @@ import structlog
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.serving.budget import ByteBudget
 
-MAX_ANSWER_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 32 << 20
 """Of all answers to calls that were made and not taken."""
-MAX_ANSWER_BYTES_PER_ADDRESS = 32 << 20
+MAX_ANSWER_BYTES_PER_ADDRESS = 16 << 20
 """The same, of one address."""
 PLACE_TIMEOUT = 20.0
 """Seconds that the first of the answers of an address waits for a place."""

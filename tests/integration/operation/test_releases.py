@@ -318,7 +318,7 @@ def listed(module: ast.Module) -> list[str]:
 def test_the_reasons_of_refusals_stay():
     (reasons,) = (
         one
-        for one in released("muster/service/core/vocabulary/refusal.py").body
+        for one in released("muster/service/core/refusal.py").body
         if isinstance(one, ast.ClassDef) and one.name == "Reason"
     )
     names = [ast.unparse(one.targets[0]) for one in reasons.body if isinstance(one, ast.Assign)]

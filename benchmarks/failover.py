@@ -35,7 +35,7 @@ from lab.leaders import successive_leaders
 from lab.processes.etcd import Cluster, cluster
 from lab.processes.relay import Relay
 from lab.processes.replicas import Replica, Replicas, replicas
-from muster.service.core.vocabulary.effects import GroupRecord, Kept, RunRecord, SpeakerRecord
+from muster.service.core.vocabulary.effects import GroupRecord, RankOwnerRecord, RunRecord, StoredRecord
 from muster.service.core.vocabulary.model import MemberState, Shape
 from muster.service.storage import codec
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
@@ -314,15 +314,15 @@ def _until_waiting(leader: Replica, ranks: int) -> None:
 # ---------------------------------------------------------------------- taking over
 
 
-def state_of(runs: int) -> list[Kept]:
+def state_of(runs: int) -> list[StoredRecord]:
     """What so many runs leave behind."""
-    kept: list[Kept] = []
+    kept: list[StoredRecord] = []
     for number in range(runs):
         run_id = f"job-{number:05}"
         kept += [RunRecord(run_id, 0), GroupRecord(run_id, "checkpoint", 0, 0)]
         kept += [records.decision(run_id=run_id, sequence=sequence) for sequence in range(DECISIONS_PER_RUN)]
         for rank in range(RANKS_PER_RUN):
-            speaker = SpeakerRecord(
+            speaker = RankOwnerRecord(
                 run_id=run_id,
                 prefix="checkpoint",
                 rank=rank,

@@ -7,10 +7,10 @@ from muster.service.core.vocabulary.effects import (
     EvictionRecord,
     GroupRecord,
     ParticipantRecord,
+    RankOwnerRecord,
     RoundRecord,
     RunRecord,
     ShapeRecord,
-    SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
 )
@@ -76,7 +76,7 @@ shapes = st.integers(1, 65_536).flatmap(
     )
 )
 speakers = st.builds(
-    SpeakerRecord,
+    RankOwnerRecord,
     run_id=names,
     prefix=names,
     rank=ranks,

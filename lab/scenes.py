@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.vocabulary.effects import Asked, Effects
+from muster.service.core.vocabulary.effects import Effects, ProbeTarget
 from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
@@ -47,7 +47,7 @@ class Scene:
             raise DRAINING
         return ask(self.coordinator, self.instant)
 
-    async def ask(self, processes: Sequence[Asked]) -> list[Sighting]:
+    async def ask(self, processes: Sequence[ProbeTarget]) -> list[Sighting]:
         return [
             Sighting(one, said := self.says.get(one.rank), "" if said else words.NO_ANSWER)
             for one in processes

@@ -19,20 +19,20 @@ from muster.service.core.vocabulary.effects import (
     EvictionRecord,
     ForgetDecision,
     ForgetParticipant,
+    ForgetRankOwner,
     ForgetRound,
     ForgetRun,
     ForgetShape,
-    ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
     GroupRecord,
-    Kept,
     ParticipantRecord,
+    RankOwnerRecord,
     RoundRecord,
     RunRecord,
     SaveRecord,
     ShapeRecord,
-    SpeakerRecord,
+    StoredRecord,
     StoreKeyRecord,
     StoreOperationRecord,
 )
@@ -59,7 +59,7 @@ from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
 from muster.service.storage.sqlite import SqliteEngine
 
-SPEAKER = SpeakerRecord(
+SPEAKER = RankOwnerRecord(
     run_id="job1",
     prefix="checkpoint",
     rank=3,
@@ -83,7 +83,7 @@ NODE = ParticipantRecord(
         min_nodes=2, max_nodes=4, join_timeout=600.0, last_call_timeout=30.0, keep_alive_timeout=0.5
     ),
 )
-STORE: list[Kept] = [
+STORE: list[StoredRecord] = [
     StoreKeyRecord("job1", "a key\0with NUL", b"\0\xff"),
     StoreKeyRecord("job1", "", b""),
     StoreOperationRecord("job1", "c1", 2**63, Number(-(2**63))),
@@ -113,7 +113,7 @@ CHECKPOINTS = CheckpointsRecord(
     ),
 )
 EVICTION = EvictionRecord("job1", 5, 3, (1 << 32) + 9)
-ALL_KINDS: list[Kept] = [
+ALL_KINDS: list[StoredRecord] = [
     RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
     GroupRecord("job1", "checkpoint", 3, 6),
     SHAPE,
@@ -298,14 +298,14 @@ def commit(place: Place, *some) -> None:
     place.engine.commit(batch.writes, batch.cleared)
 
 
-def keep(place: Place, *some) -> list[Kept]:
+def keep(place: Place, *some) -> list[StoredRecord]:
     """Commit records, restart, and read what is there."""
     commit(place, *some)
     place.reopen()
     return list(codec.decode_all(place.engine.scan()))
 
 
-def by_key(some) -> dict[bytes, Kept]:
+def by_key(some) -> dict[bytes, StoredRecord]:
     return {codec.encode(record)[0]: record for record in some}
 
 
@@ -330,7 +330,7 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
     forgotten = [
         ForgetDecision("job1", "checkpoint", 7),
         ForgetShape("job1", "checkpoint", 2),
-        ForgetSpeaker("job1", "checkpoint", 3),
+        ForgetRankOwner("job1", "checkpoint", 3),
         ForgetRound("job1", 12),
         ForgetParticipant("job1", "decaf"),
         ForgetStoreKey("job1", ""),
@@ -384,7 +384,7 @@ def test_a_node_that_leaves_a_round_and_is_in_the_next_in_one_batch_is_kept(plac
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some=st.lists(records.kept, max_size=5))
-def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list[Kept]):
+def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list[StoredRecord]):
     place.engine.commit(dict.fromkeys(place.data))
     found = by_key(keep(place, *some))
     assert found.keys() == by_key(some).keys()
@@ -417,7 +417,7 @@ def test_a_coordinator_takes_them_back(place: Place):
     assert run.groups["checkpoint"].decisions == {7: records.decision()}
     assert run.closed == Closed("me", "done", 1_700_000_001.25)
     assert run.evictions == {5: EVICTION}
-    assert run.groups["checkpoint"].speakers[3].shape == SHAPE.shape
+    assert run.groups["checkpoint"].owners[3].shape == SHAPE.shape
     assert list(run.rendezvous.rounds) == [ROUND]
     assert run.rendezvous.complete
     assert [(node.info, node.attempt, node.rank) for node in run.rendezvous] == [(NODE.node, 13, 1)]
@@ -425,7 +425,7 @@ def test_a_coordinator_takes_them_back(place: Place):
     assert run.store.values == {"a key\0with NUL": b"\0\xff", "": b""}
 
 
-def row(record: Kept) -> tuple[bytes, bytes]:
+def row(record: StoredRecord) -> tuple[bytes, bytes]:
     key, value = codec.encode(record)
     assert value is not None
     return key, value

@@ -27,9 +27,17 @@ from typing import Any, Protocol, TypeVar
 
 from muster.service.clock import Clock
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.elapsed import COMING_BACK
+from muster.service.core.elapsed import RECONNECT_GRACE
 from muster.service.core.retention.retention import FOR_EVER, Retention
-from muster.service.core.vocabulary.effects import NO_RANKS, Effects, Kept, Look, Message, Notice, RoundRecord
+from muster.service.core.vocabulary.effects import (
+    NO_RANKS,
+    Effects,
+    Message,
+    Notice,
+    ProbeRequest,
+    RoundRecord,
+    StoredRecord,
+)
 from muster.service.core.vocabulary.events import Event, SessionId, Tick
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant
@@ -114,7 +122,7 @@ class _Batch:
     @property
     def empty(self) -> bool:
         effects = self.effects
-        said = effects.deliveries or effects.notices or effects.looks
+        said = effects.deliveries or effects.notices or effects.probes
         return not (effects.records or said or self.answers or self.wakes_watchers)
 
 
@@ -145,7 +153,7 @@ class Driver:
         session_ttl: float,
         limits: Limits,
         retention: Retention = FOR_EVER,
-        decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[Kept]] = codec.decode_all,
+        decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[StoredRecord]] = codec.decode_all,
     ) -> None:
         epoch = engine.open()
         self.coordinator = Coordinator(
@@ -181,7 +189,7 @@ class Driver:
         self._watchers: set[asyncio.Event] = set()
         self.commit_seconds = deque([engine.opening_seconds], maxlen=COMMITS_REMEMBERED)
         """How long the last commits took; the first is that of the epoch."""
-        self.look: Callable[[Look], None] = _look_away
+        self.look: Callable[[ProbeRequest], None] = _look_away
         """Asks processes what they are doing; whoever can do so sets it."""
         self.retired = False
         """Whether the coordinator is about to stop, and takes nothing more in."""
@@ -377,7 +385,7 @@ class Driver:
             self._observer.noticed(notice)
         for run_id in batch.effects.forgotten:
             self._observer.forgotten(run_id)
-        for look in batch.effects.looks:
+        for look in batch.effects.probes:
             self.look(look)
         for answer in batch.answers:
             answer()
@@ -413,7 +421,7 @@ class Driver:
             # This process stood still (SIGSTOP, a frozen cgroup), and what came meanwhile is not read yet:
             # arrivals, and members that come back. Their time must not be over before they are heard.
             self._put_off += 1
-            self._no_tick_before = now.monotonic + COMING_BACK
+            self._no_tick_before = now.monotonic + RECONNECT_GRACE
             try:
                 self._arm_timer(now)
             except Exception as error:
@@ -435,7 +443,7 @@ class Driver:
             self.failed.cancel()
 
 
-def _look_away(_: Look) -> None:
+def _look_away(_: ProbeRequest) -> None:
     """Where nobody asks."""
 
 

@@ -26,7 +26,7 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from muster.service.core.checks import MOST_GENERATION
+from muster.service.core.checks import MAX_GENERATION
 from muster.service.rpc.server import SERVICES
 from muster.v1 import session_pb2
 from tests.support.hostile.garbage import RUNS, TEXTS, Source
@@ -337,10 +337,10 @@ class Script:
         ]
         run_id, generation = f"{chance.choice(RUNS)}-{self._era}", 0
         if self._alone:
-            run_id, generation = self.fence.decode(), chance.choice([0, 1, MOST_GENERATION + 1])
+            run_id, generation = self.fence.decode(), chance.choice([0, 1, MAX_GENERATION + 1])
         elif run_id.startswith(RUNS[-1]):
             # Nobody else is heard in this one then.
-            generation = MOST_GENERATION
+            generation = MAX_GENERATION
         hello = session_pb2.Hello(
             run_id=run_id, generation=generation, processes=processes, protocol_version=1
         )

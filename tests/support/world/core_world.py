@@ -30,18 +30,18 @@ from muster.service.core.vocabulary.effects import (
     EvictionRecord,
     ForgetDecision,
     ForgetParticipant,
+    ForgetRankOwner,
     ForgetRound,
     ForgetRun,
     ForgetShape,
-    ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
     GroupJoined,
     GroupRecord,
-    Kept,
     Message,
     ParticipantRecord,
     Progress,
+    RankOwnerRecord,
     Record,
     Refused,
     RoundRecord,
@@ -49,7 +49,7 @@ from muster.service.core.vocabulary.effects import (
     SaveAsked,
     SaveRecord,
     ShapeRecord,
-    SpeakerRecord,
+    StoredRecord,
     StoreKeyRecord,
     StoreOperationRecord,
     Welcome,
@@ -99,7 +99,7 @@ class Disk:
     """The records as a storage engine keeps them, by key."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[object, ...], Kept] = {}
+        self.kept: dict[tuple[object, ...], StoredRecord] = {}
         self.decided: dict[tuple[str, str], list[Decision]] = {}
         """Every decision that was ever on disk, by group."""
         self.eras: Counter[tuple[str, str]] = Counter()
@@ -116,8 +116,8 @@ class Disk:
                     self._forget(record.run_id)
                 case ForgetShape():
                     self._drop("shape", (ShapeRecord, record.run_id, record.prefix, record.number))
-                case ForgetSpeaker():
-                    self.kept.pop((SpeakerRecord, record.run_id, record.prefix, record.rank), None)
+                case ForgetRankOwner():
+                    self.kept.pop((RankOwnerRecord, record.run_id, record.prefix, record.rank), None)
                 case ForgetDecision():
                     self._drop("decision", (Decision, record.run_id, record.prefix, record.sequence))
                 case ForgetRound():
@@ -141,8 +141,8 @@ class Disk:
                     self.eras[record.run_id, record.prefix] += 1
                 case ShapeRecord():
                     self.kept[ShapeRecord, record.run_id, record.prefix, record.number] = record
-                case SpeakerRecord():
-                    self.kept[SpeakerRecord, record.run_id, record.prefix, record.rank] = record
+                case RankOwnerRecord():
+                    self.kept[RankOwnerRecord, record.run_id, record.prefix, record.rank] = record
                 case SaveRecord():
                     self.kept[SaveRecord, record.run_id] = record
                 case CheckpointsRecord():
@@ -188,7 +188,7 @@ class Disk:
         decided = self.decided.get((decision.run_id, decision.prefix), [])
         return decision.sequence < len(decided) and decided[decision.sequence] == decision
 
-    def records(self) -> list[Kept]:
+    def records(self) -> list[StoredRecord]:
         """All of them, in an order that no engine promises."""
         return list(reversed(self.kept.values()))
 

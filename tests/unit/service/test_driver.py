@@ -13,16 +13,16 @@ from muster.service.clock import Clock, SystemClock
 from muster.service.core import views
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.elapsed import COMING_BACK
+from muster.service.core.elapsed import RECONNECT_GRACE
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.vocabulary.effects import (
     NO_RANKS,
     GroupJoined,
     GroupRecord,
     Inspect,
-    Look,
     Message,
     Notice,
+    ProbeRequest,
     Progress,
     RoundComplete,
     RoundRecord,
@@ -675,7 +675,7 @@ async def test_a_rank_that_had_not_heard_gets_the_same_decision_after_a_restart(
 async def test_a_barrier_is_decided_at_its_deadline_and_told_of_at_half():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         rank, missing = Rank(driver, 0).hello().arrive(timeout=300.0), Rank(driver, 1).hello()
-        looks: list[tuple[float, Look]] = []
+        looks: list[tuple[float, ProbeRequest]] = []
         driver.look = lambda look: looks.append((asyncio.get_running_loop().time(), look))
         progress = await rank.hears(Progress)
         assert asyncio.get_running_loop().time() == START + 150
@@ -788,7 +788,7 @@ async def test_barrier_times_out_a_moment_after_the_coordinator_was_paused():
         await settle()
         stand_still(60.0)
         assert (await zero.hears(Decision)).outcome is Outcome.TIMED_OUT
-        assert asyncio.get_running_loop().time() == START + 60.0 + COMING_BACK
+        assert asyncio.get_running_loop().time() == START + 60.0 + RECONNECT_GRACE
 
 
 @in_virtual_time

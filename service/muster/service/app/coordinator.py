@@ -18,7 +18,7 @@ from muster.service.app.ports import (
     warn_if_open,
 )
 from muster.service.app.surroundings import Surroundings
-from muster.service.core.vocabulary.effects import Kept
+from muster.service.core.vocabulary.effects import StoredRecord
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
 from muster.service.replicas import Replicas, no_replicas
@@ -50,7 +50,7 @@ class Part:
     """Called when the state was read, and before the ports are bound."""
     serving: Callable[[], Awaitable[None]] = _nothing
     """Called when they are."""
-    decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[Kept]] = codec.decode_all
+    decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[StoredRecord]] = codec.decode_all
     """Makes records of the rows of the state."""
     retired: Callable[[], Awaitable[None]] = _nothing
     """Called when it decides nothing more, and tells nothing that it has not decided already."""

@@ -15,7 +15,7 @@ from muster.service.core.vocabulary.model import ALL_RANKS, Ranks, Shape
 from muster.service.core.vocabulary.operations import Change, Operation, Waiting
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
-MOST_GENERATION = 2**31 - 1
+MAX_GENERATION = 2**31 - 1
 """Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
 
 MAX_STEP = 2**63 - 1
@@ -58,8 +58,8 @@ class Checks:
 
     def generation(self, generation: int) -> None:
         """A generation fits into every field that it is kept in."""
-        if generation > MOST_GENERATION:
-            raise invalid("generation", generation, f"it must be from 0 to {MOST_GENERATION}")
+        if generation > MAX_GENERATION:
+            raise invalid("generation", generation, f"it must be from 0 to {MAX_GENERATION}")
 
     def timeout(self, timeout: float, field: str = "timeout") -> None:
         """A timeout, in seconds, ends some day."""

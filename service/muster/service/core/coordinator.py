@@ -13,7 +13,7 @@ from muster.service.core.checks import Checks, invalid
 from muster.service.core.membership.process import Process
 from muster.service.core.registry import Registry
 from muster.service.core.rendezvous import Node, Rendezvous
-from muster.service.core.retention.reaper import Forgetting, over
+from muster.service.core.retention.reaper import RunReaper, forgotten
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.run import Run
 from muster.service.core.sessions import Sessions
@@ -31,6 +31,7 @@ from muster.service.core.vocabulary.effects import (
     GroupRecord,
     NodeLeft,
     ParticipantRecord,
+    RankOwnerRecord,
     Record,
     Refused,
     RoundRecord,
@@ -40,7 +41,6 @@ from muster.service.core.vocabulary.effects import (
     SaveRecord,
     SaveRequested,
     ShapeRecord,
-    SpeakerRecord,
     StoreKeyRecord,
     StoreOperationRecord,
 )
@@ -61,14 +61,14 @@ from muster.service.core.vocabulary.events import (
     JoinRendezvous,
     LeaveRendezvous,
     Part,
+    ProbeResults,
     RequestSave,
-    Seen,
     SessionId,
     Stepped,
     StoreRequest,
     Tick,
 )
-from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Decision, Instant, MemberState
 from muster.service.core.vocabulary.operations import Change, Waiting
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
@@ -97,28 +97,28 @@ class Coordinator:
         self.retention = retention
         self.epoch = epoch
         self.runs: dict[str, Run] = {}
-        self.attendances: dict[SessionId, tuple[Run, Node]] = {}
+        self.node_streams: dict[SessionId, tuple[Run, Node]] = {}
         """The streams of nodes that have, or had, a place in a rendezvous."""
         self._waiting: dict[SessionId, Store] = {}
         """Calls that wait for keys, and where."""
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
-        self.stored = Total()
+        self.stored = ByteTotal()
         """In the stores of all runs."""
-        self.gathered = Total()
+        self.gathered = ByteTotal()
         """Payloads of the open barriers and kept decisions of all runs."""
-        self.forgetting = Forgetting(self.runs, retention, session_ttl)
+        self.reaper = RunReaper(self.runs, retention, session_ttl)
         self._checks = Checks(self.limits)
         self._registry = Registry(
-            self.runs, self.limits, self._timers, self.stored, self.gathered, self.forgetting
+            self.runs, self.limits, self._timers, self.stored, self.gathered, self.reaper
         )
         self.sessions = Sessions(
             self._registry,
-            self.forgetting,
+            self.reaper,
             self.limits,
             self._timers,
             session_ttl,
             epoch,
-            nodes=self.attendances,
+            nodes=self.node_streams,
         )
 
     # ------------------------------------------------------------------ driving
@@ -166,10 +166,10 @@ class Coordinator:
             case StoreRequest():
                 self._store(event, now, effects)
             case Stepped():
-                self.sessions.stepped(event, now, effects)
-            case Seen():
+                self.sessions.record_steps(event, now, effects)
+            case ProbeResults():
                 if (run := self.runs.get(event.run_id)) is not None:
-                    observations.saw(run.roster, event, now.monotonic)
+                    observations.record_observations(run.roster, event, now.monotonic)
             case Tick():
                 self._tick(now, effects)
             case _:
@@ -177,7 +177,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When the next ``Tick`` is wanted, on the monotonic clock; an early one does no harm."""
-        times = self._timers.next_time(), self.forgetting.next_time()
+        times = self._timers.next_time(), self.reaper.next_time()
         return min((time for time in times if time is not None), default=None)
 
     def restore(self, records: Iterable[Record], now: Instant) -> None:
@@ -216,9 +216,9 @@ class Coordinator:
         for record in kept.get(ShapeRecord, []):
             assert isinstance(record, ShapeRecord)
             self.runs[record.run_id].groups[record.prefix].restore_shape(record)
-        for record in kept.get(SpeakerRecord, []):
-            assert isinstance(record, SpeakerRecord)
-            self._restore_speaker(record, now)
+        for record in kept.get(RankOwnerRecord, []):
+            assert isinstance(record, RankOwnerRecord)
+            self._restore_owner(record, now)
         for record in kept.get(StoreKeyRecord, []):
             assert isinstance(record, StoreKeyRecord)
             self.runs[record.run_id].store.restore_key(record)
@@ -229,7 +229,7 @@ class Coordinator:
             for process in run.roster:
                 for group in run.groups.values():
                     group.refresh(process.rank)
-        self.forgetting.restore(now)
+        self.reaper.restore(now)
 
     def serve(self, now: Instant) -> None:
         """Callers can reach the coordinator from now on.
@@ -243,7 +243,7 @@ class Coordinator:
                     process.disconnect(now.monotonic)
                     self._timers.arm(process, now.monotonic + self.session_ttl)
             run.rendezvous.serve(now)
-        self.forgetting.serve(now)
+        self.reaper.serve(now)
 
     def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
         rounds: dict[str, list[RoundRecord]] = {}
@@ -258,7 +258,7 @@ class Coordinator:
             rendezvous = self.runs[run_id].rendezvous
             rendezvous.restore(rounds.get(run_id, []), participants.get(run_id, []), now)
 
-    def _restore_speaker(self, record: SpeakerRecord, now: Instant) -> None:
+    def _restore_owner(self, record: RankOwnerRecord, now: Instant) -> None:
         run = self.runs[record.run_id]
         group = run.groups[record.prefix]
         if record.life not in (None, group.first_sequence):
@@ -283,19 +283,19 @@ class Coordinator:
             )
             if group.generation == run.generation:
                 run.roster.add(process)
-        group.restore_speaker(process, record.start_sequence, record.shape)
+        group.restore_owner(process, record.start_sequence, record.shape)
 
     # ------------------------------------------------------------------ streams, and time
 
     def _disconnected(self, event: Disconnected, now: Instant, effects: Effects) -> None:
-        if event.session in self.attendances:
-            run, node = self.attendances.pop(event.session)
+        if event.session in self.node_streams:
+            run, node = self.node_streams.pop(event.session)
             run.rendezvous.disconnect(node, event.session, now)
-            self.forgetting.used(run, now, effects)
+            self.reaper.mark_used(run, now, effects)
         store = self._waiting.pop(event.session, None)
         if store is not None:
             store.forget(event.session)
-            self.forgetting.used(self.runs.get(store.run_id), now, effects)
+            self.reaper.mark_used(self.runs.get(store.run_id), now, effects)
         self.sessions.disconnected(event.session, now, effects)
 
     def _tick(self, now: Instant, effects: Effects) -> None:
@@ -306,7 +306,7 @@ class Coordinator:
                 groups.append(item)
             elif isinstance(item, Rendezvous):
                 item.on_time(now, effects)
-                self.forgetting.review_in_time(self.runs.get(item.run_id))
+                self.reaper.review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
             elif (run := self._process_on_time(item, now, effects)) is not None:
@@ -314,13 +314,13 @@ class Coordinator:
         # All who died at once are known before a barrier fails, so that its report names them all.
         for run in runs.values():
             run.check(now, effects)
-            self.forgetting.review_in_time(run)
+            self.reaper.review_in_time(run)
         for group in groups:
             waited = group.open
             group.on_time(now, effects)
             if group.open is not waited:
-                self.forgetting.used(self.runs.get(group.run_id), now, effects)
-        self.forgetting.review(now, effects)
+                self.reaper.mark_used(self.runs.get(group.run_id), now, effects)
+        self.reaper.review(now, effects)
 
     def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
         """Give a process up if its session did not return in time, and end its time as a possible heir.
@@ -329,12 +329,12 @@ class Coordinator:
             Its run, if its barriers are to be checked.
         """
         run = self.runs.get(process.run_id)
-        if run is None or not run.owns(process):
+        if run is None or not run.is_current(process):
             return None
         changed = False
-        if process.heir_until is not None:
-            if now.monotonic < process.heir_until:
-                self._timers.arm(process, process.heir_until)
+        if process.successor_until is not None:
+            if now.monotonic < process.successor_until:
+                self._timers.arm(process, process.successor_until)
             else:
                 run.end_heir(process)
                 changed = True
@@ -344,7 +344,7 @@ class Coordinator:
                 self._timers.arm(process, due)
             else:
                 process.expire()
-                run.gone(process, effects)
+                run.mark_gone(process, effects)
                 changed = True
         return run if changed else None
 
@@ -377,11 +377,11 @@ class Coordinator:
             shape = self._checks.shape(event)
             self._checks.timeout(event.timeout)
             self._checks.write_report(event.arrival.report)
-            past = self._registry.find(event.run_id, event.generation, now).check_call(event, shape)
+            past = self._registry.find(event.run_id, event.generation, now).check_unary_arrival(event, shape)
             if past is not None:
                 effects.send(event.session, past)
                 return
-            session = self.sessions.let_in(hello, now, effects, unary=True)
+            session = self.sessions.admit(hello, now, effects, unary=True)
             session.run.join(session.processes[event.process.rank], event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
@@ -419,7 +419,7 @@ class Coordinator:
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
         if event.prefix == saving.PREFIX and self.runs.get(session.run.run_id) is session.run:
-            session.run.saving.settle(now, effects)
+            session.run.saving.apply_decision(now, effects)
 
     def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:
         try:
@@ -435,7 +435,7 @@ class Coordinator:
                 )
             decision = group.abort(event.reason or "by an operator", now, effects)
             assert decision is not None
-            self.forgetting.used(self.runs[event.run_id], now, effects)
+            self.reaper.mark_used(self.runs[event.run_id], now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix, event.sequence))
             return
@@ -452,8 +452,8 @@ class Coordinator:
             effects.send(event.session, Refused(refusal, final=True))
             return
         self._registry.register(run, now, effects)
-        self.attendances[event.session] = run, node
-        self.forgetting.used(run, now, effects)
+        self.node_streams[event.session] = run, node
+        self.reaper.mark_used(run, now, effects)
 
     def _check_node(self, event: JoinRendezvous, now: Instant) -> None:
         run = self.runs.get(event.run_id)
@@ -475,7 +475,7 @@ class Coordinator:
     def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
         run = self.runs.get(event.run_id)
         left = run is not None and run.rendezvous.leave(event.incarnation, event.reason, now, effects)
-        self.forgetting.used(run, now, effects)
+        self.reaper.mark_used(run, now, effects)
         effects.send(event.session, NodeLeft(left))
 
     def _close(self, event: CloseRun, now: Instant, effects: Effects) -> None:
@@ -490,7 +490,7 @@ class Coordinator:
                 run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
             assert run.closed is not None
-            self.forgetting.used(run, now, effects)
+            self.reaper.mark_used(run, now, effects)
             effects.send(event.session, RunClosed(run.closed, was_closed))
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
@@ -499,9 +499,9 @@ class Coordinator:
         try:
             self._checks.reason(event.reason)
             run = self.run(event.run_id)
-            self.sessions.let_go(run.to_evict(event.rank))
+            self.sessions.detach(run.find_evictable(event.rank))
             run.evict(event.rank, event.reason, now, effects)
-            self.forgetting.used(run, now, effects)
+            self.reaper.mark_used(run, now, effects)
             effects.send(event.session, Evicted())
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
@@ -515,7 +515,7 @@ class Coordinator:
                 was_asked = run.saving.request(event.stop, event.by, event.reason, event.known, now, effects)
             else:
                 run.saving.withdraw(event.reason, now, effects)
-            self.forgetting.used(run, now, effects)
+            self.reaper.mark_used(run, now, effects)
             assert run.saving.save is not None
             effects.send(event.session, SaveRequested(run.saving.save, was_asked))
         except Refusal as refusal:
@@ -525,18 +525,20 @@ class Coordinator:
         try:
             run = self.run(event.run_id)
             if not event.force:
-                self.forgetting.check_unused(run, now)
+                self.reaper.check_unused(run, now)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
         streams = self.sessions.end_all(run.run_id)
-        streams += [session for session, (its, _) in self.attendances.items() if its is run]
+        streams += [session for session, (its, _) in self.node_streams.items() if its is run]
         streams += run.store.waiters
         for session in streams:
-            self.attendances.pop(session, None)
+            self.node_streams.pop(session, None)
             self._waiting.pop(session, None)
-        effects.deliveries.append(Delivery(dict.fromkeys(streams, NO_RANKS), Refused(over(run), final=True)))
-        self.forgetting.forget(run, effects, report.forgotten_on_demand(run.run_id))
+        effects.deliveries.append(
+            Delivery(dict.fromkeys(streams, NO_RANKS), Refused(forgotten(run), final=True))
+        )
+        self.reaper.forget(run, effects, report.forgotten_on_demand(run.run_id))
         effects.send(event.session, RunForgotten())
 
     # ------------------------------------------------------------------ the store
@@ -557,7 +559,7 @@ class Coordinator:
             self._registry.register(run, now, effects)
         if event.session in run.store.waiters:
             self._waiting[event.session] = run.store
-        self.forgetting.used(run, now, effects)
+        self.reaper.mark_used(run, now, effects)
 
     # ------------------------------------------------------------------ looking up
 

@@ -1,22 +1,22 @@
-"""How much of a timeout is over for what has waited with a coordinator before this one."""
+"""The part of a timeout that passed before this coordinator started."""
 
-COMING_BACK = 3.0
-"""Seconds that a timeout leaves for the others who wait to come back as well, so that they are not named as
-missing: longer than the SDK pauses between two attempts to connect."""
+RECONNECT_GRACE = 3.0
+"""Seconds that waiting ranks get to reconnect after a restart, so that no report names them as missing. It
+is longer than the pause between two connection attempts of the SDK."""
 
 
 def elapsed(waited: float, timeout: float) -> float:
-    """How much of its timeout is over for what is sent again.
+    """Return how much of the timeout of a repeated message has passed.
 
-    A timeout that went by while no coordinator was there still leaves ``COMING_BACK``. Each coordinator would
-    leave it anew, so beyond twice the timeout nothing is left.
+    If the timeout ended while no coordinator was there, ``RECONNECT_GRACE`` is left. Every restarted
+    coordinator would grant it again, so nothing is left beyond twice the timeout.
 
     Args:
-        waited: seconds since it was first sent, as its sender says, however much that is.
+        waited: seconds since the message was first sent, by its sender's clock; may exceed ``timeout``.
         timeout: seconds.
 
     Returns:
         Seconds, from 0 to ``timeout``.
     """
-    back = min(COMING_BACK, timeout, max(0.0, 2 * timeout - waited))
-    return min(waited, timeout - back)
+    grace = min(RECONNECT_GRACE, timeout, max(0.0, 2 * timeout - waited))
+    return min(waited, timeout - grace)

@@ -2,15 +2,17 @@
 
 from collections.abc import Collection
 
-from muster.service.core.barriers.observations import asked
+from muster.service.core.barriers.observations import probe_target
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.run import Run
-from muster.service.core.vocabulary.effects import Asked
+from muster.service.core.vocabulary.effects import ProbeTarget
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.core.vocabulary.report import command, shown
 
 
-def whom(coordinator: Coordinator, run_id: str, ranks: Collection[int], prefix: str) -> list[Asked]:
+def find_probe_targets(
+    coordinator: Coordinator, run_id: str, ranks: Collection[int], prefix: str
+) -> list[ProbeTarget]:
     """The processes that people want to know of: those that live, and those whose rank is named.
 
     Args:
@@ -29,7 +31,7 @@ def whom(coordinator: Coordinator, run_id: str, ranks: Collection[int], prefix: 
         _check_known(run, rank)
     missing = _missing(coordinator, run_id, prefix) if prefix else None
     return [
-        asked(process)
+        probe_target(process)
         for process in run.roster
         if (process.rank in named or (not named and process.state.living))
         and (missing is None or process.rank in missing)

@@ -3,13 +3,13 @@
 from muster.service.core.barriers.group import Group
 from muster.service.core.membership.process import Process
 from muster.service.core.rendezvous import Rendezvous
-from muster.service.core.retention.reaper import Forgetting
+from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
 from muster.service.core.store import Waiter
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Effects
-from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Closed, Instant
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
@@ -23,7 +23,7 @@ class Registry:
         timers: where the parts of a run ask to be woken.
         stored: what the stores of all runs hold.
         gathered: the payloads that the groups of all runs hold.
-        forgetting: makes room for a new run, if it can.
+        reaper: makes room for a new run, if it can.
     """
 
     def __init__(
@@ -31,16 +31,16 @@ class Registry:
         runs: dict[str, Run],
         limits: Limits,
         timers: Timers[Group | Process | Rendezvous | Waiter],
-        stored: Total,
-        gathered: Total,
-        forgetting: Forgetting,
+        stored: ByteTotal,
+        gathered: ByteTotal,
+        reaper: RunReaper,
     ) -> None:
         self._runs = runs
         self._limits = limits
         self._timers = timers
         self._stored = stored
         self._gathered = gathered
-        self._forgetting = forgetting
+        self._reaper = reaper
 
     def check_room(self, run_id: str, now: Instant) -> None:
         """Refuse a run that would be one too many.
@@ -49,7 +49,7 @@ class Registry:
             Refusal: LIMIT_EXCEEDED.
         """
         known, most = len(self._runs), self._limits.max_runs
-        if run_id not in self._runs and known >= most and self._forgetting.finished(now) is None:
+        if run_id not in self._runs and known >= most and self._reaper.find_reclaimable(now) is None:
             raise limit_exceeded(
                 "max_runs",
                 most,
@@ -76,7 +76,7 @@ class Registry:
         if run.run_id in self._runs:
             return
         most = self._limits.max_runs
-        if len(self._runs) >= most and (finished := self._forgetting.finished(now)) is not None:
-            self._forgetting.forget(finished, effects, report.made_room(finished.run_id, most))
+        if len(self._runs) >= most and (finished := self._reaper.find_reclaimable(now)) is not None:
+            self._reaper.forget(finished, effects, report.made_room(finished.run_id, most))
         self._runs[run.run_id] = run
-        run.keep(now, effects)
+        run.write_record(now, effects)

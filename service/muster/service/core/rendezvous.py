@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from muster.service.core.elapsed import elapsed
-from muster.service.core.timers import Alarms
+from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     NO_RANKS,
@@ -35,11 +35,11 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 ROUND_HISTORY = 64
 """Completed rounds of a run that are kept for people to look at."""
-MOST_DEPARTED = 64
+MAX_DEPARTED = 64
 """Nodes that went, kept to be named."""
 TIMED_OUT = "timed out"
 """Why a node went that got no round."""
-TELL_INTERVAL = 1.0
+WAITING_ANNOUNCE_INTERVAL = 1.0
 """Seconds between two tellings of how many nodes wait, so that a whole job that joins again does not tell
 everyone about everyone; and in which those who time out count as one company."""
 
@@ -103,7 +103,7 @@ class Rendezvous:
         timers: where it asks to be woken.
     """
 
-    def __init__(self, run_id: str, timers: "Alarms[Rendezvous]") -> None:
+    def __init__(self, run_id: str, timers: "WakeUps[Rendezvous]") -> None:
         self.run_id = run_id
         self.round = 0
         """The round that is complete, or comes together."""
@@ -112,19 +112,19 @@ class Rendezvous:
         """What the nodes agree on; None before the first one."""
         self.rounds: deque[RoundRecord] = deque()
         """The last completed rounds, oldest first."""
-        self.departed: deque[Departed] = deque(maxlen=MOST_DEPARTED)
+        self.departed: deque[Departed] = deque(maxlen=MAX_DEPARTED)
         """The last nodes that went, newest first."""
         self._timers = timers
         self._places = _Places()
         self._ranks: dict[str, int] = {}
         """The ranks of the last completed round, by incarnation."""
         self._arrivals = 0
-        self._least = 0
+        self._min_round = 0
         """What the next round must be numbered at the least."""
         self._last_call: float | None = None
         """When a round with the fewest nodes is complete."""
-        self._told_waiting = 0
-        self._told_at = float("-inf")
+        self._announced_waiting = 0
+        self._announced_at = float("-inf")
 
     # ------------------------------------------------------------------ looking
 
@@ -181,11 +181,11 @@ class Rendezvous:
 
     # ------------------------------------------------------------------ what nodes do
 
-    def begin_above(self, round: int) -> None:
+    def raise_next_round(self, round: int) -> None:
         """Number the rounds that are not complete yet above this one."""
-        self._least = round + 1
+        self._min_round = round + 1
         if not self.complete:
-            self.round = max(self.round, self._least)
+            self.round = max(self.round, self._min_round)
 
     def join(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
         """Give a node a place, or the one back that it has.
@@ -206,11 +206,11 @@ class Rendezvous:
             raise self._removed(ask)
         if node is not None and ask.attempt == node.attempt:
             self._move_to(ask.session, node, now, effects)
-            self._tell_place(node, effects)
+            self._send_place(node, effects)
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
                 # The count may have changed while the stream was lost, to none perhaps.
-                effects.send(ask.session, NodesWaiting(self._told_waiting))
-            self._settle(now, effects)
+                effects.send(ask.session, NodesWaiting(self._announced_waiting))
+            self._advance(now, effects)
             return node
         self._check_settings(ask, node)
         if node is None:
@@ -219,16 +219,16 @@ class Rendezvous:
             self._vacate(node, effects)
             self._move_to(ask.session, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
-        if self._alone(node):
+        if self._is_alone(node):
             self.settings = ask.settings
         self._arrivals += 1
         node.arrival = self._arrivals
         node.settings = ask.settings
         node.joined_at = now.monotonic - elapsed(ask.waited, ask.settings.join_timeout)
         self._place(node)
-        self._tell_place(node, effects)
+        self._send_place(node, effects)
         self._timers.arm(self, node.joined_at + ask.settings.join_timeout)
-        self._settle(now, effects)
+        self._advance(now, effects)
         return node
 
     def disconnect(self, node: Node, session: SessionId, now: Instant) -> None:
@@ -250,7 +250,7 @@ class Rendezvous:
             )
             effects.send(node.session, Refused(over, final=True))
         self._depart(node, f"left ({report.shown(reason)})" if reason else "left", now, effects)
-        self._settle(now, effects)
+        self._advance(now, effects)
         return True
 
     def close(self, closed: Closed, now: Instant, effects: Effects) -> None:
@@ -273,7 +273,7 @@ class Rendezvous:
         self._last_call = None
         if self.complete:
             effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), closed))
-        self._tell_waiting(now, effects)
+        self._announce_waiting(now, effects)
 
     # ------------------------------------------------------------------ time
 
@@ -282,15 +282,15 @@ class Rendezvous:
         for node in [n for n in self if n.session is None]:
             if now.monotonic >= node.since + node.settings.keep_alive_timeout:
                 self._depart(node, "connection lost", now, effects, at=node.since)
-        self._settle(now, effects)
+        self._advance(now, effects)
         self._end_waits(now, effects)
-        self._settle(now, effects)
+        self._advance(now, effects)
         self._arm(now)
 
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse those whose join timeout is over. All are named to each of them."""
         late = [
-            (node, self._timed_out_line(node, now), self._nodes_gone(now))
+            (node, self._timeout_report(node, now), self._nodes_gone(now))
             for node in self
             if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
         ]
@@ -359,7 +359,7 @@ class Rendezvous:
         node.session = session
         node.since = now.monotonic
 
-    def _tell_place(self, node: Node, effects: Effects) -> None:
+    def _send_place(self, node: Node, effects: Effects) -> None:
         if node.session is None:
             return
         if self.complete and node.standing is NodeStanding.PARTICIPANT:
@@ -371,7 +371,7 @@ class Rendezvous:
 
     # ------------------------------------------------------------------ rounds
 
-    def _settle(self, now: Instant, effects: Effects) -> None:
+    def _advance(self, now: Instant, effects: Effects) -> None:
         """Draw the consequences of whatever has changed."""
         if self.complete and not self.count(NodeStanding.PARTICIPANT):
             self._begin_round(now, effects)
@@ -379,15 +379,15 @@ class Rendezvous:
             self._let_redundant_wait(now, effects)
         elif self.settings is not None:
             self._let_redundant_in(self.settings, now, effects)
-            self._call(self.settings, now, effects)
-        self._tell_waiting(now, effects)
+            self._update_last_call(self.settings, now, effects)
+        self._announce_waiting(now, effects)
 
     def _begin_round(self, now: Instant, effects: Effects) -> None:
         """The last node has left the round: those who wait make the next one, who was in it first."""
         self.complete = False
-        self.round = max(self.round + 1, self._least)
+        self.round = max(self.round + 1, self._min_round)
         self._last_call = None
-        self._told_waiting = 0
+        self._announced_waiting = 0
         assert self.settings is not None
         comers = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
         comers.sort(key=lambda node: (node.info.incarnation not in self._ranks, node.arrival))
@@ -400,7 +400,7 @@ class Rendezvous:
             if node.standing is not before:
                 if fits and before is NodeStanding.REDUNDANT:
                     self._wait_from(now, node)
-                self._tell_place(node, effects)
+                self._send_place(node, effects)
 
     def _let_redundant_in(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
         """A place in the round that comes together is free: who stands by takes it."""
@@ -409,7 +409,7 @@ class Rendezvous:
             node = places.redundant.pop(next(iter(places.redundant)))
             self._wait_from(now, node)
             self._place(node)
-            self._tell_place(node, effects)
+            self._send_place(node, effects)
 
     def _wait_from(self, now: Instant, node: Node) -> None:
         """Who stood by waits for a round: its join timeout begins."""
@@ -425,11 +425,11 @@ class Rendezvous:
         for node in places.redundant.values():
             node.standing = NodeStanding.WAITING
             self._wait_from(now, node)
-            self._tell_place(node, effects)
+            self._send_place(node, effects)
         places.waiting.update(places.redundant)
         places.redundant.clear()
 
-    def _call(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
+    def _update_last_call(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
         """Complete the round if it is time, or begin or end its last call."""
         count = self.count(NodeStanding.PARTICIPANT)
         if count < settings.min_nodes:
@@ -439,10 +439,10 @@ class Rendezvous:
             self._last_call = now.monotonic + settings.last_call_timeout
             self._timers.arm(self, self._last_call)
         full = count >= settings.max_nodes
-        if (full or now.monotonic >= self._last_call) and self._all_content(count):
+        if (full or now.monotonic >= self._last_call) and self._suits_every_node(count):
             self._complete_round(now, effects)
 
-    def _all_content(self, count: int) -> bool:
+    def _suits_every_node(self, count: int) -> bool:
         """Whether a round of so many nodes is what every participant asked for, and none may be dead."""
         return all(
             node.session is not None and node.settings.min_nodes <= count <= node.settings.max_nodes
@@ -466,7 +466,7 @@ class Rendezvous:
             effects.records.append(
                 ParticipantRecord(self.run_id, node.info, node.attempt, node.rank, node.settings)
             )
-            self._tell_place(node, effects)
+            self._send_place(node, effects)
         effects.notices.append(
             Notice(
                 "round.completed",
@@ -491,18 +491,18 @@ class Rendezvous:
             node.rank = rank
         self._ranks = {node.info.incarnation: node.rank for node in nodes if node.rank is not None}
 
-    def _tell_waiting(self, now: Instant, effects: Effects) -> None:
+    def _announce_waiting(self, now: Instant, effects: Effects) -> None:
         """Tell the nodes of the complete round how many wait, if that has changed, and not too often."""
         if not self.complete:
             return
         count = self.count(NodeStanding.WAITING)
-        if count == self._told_waiting:
+        if count == self._announced_waiting:
             return
-        if now.monotonic < self._told_at + TELL_INTERVAL:
-            self._timers.arm(self, self._told_at + TELL_INTERVAL)
+        if now.monotonic < self._announced_at + WAITING_ANNOUNCE_INTERVAL:
+            self._timers.arm(self, self._announced_at + WAITING_ANNOUNCE_INTERVAL)
             return
-        self._told_waiting = count
-        self._told_at = now.monotonic
+        self._announced_waiting = count
+        self._announced_at = now.monotonic
         effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), NodesWaiting(count)))
 
     def _sessions(self) -> list[SessionId]:
@@ -515,7 +515,7 @@ class Rendezvous:
 
         A node that is away may come back within its keep-alive timeout, so it binds the others until then.
         """
-        if self.settings is None or self._alone(own):
+        if self.settings is None or self._is_alone(own):
             return
         wanted = ask.settings.min_nodes, ask.settings.max_nodes
         agreed = self.settings.min_nodes, self.settings.max_nodes
@@ -534,7 +534,7 @@ class Rendezvous:
             )
         raise Refusal(Reason.SETTINGS_DIFFER, text)
 
-    def _alone(self, own: Node | None) -> bool:
+    def _is_alone(self, own: Node | None) -> bool:
         """Whether no other node has a place."""
         return all(node is own for node in self)
 
@@ -547,9 +547,9 @@ class Rendezvous:
             f"more{why}. End its workers, and join anew.",
         )
 
-    def _timed_out_line(self, node: Node, now: Instant) -> str:
+    def _timeout_report(self, node: Node, now: Instant) -> str:
         others = [n.info for n in self if n is not node and n.standing is node.standing]
-        others += [one.info for one in self.departed if self._was_beside(one, now)]
+        others += [one.info for one in self.departed if self._timed_out_together(one, now)]
         assert self.settings is not None
         return report.rendezvous_timed_out(
             self.run_id,
@@ -565,13 +565,13 @@ class Rendezvous:
             [
                 (one.info, one.round, one.reason, now.monotonic - one.at)
                 for one in self.departed
-                if not self._was_beside(one, now)
+                if not self._timed_out_together(one, now)
             ]
         )
 
-    def _was_beside(self, gone: Departed, now: Instant) -> bool:
+    def _timed_out_together(self, gone: Departed, now: Instant) -> bool:
         """Whether a node's time was over so shortly ago that it counts as having joined with the others."""
-        recent = now.monotonic - gone.at < TELL_INTERVAL
+        recent = now.monotonic - gone.at < WAITING_ANNOUNCE_INTERVAL
         return recent and (gone.round, gone.reason) == (self.round, TIMED_OUT)
 
     # ------------------------------------------------------------------ restoring

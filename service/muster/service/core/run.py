@@ -4,7 +4,7 @@ import math
 
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
-from muster.service.core.membership.process import HEIR_TIME, Process, audience
+from muster.service.core.membership.process import SUCCESSION_WINDOW, Process, audience
 from muster.service.core.membership.roster import Roster
 from muster.service.core.rendezvous import Node, Rendezvous, run_closed
 from muster.service.core.saving import Saving
@@ -20,7 +20,7 @@ from muster.service.core.vocabulary.effects import (
     RunRecord,
 )
 from muster.service.core.vocabulary.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
-from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, Shape
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
@@ -46,14 +46,14 @@ class Run:
         timers: Timers[Group | Process | Rendezvous | Waiter],
         generation: int,
         active: Instant,
-        stored: Total,
-        gathered: Total,
+        stored: ByteTotal,
+        gathered: ByteTotal,
         closed: Closed | None = None,
     ) -> None:
         self.run_id = run_id
-        self.active = active
+        self.last_used = active
         """When someone last did something with it, or left it."""
-        self.noted: Instant | None = None
+        self.recorded_use: Instant | None = None
         """The one of these moments that is on disk."""
         self.roster = Roster(generation)
         self.groups: dict[str, Group] = {}
@@ -73,10 +73,10 @@ class Run:
         """The newest generation that said hello."""
         return self.roster.generation
 
-    def keep(self, now: Instant, effects: Effects) -> None:
+    def write_record(self, now: Instant, effects: Effects) -> None:
         """Write down what is kept of the run beside its groups; this is a use of it."""
-        self.active = self.noted = now
-        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, self.active.wall))
+        self.last_used = self.recorded_use = now
+        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, self.last_used.wall))
 
     @property
     def in_use(self) -> bool:
@@ -99,7 +99,7 @@ class Run:
 
     # ------------------------------------------------------------------ generations and lives
 
-    def admit(self, generation: int, now: Instant, effects: Effects) -> None:
+    def admit_generation(self, generation: int, now: Instant, effects: Effects) -> None:
         """Let a generation speak: an older one is refused, a newer one ends the barriers of the last."""
         if generation < self.generation:
             raise self.stale(generation)
@@ -116,8 +116,8 @@ class Run:
         )
         self.roster.clear()
         self.roster.generation = generation
-        self.saving.begin_anew(effects)
-        self.keep(now, effects)
+        self.saving.require_agreement(effects)
+        self.write_record(now, effects)
 
     def stale(self, generation: int) -> Refusal:
         """The refusal for an older generation's process: invariant 11 (the newer fences the older)."""
@@ -145,21 +145,21 @@ class Run:
             self.roster.clear()
         else:
             # Who has been welcomed before comes back after a restart of the coordinator: it was there.
-            self.roster.pass_on(None if newcomer.ordinal else now.monotonic - newcomer.age)
+            self.roster.mark_past(None if newcomer.ordinal else now.monotonic - newcomer.age)
         for group in self.groups.values():
-            group.begin_life(effects)
-        self.saving.begin_anew(effects)
+            group.reset_membership(effects)
+        self.saving.require_agreement(effects)
 
     @property
     def _was_complete(self) -> bool:
         """Whether every rank of the world was there, as far as the groups know the world."""
-        speakers = (
-            speaker
+        owners = (
+            owner
             for group in self.groups.values()
             if group.generation == self.generation
-            for speaker in group.speakers.values()
+            for owner in group.owners.values()
         )
-        return len(self.roster) >= max((s.shape.world_size for s in speakers), default=math.inf)
+        return len(self.roster) >= max((s.shape.world_size for s in owners), default=math.inf)
 
     @property
     def _is_deserted(self) -> bool:
@@ -168,7 +168,7 @@ class Run:
 
     # ------------------------------------------------------------------ processes
 
-    def enter(
+    def add_process(
         self,
         info: ProcessInfo,
         ordinal: int,
@@ -182,7 +182,7 @@ class Run:
         process = self.roster.find(info.rank, info.incarnation)
         if process is None:
             self._restart_if_deserted(info, now, effects)
-            heir_until = now.monotonic + HEIR_TIME if self.roster.of_rank(info.rank) else None
+            successor_until = now.monotonic + SUCCESSION_WINDOW if self.roster.of_rank(info.rank) else None
             process = Process(
                 run_id=self.run_id,
                 rank=info.rank,
@@ -195,24 +195,24 @@ class Run:
                 session=session,
                 state=MemberState.CONNECTED,
                 since=now.monotonic,
-                last_here=now.monotonic,
+                last_seen=now.monotonic,
                 lineage=ordinal,
                 relay=relay,
                 node_rank=info.node_rank,
             )
             self.roster.add(process)
-            if heir_until is not None:
+            if successor_until is not None:
                 # If it comes back from an earlier life, those who came meanwhile may take over from it.
-                for heir in self.roster.of_rank(info.rank):
-                    if heir.ordinal >= ordinal:
-                        heir.heir_until = heir_until
-                        self._timers.arm(heir, heir_until)
+                for successor in self.roster.of_rank(info.rank):
+                    if successor.ordinal >= ordinal:
+                        successor.successor_until = successor_until
+                        self._timers.arm(successor, successor_until)
             self._refresh(process)
         else:
             was_gone = not process.state.living
             process.connect(session, now.monotonic, relay)
             if was_gone:
-                self._standing_changed(process, effects)
+                self._record_state_change(process, effects)
         return process
 
     def check_room(self, generation: int, info: ProcessInfo) -> None:
@@ -269,20 +269,20 @@ class Run:
             f"generation {self.generation}. End this process; a new one of the rank may come.",
         )
 
-    def owns(self, process: Process) -> bool:
+    def is_current(self, process: Process) -> bool:
         """Whether the process still belongs to the run's newest generation and life."""
         return self.roster.find(process.rank, process.incarnation) is process
 
-    def gone(self, process: Process, effects: Effects, reason: str = "") -> None:
+    def mark_gone(self, process: Process, effects: Effects, reason: str = "") -> None:
         """A process left or was lost. The caller checks the barriers when all the dead are known."""
-        self._standing_changed(process, effects)
+        self._record_state_change(process, effects)
         verb = _VERBS[process.state]
         why = f": {report.shown(reason)}" if reason else ""
         effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
 
     def end_heir(self, process: Process) -> None:
         """A process may not take over for the dead of its rank any more. The caller checks the barriers."""
-        process.heir_until = None
+        process.successor_until = None
         self._refresh(process)
 
     def check(self, now: Instant, effects: Effects) -> None:
@@ -295,10 +295,10 @@ class Run:
         for group in self.groups.values():
             group.refresh(process.rank)
 
-    def _standing_changed(self, process: Process, effects: Effects) -> None:
+    def _record_state_change(self, process: Process, effects: Effects) -> None:
         self._refresh(process)
         for prefix in process.prefixes:
-            self.groups[prefix].standing_changed(process.rank, effects)
+            self.groups[prefix].record_state_change(process.rank, effects)
 
     # ------------------------------------------------------------------ nodes, and the end
 
@@ -310,7 +310,7 @@ class Run:
         """
         if self.groups or self.generation:
             # The round will be the workers' generation, and must not be one that has been before.
-            self.rendezvous.begin_above(self.generation)
+            self.rendezvous.raise_next_round(self.generation)
         closed = self.closed
         if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
             raise run_closed(self.run_id, closed)
@@ -328,7 +328,7 @@ class Run:
         was_closed = self.closed is not None
         if self.closed is None:
             self.closed = Closed(event.by, event.reason, now.wall)
-            self.keep(now, effects)
+            self.write_record(now, effects)
             effects.deliveries.append(Delivery(audience(self.roster), self.closed))
             self.rendezvous.close(self.closed, now, effects)
             effects.notices.append(
@@ -345,7 +345,7 @@ class Run:
         Raises:
             Refusal: MEMBER_NOT_FOUND: none is there.
         """
-        processes = self.to_evict(rank)
+        processes = self.find_evictable(rank)
         newest = max(process.ordinal for process in processes)
         eviction = self.evictions[rank] = EvictionRecord(self.run_id, rank, self.generation, newest)
         effects.records.append(eviction)
@@ -355,14 +355,14 @@ class Run:
                 over = not process.relay and self._speaks_alone(process)
                 effects.send(process.session, Refused(self._evicted(info), rank=rank, final=over))
             process.evict(now.monotonic)
-            self.gone(process, effects, reason)
+            self.mark_gone(process, effects, reason)
         self.check(now, effects)
 
     def _speaks_alone(self, process: Process) -> bool:
         """Whether the process's stream speaks for nobody else."""
         return not any(p is not process and p.session == process.session for p in self.roster)
 
-    def to_evict(self, rank: int) -> list[Process]:
+    def find_evictable(self, rank: int) -> list[Process]:
         """The processes that :meth:`evict` would send away.
 
         Raises:
@@ -389,7 +389,7 @@ class Run:
         Raises:
             Refusal: as :meth:`Group.check_join`; or LIMIT_EXCEEDED.
         """
-        group = self.groups.get(prefix) or self._group_to_be(prefix)
+        group = self.groups.get(prefix) or self._check_new_group(prefix)
         group.check_join(process, shape)
         if prefix not in self.groups:
             self.groups[prefix] = group
@@ -397,28 +397,28 @@ class Run:
         lineage = group.lineage(process.rank)
         if lineage is not None and lineage != process.lineage:
             older, newer = sorted((lineage, process.lineage))
-            self._unite(process.rank, older, newer, effects)
+            self._merge_lineages(process.rank, older, newer, effects)
         return group.join(process, shape, now, effects)
 
-    def _unite(self, rank: int, older: int, newer: int, effects: Effects) -> None:
+    def _merge_lineages(self, rank: int, older: int, newer: int, effects: Effects) -> None:
         """A process took over a group from another lineage of its rank: the two are one from now on."""
         for process in self.roster.of_rank(rank):
             if process.lineage == newer:
                 process.lineage = older
-                self._standing_changed(process, effects)
+                self._record_state_change(process, effects)
 
-    def check_call(self, call: ArriveOnce, shape: Shape) -> Decision | None:
+    def check_unary_arrival(self, call: ArriveOnce, shape: Shape) -> Decision | None:
         """Refuse a unary call before it changes anything: what its parts would refuse one after the other.
 
         Returns:
-            As :meth:`Group.check_call`.
+            As :meth:`Group.check_unary_arrival`.
 
         Raises:
-            Refusal: as :meth:`admit`, :meth:`join` and :meth:`Group.arrive`.
+            Refusal: as :meth:`admit_generation`, :meth:`join` and :meth:`Group.arrive`.
         """
         if call.generation < self.generation:
             raise self.stale(call.generation)
-        group = self.groups.get(call.prefix) or self._group_to_be(call.prefix)
+        group = self.groups.get(call.prefix) or self._check_new_group(call.prefix)
         info = call.process
         known = self.roster.find(info.rank, info.incarnation)
         if call.generation > self.generation:
@@ -426,14 +426,16 @@ class Run:
         anew = call.generation > self.generation or (known is None and self._is_deserted)
         name = report.process_name(info.rank, info.host, info.pid)
         incarnation = info.incarnation if call.generation == self.generation == group.generation else ""
-        return group.check_call(known, incarnation, name, shape, call.sequence, call.arrival, anew=anew)
+        return group.check_unary_arrival(
+            known, incarnation, name, shape, call.sequence, call.arrival, anew=anew
+        )
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Take back a group from storage."""
         group = self.groups[prefix] = self._new_group(prefix, generation, first_sequence)
         return group
 
-    def _group_to_be(self, prefix: str) -> Group:
+    def _check_new_group(self, prefix: str) -> Group:
         """A group that is not among the run's yet."""
         if len(self.groups) >= self._limits.max_groups_per_run:
             raise limit_exceeded(

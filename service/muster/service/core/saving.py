@@ -20,7 +20,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 PREFIX = "muster/save"
 """The group of the barriers at which ranks agree on a save, and say that they are done."""
-GREATEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 """Of steps and numbers of requests."""
 
 
@@ -31,7 +31,7 @@ class Phase(enum.StrEnum):
     DONE = "done"
 
 
-class Word(NamedTuple):
+class SaveVote(NamedTuple):
     """What one rank hands in: ``PHASE STEP NUMBER STOP``, in ASCII."""
 
     phase: Phase
@@ -67,7 +67,7 @@ class Saving:
     @property
     def asked(self) -> SaveAsked | None:
         """What a process that comes must hear, a withdrawal that it may have missed among it."""
-        return None if self.save is None or self.save.state is SaveState.DONE else _told(self.save)
+        return None if self.save is None or self.save.state is SaveState.DONE else _announcement(self.save)
 
     def request(
         self, stop: bool, by: str, reason: str, known: int | None, now: Instant, effects: Effects
@@ -123,10 +123,10 @@ class Saving:
         self._keep(withdrawn, effects)
         self._tell(withdrawn, effects)
         self._note("withdrawn", f"was withdrawn{_because(reason)}", effects)
-        self.settle(now, effects)
+        self.apply_decision(now, effects)
         return withdrawn
 
-    def settle(self, now: Instant, effects: Effects) -> None:
+    def apply_decision(self, now: Instant, effects: Effects) -> None:
         """Ranks arrived at the group's barrier: hear a release, and let nobody wait for nothing."""
         group = self._groups.get(PREFIX)
         if group is None:
@@ -136,20 +136,20 @@ class Saving:
                 group.abort("no save is asked for any longer", now, effects)
         elif self._seen != group.next_sequence:
             self._seen = group.next_sequence
-            words = _released(_newest(group))
-            if words and self.save is not None and max(word.number for word in words) >= self.save.number:
-                self._heard(self.save, words, now, effects)
+            votes = _released(_newest(group))
+            if votes and self.save is not None and max(vote.number for vote in votes) >= self.save.number:
+                self._apply_release(self.save, votes, now, effects)
 
     def _is_of_use(self, barrier: OpenBarrier) -> bool:
         """Whether something stands to agree on, or ranks have agreed, and say that they are done."""
         if self.save is not None and self.save.state.stands:
             return True
-        word = next((_word(payload) for payload in barrier.payloads.values()), None)
-        return word is not None and word.phase is Phase.DONE
+        vote = next((_parse_vote(payload) for payload in barrier.payloads.values()), None)
+        return vote is not None and vote.phase is Phase.DONE
 
-    def _heard(self, save: Save, words: list[Word], now: Instant, effects: Effects) -> None:
-        step = max(word.step for word in words)
-        if words[0].phase is Phase.DONE:
+    def _apply_release(self, save: Save, votes: list[SaveVote], now: Instant, effects: Effects) -> None:
+        step = max(vote.step for vote in votes)
+        if votes[0].phase is Phase.DONE:
             self._keep(replace(save, state=SaveState.DONE, step=step, ended_at=now.wall), effects)
             took = report.seconds(max(0.0, now.wall - save.asked_at))
             self._note("done", f"was done by all ranks at step {step}, {took} after it was asked", effects)
@@ -157,7 +157,7 @@ class Saving:
             self._keep(replace(save, state=SaveState.AGREED, step=step), effects)
             self._note("agreed", f"was agreed on: all ranks save at step {step}", effects)
 
-    def begin_anew(self, effects: Effects) -> None:
+    def require_agreement(self, effects: Effects) -> None:
         """Other processes come: they must agree anew on what stands."""
         if self.save is not None and self.save.state.stands:
             anew = replace(self.save, state=SaveState.ASKED, step=None, since=self._next_sequence)
@@ -179,11 +179,11 @@ class Saving:
         effects.records.append(SaveRecord(self._run_id, save))
 
     def _tell(self, save: Save, effects: Effects) -> None:
-        effects.deliveries.append(Delivery(audience(self._roster), _told(save)))
+        effects.deliveries.append(Delivery(audience(self._roster), _announcement(save)))
 
-    def _note(self, what: str, words: str, effects: Effects) -> None:
+    def _note(self, what: str, text: str, effects: Effects) -> None:
         assert self.save is not None
-        message = f"save {self.save.number} of run {self._run_id} {words}"
+        message = f"save {self.save.number} of run {self._run_id} {text}"
         effects.notices.append(Notice(f"save.{what}", self._run_id, message))
 
 
@@ -192,28 +192,28 @@ def _newest(group: Group) -> Decision | None:
     return group.decisions.get(group.next_sequence - 1)
 
 
-def _released(decision: Decision | None) -> list[Word]:
+def _released(decision: Decision | None) -> list[SaveVote]:
     """What all ranks handed in; empty if the barrier failed, or they were not at one, or not at one step."""
     if decision is None or decision.outcome is not Outcome.RELEASED:
         return []
-    words = [word for _, payload in decision.payloads if (word := _word(payload)) is not None]
-    whole = len(words) == decision.required and len({word.phase for word in words}) == 1
-    if not whole or (words[0].phase is Phase.DONE and len({word.step for word in words}) > 1):
+    votes = [vote for _, payload in decision.payloads if (vote := _parse_vote(payload)) is not None]
+    whole = len(votes) == decision.required and len({vote.phase for vote in votes}) == 1
+    if not whole or (votes[0].phase is Phase.DONE and len({vote.step for vote in votes}) > 1):
         return []
-    return words
+    return votes
 
 
-def _word(payload: bytes) -> Word | None:
+def _parse_vote(payload: bytes) -> SaveVote | None:
     """What a rank handed in; None if it is no such word."""
     try:
         phase, step, number, _ = payload.decode("ascii").split(" ")
-        word = Word(Phase(phase), int(step), int(number))
+        vote = SaveVote(Phase(phase), int(step), int(number))
     except ValueError:
         return None
-    return word if 0 <= word.step <= GREATEST and 0 <= word.number <= GREATEST else None
+    return vote if 0 <= vote.step <= MAX_INT64 and 0 <= vote.number <= MAX_INT64 else None
 
 
-def _told(save: Save) -> SaveAsked:
+def _announcement(save: Save) -> SaveAsked:
     withdrawn = save.state is SaveState.WITHDRAWN
     why = f"asked for by {report.shown(save.by)}{_because(save.reason)}"
     return SaveAsked(save.number, save.since, save.stop, why, withdrawn)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.membership.process import Process
 from muster.service.core.registry import Registry
-from muster.service.core.retention.reaper import Forgetting
+from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
-from muster.service.core.timers import Alarms
+from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Entered, Entry, Parted, Refused, Welcome
 from muster.service.core.vocabulary.events import (
     Arrival,
@@ -52,7 +52,7 @@ class Sessions:
 
     Args:
         registry: begins their runs.
-        forgetting: is told that a run is used.
+        reaper: is told that a run is used.
         limits: the bounds.
         timers: where a process whose connection broke asks to be woken.
         ttl: seconds that it may take to come back.
@@ -63,9 +63,9 @@ class Sessions:
     def __init__(
         self,
         registry: Registry,
-        forgetting: Forgetting,
+        reaper: RunReaper,
         limits: Limits,
-        timers: Alarms[Process],
+        timers: WakeUps[Process],
         ttl: float,
         epoch: int,
         nodes: Sized,
@@ -74,7 +74,7 @@ class Sessions:
         self.relayed = 0
         """How many processes speak on lines."""
         self._registry = registry
-        self._forgetting = forgetting
+        self._reaper = reaper
         self._limits = limits
         self._checks = Checks(limits)
         self._timers = timers
@@ -92,14 +92,14 @@ class Sessions:
         """A stream says for whom it speaks, or that it is a relay's."""
         try:
             self.check_hello(event, now)
-            session = self._open_line(event, now) if event.relay else self.let_in(event, now, effects)
+            session = self._open_relay_stream(event, now) if event.relay else self.admit(event, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, final=True))
             return
         ordinals = tuple(process.ordinal for process in session.processes.values())
         effects.send(event.session, Welcome(self._epoch, self._ttl, self._limits.max_payload_bytes, ordinals))
         if session.processes:
-            self._tell(session, (), effects)
+            self._send_run_state(session, (), effects)
 
     def check_hello(self, event: Hello, now: Instant) -> None:
         """Refuse a Hello before it changes anything.
@@ -110,10 +110,10 @@ class Sessions:
         if event.session in self.open:
             raise Refusal(Reason.HELLO_REPEATED, "this session has said hello already; open another one.")
         run = self._registry.find(event.run_id, event.generation, now)
-        self.check_room(_replaced_by(event, run))
+        self.check_room(_count_replaced(event, run))
         self._checks.name("run_id", event.run_id)
         if event.relay:
-            self._check_line(event)
+            self._check_relay_hello(event)
             return
         self._registry.check_room(event.run_id, now)
         self._checks.generation(event.generation)
@@ -122,7 +122,7 @@ class Sessions:
             run.check_newcomer(event.generation, info)
             run.check_room(event.generation, info)
 
-    def _check_line(self, event: Hello) -> None:
+    def _check_relay_hello(self, event: Hello) -> None:
         self._checks.name("relay", event.relay)
         self._checks.generation(event.generation)
         if event.processes:
@@ -139,34 +139,34 @@ class Sessions:
         if count - replaced >= most:
             raise limit_exceeded("max_sessions", most, f"{count} sessions are open")
 
-    def _open_line(self, event: Hello, now: Instant) -> Session:
+    def _open_relay_stream(self, event: Hello, now: Instant) -> Session:
         run = self._registry.find(event.run_id, event.generation, now)
-        line = self.open[event.session] = Session(event.session, run, event.generation, event.relay)
-        return line
+        relay_session = self.open[event.session] = Session(event.session, run, event.generation, event.relay)
+        return relay_session
 
-    def let_in(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
+    def admit(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
         """Processes that were checked enter their run, which begins with them if nobody knew it.
 
         Raises:
             Refusal: STALE_GENERATION.
         """
         run = self._registry.begin(event.run_id, event.generation, now, effects)
-        run.admit(event.generation, now, effects)
+        run.admit_generation(event.generation, now, effects)
         session = Session(event.session, run, event.generation)
         for info in event.processes:
-            self._take_in(session, info, now, effects, unary)
+            self._add_process(session, info, now, effects, unary)
         self.open[event.session] = session
-        self._forgetting.used(run, now, effects)
+        self._reaper.mark_used(run, now, effects)
         return session
 
-    def _take_in(
+    def _add_process(
         self, session: Session, info: ProcessInfo, now: Instant, effects: Effects, unary: bool = False
     ) -> Process:
         known = session.run.roster.find(info.rank, info.incarnation)
         if known is not None and known.session not in (None, session.id):
-            self._end_old_session(known, effects)
+            self._end_replaced_session(known, effects)
         ordinal = self._ordinal(info)
-        process = session.run.enter(info, ordinal, session.id, unary, now, effects, relay=session.relay)
+        process = session.run.add_process(info, ordinal, session.id, unary, now, effects, relay=session.relay)
         session.processes[info.rank] = process
         return process
 
@@ -180,25 +180,25 @@ class Sessions:
         self._last_ordinal = max(self._last_ordinal, ordinal)
         return ordinal
 
-    def _end_old_session(self, process: Process, effects: Effects) -> None:
+    def _end_replaced_session(self, process: Process, effects: Effects) -> None:
         """A process connected again before its old stream was seen to break; others speak on a line."""
         assert process.session is not None
         final = not process.relay
         rank = None if final else process.rank
         effects.send(process.session, Refused(_replaced(process), rank=rank, final=final))
-        self.let_go((process,))
+        self.detach((process,))
 
     def goodbye(self, event: Goodbye, now: Instant, effects: Effects) -> None:
         """All who still speak on a stream leave on purpose."""
         session = self._close(event.session)
         if session is not None:
-            self._leave(session, session.processes.values(), event.reason, now, effects)
+            self._mark_left(session, session.processes.values(), event.reason, now, effects)
 
     def disconnected(self, stream: SessionId, now: Instant, effects: Effects) -> None:
         """A stream broke; all who still speak on it have the session TTL to come back."""
         session = self._close(stream)
         if session is not None:
-            self._lose(session, session.processes.values(), now, effects)
+            self._mark_disconnected(session, session.processes.values(), now, effects)
 
     def end_all(self, run_id: str) -> list[SessionId]:
         """The streams of a run, which are over from here on."""
@@ -218,87 +218,92 @@ class Sessions:
     def enter(self, event: Enter, now: Instant, effects: Effects) -> None:
         """Processes begin to speak on a line, each judged as a Hello for it alone would be."""
         try:
-            line = self._line(event.session)
+            relay_session = self._relay_session(event.session)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
         entries: dict[int, Entry] = {}
-        answers = [self._entry(line, info, entries, now, effects) for info in event.processes]
-        effects.send(line.id, Entered(tuple(answers)))
+        answers = [self._entry(relay_session, info, entries, now, effects) for info in event.processes]
+        effects.send(relay_session.id, Entered(tuple(answers)))
         entered = [rank for rank, entry in entries.items() if entry.refusal is None]
         if entered:
-            self._forgetting.used(line.run, now, effects)
-            self._tell(line, entered, effects)
+            self._reaper.mark_used(relay_session.run, now, effects)
+            self._send_run_state(relay_session, entered, effects)
 
     @staticmethod
-    def _tell(session: Session, ranks: Iterable[int], effects: Effects) -> None:
+    def _send_run_state(session: Session, ranks: Iterable[int], effects: Effects) -> None:
         """What those who come must hear of their run."""
         for message in (session.run.closed, session.run.saving.asked):
             if message is not None:
                 effects.send(session.id, message, ranks)
 
     def _entry(
-        self, line: Session, info: ProcessInfo, before: dict[int, Entry], now: Instant, effects: Effects
+        self,
+        relay_session: Session,
+        info: ProcessInfo,
+        before: dict[int, Entry],
+        now: Instant,
+        effects: Effects,
     ) -> Entry:
         """One process of an Enter, and those that were named before it."""
         if info.rank in before:
             return Entry(refusal=invalid("processes", info.rank, "a rank may be named only once"))
         try:
-            self._check_entry(line, info, now)
-            entry = Entry(self._enter(line, info, now, effects).ordinal)
+            self._check_entry(relay_session, info, now)
+            entry = Entry(self._enter(relay_session, info, now, effects).ordinal)
         except Refusal as refusal:
             entry = Entry(refusal=refusal)
         before[info.rank] = entry
         return entry
 
-    def _check_entry(self, line: Session, info: ProcessInfo, now: Instant) -> None:
+    def _check_entry(self, relay_session: Session, info: ProcessInfo, now: Instant) -> None:
         self._checks.process(info)
-        self._registry.check_room(line.run.run_id, now)
-        run = self._registry.find(line.run.run_id, line.generation, now)
-        run.check_newcomer(line.generation, info)
-        run.check_room(line.generation, info)
+        self._registry.check_room(relay_session.run.run_id, now)
+        run = self._registry.find(relay_session.run.run_id, relay_session.generation, now)
+        run.check_newcomer(relay_session.generation, info)
+        run.check_room(relay_session.generation, info)
         known = run.roster.find(info.rank, info.incarnation)
         most = self._limits.max_relayed_processes
         moves = known is not None and known.session is not None and bool(known.relay)
         if self.relayed - moves >= most:
             counted = f"{self.relayed} processes speak through relays"
             raise limit_exceeded("max_relayed_processes", most, counted)
-        holder = line.processes.get(info.rank)
-        if holder is not None and holder is not known and run.owns(holder):
+        holder = relay_session.processes.get(info.rank)
+        if holder is not None and holder is not known and run.is_current(holder):
             raise invalid(
                 "rank",
                 info.rank,
                 f"{holder} speaks for it on this stream. Part that one first, or give the other another one",
             )
 
-    def _enter(self, line: Session, info: ProcessInfo, now: Instant, effects: Effects) -> Process:
-        run = self._registry.begin(line.run.run_id, line.generation, now, effects)
-        run.admit(line.generation, now, effects)
-        if run is not line.run:
+    def _enter(self, relay_session: Session, info: ProcessInfo, now: Instant, effects: Effects) -> Process:
+        run = self._registry.begin(relay_session.run.run_id, relay_session.generation, now, effects)
+        run.admit_generation(relay_session.generation, now, effects)
+        if run is not relay_session.run:
             # The run was forgotten, and begins anew; whoever spoke here was of the old one.
-            for rank in list(line.processes):
-                self._part(line, rank)
-            line.run = run
-        more = info.rank not in line.processes
-        process = self._take_in(line, info, now, effects)
+            for rank in list(relay_session.processes):
+                self._part(relay_session, rank)
+            relay_session.run = run
+        more = info.rank not in relay_session.processes
+        process = self._add_process(relay_session, info, now, effects)
         self.relayed += more
         return process
 
     def part(self, event: Part, now: Instant, effects: Effects) -> None:
         """Processes speak on a line no more. Those that do not are passed over."""
         try:
-            line = self._line(event.session)
+            relay_session = self._relay_session(event.session)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
-        parted = [p for rank in event.ranks if (p := self._part(line, rank)) is not None]
+        parted = [p for rank in event.ranks if (p := self._part(relay_session, rank)) is not None]
         if event.goodbye is None:
-            self._lose(line, parted, now, effects)
+            self._mark_disconnected(relay_session, parted, now, effects)
         else:
-            self._leave(line, parted, event.goodbye, now, effects)
-        effects.send(line.id, Parted(event.ranks))
+            self._mark_left(relay_session, parted, event.goodbye, now, effects)
+        effects.send(relay_session.id, Parted(event.ranks))
 
-    def stepped(self, event: Stepped, now: Instant, effects: Effects) -> None:
+    def record_steps(self, event: Stepped, now: Instant, effects: Effects) -> None:
         """Processes have come to a training step. Who has been sent away meanwhile is passed over."""
         try:
             session = self.of(event.session)
@@ -310,48 +315,50 @@ class Sessions:
             if process is not None and (process.step is None or process.step.number != number):
                 process.step = Step(number, now.monotonic)
 
-    def let_go(self, processes: Iterable[Process]) -> None:
+    def detach(self, processes: Iterable[Process]) -> None:
         """They are sent away: those that speak on a line do so no more."""
         for process in processes:
             if process.relay and process.session is not None:
                 self._part(self.open[process.session], process.rank)
 
-    def _part(self, line: Session, rank: int) -> Process | None:
-        process = line.processes.pop(rank, None)
+    def _part(self, relay_session: Session, rank: int) -> Process | None:
+        process = relay_session.processes.pop(rank, None)
         self.relayed -= process is not None
         return process
 
-    def _line(self, stream: SessionId) -> Session:
-        line = self.of(stream)
-        if not line.relay:
+    def _relay_session(self, stream: SessionId) -> Session:
+        relay_session = self.of(stream)
+        if not relay_session.relay:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 "Enter and Part are for a relay, and the Hello of this session named none. Open a session "
                 "with Hello.relay, or one of its own for each process.",
             )
-        return line
+        return relay_session
 
     # ------------------------------------------------------------------ going
 
-    def _leave(
+    def _mark_left(
         self, session: Session, processes: Iterable[Process], reason: str, now: Instant, effects: Effects
     ) -> None:
         run = session.run
         leaving = list(processes)
-        for process in _still_its(session, leaving):
+        for process in _still_attached(session, leaving):
             process.leave(now.monotonic)
-            run.gone(process, effects, reason)
+            run.mark_gone(process, effects, reason)
         if leaving:
             run.check(now, effects)
-            self._forgetting.used(run, now, effects)
+            self._reaper.mark_used(run, now, effects)
 
-    def _lose(self, session: Session, processes: Iterable[Process], now: Instant, effects: Effects) -> None:
+    def _mark_disconnected(
+        self, session: Session, processes: Iterable[Process], now: Instant, effects: Effects
+    ) -> None:
         lost = list(processes)
-        for process in _still_its(session, lost):
+        for process in _still_attached(session, lost):
             process.disconnect(now.monotonic)
             self._timers.arm(process, now.monotonic + self._ttl)
         if lost:
-            self._forgetting.used(session.run, now, effects)
+            self._reaper.mark_used(session.run, now, effects)
 
     # ------------------------------------------------------------------ looking up
 
@@ -410,12 +417,12 @@ class Sessions:
             raise invalid(field, f"{len(given):,} ranks", "a rank may be named only once")
 
 
-def _still_its(session: Session, processes: Iterable[Process]) -> list[Process]:
+def _still_attached(session: Session, processes: Iterable[Process]) -> list[Process]:
     """Those that belong to the session's run and have not moved to another session."""
-    return [p for p in processes if p.session == session.id and session.run.owns(p)]
+    return [p for p in processes if p.session == session.id and session.run.is_current(p)]
 
 
-def _replaced_by(event: Hello, run: Run) -> int:
+def _count_replaced(event: Hello, run: Run) -> int:
     """How many open sessions end when this Hello is welcomed, since their processes moved to it."""
     known = (run.roster.find(info.rank, info.incarnation) for info in event.processes)
     return len({p.session for p in known if p is not None and p.session is not None and not p.relay})

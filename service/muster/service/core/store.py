@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.service.core.timers import Alarms
+from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     Effects,
@@ -20,7 +20,7 @@ from muster.service.core.vocabulary.effects import (
     StoreOperationRecord,
 )
 from muster.service.core.vocabulary.events import SessionId
-from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.operations import (
     Add,
@@ -49,9 +49,9 @@ from muster.service.core.vocabulary.operations import (
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
-LEAST, MOST = -(2**63), 2**63 - 1
+MIN_NUMBER, MAX_NUMBER = -(2**63), 2**63 - 1
 """What an ``add`` can hold."""
-MOST_KEYS_NAMED = 4
+MAX_KEYS_NAMED = 4
 """Of the keys that a call waited for in vain: a status must fit in a header."""
 
 ANSWERED_BY: dict[type[Change], type[Changed]] = {
@@ -91,7 +91,7 @@ class Store:
             memory that each takes beside that.
     """
 
-    def __init__(self, run_id: str, limits: Limits, timers: Alarms[Waiter], total: Total) -> None:
+    def __init__(self, run_id: str, limits: Limits, timers: WakeUps[Waiter], total: ByteTotal) -> None:
         self.run_id = run_id
         self.values: dict[str, bytes] = {}
         self.bytes = 0
@@ -104,7 +104,7 @@ class Store:
         """By key. Each waiter stands at one key only, so that a write costs what it wakes and no more."""
         self._changes = 0
         """How many changes clients have named, to restore them in their order."""
-        self._last: dict[str, StoreOperationRecord] = {}
+        self._last_changes: dict[str, StoreOperationRecord] = {}
         """The last named change of each client, the client that was heard least recently first."""
         self._last_bytes = 0
         self._waiting_bytes = 0
@@ -126,7 +126,7 @@ class Store:
         for session in list(self.waiters):
             self.forget(session)
         self._total.bytes -= self.bytes + len(self.values) * KEY_BYTES
-        self._total.bytes -= self._last_bytes + len(self._last) * ANSWER_BYTES
+        self._total.bytes -= self._last_bytes + len(self._last_changes) * ANSWER_BYTES
 
     # ------------------------------------------------------------------ operations
 
@@ -153,7 +153,7 @@ class Store:
     # ------------------------------------------------------------------ changing
 
     def _change(self, change: Change, effects: Effects) -> Changed:
-        answer = self._answer_given(change)
+        answer = self._find_recorded_answer(change)
         if answer is not None:
             return answer
         writes, answer = self._plan(change)
@@ -166,7 +166,7 @@ class Store:
                 self._put(key, value)
                 effects.records.append(StoreKeyRecord(self.run_id, key, value))
         if change.id is not None:
-            self._remember(change.id, answer, effects)
+            self._record_answer(change.id, answer, effects)
         for key in writes:
             self._wake(key, effects)
         return answer
@@ -191,7 +191,7 @@ class Store:
                 return dict(change.entries), Done()
             case Add():
                 total = self._number(change.key) + change.amount
-                if not LEAST <= total <= MOST:
+                if not MIN_NUMBER <= total <= MAX_NUMBER:
                     raise self._not_a_number(change.key, f"would become {total}")
                 return {change.key: str(total).encode()}, Number(total)
             case CompareSet():
@@ -262,7 +262,7 @@ class Store:
             )
         frees_room = isinstance(change, Delete) and bool(writes)
         if change.id is not None and not frees_room:
-            more_bytes += self._more_kept(change.id, answer)
+            more_bytes += self._added_answer_bytes(change.id, answer)
         self._check_total(more_bytes + more_keys * KEY_BYTES)
 
     def _check_total(self, more: int) -> None:
@@ -282,9 +282,9 @@ class Store:
 
     # ------------------------------------------------------------------ once
 
-    def _answer_given(self, change: Change) -> Changed | None:
+    def _find_recorded_answer(self, change: Change) -> Changed | None:
         """The answer that a change was given before, if it is sent again."""
-        last = None if change.id is None else self._last.get(change.id.client)
+        last = None if change.id is None else self._last_changes.get(change.id.client)
         if last is None or change.id is None or change.id.number > last.number:
             return None
         if change.id.number < last.number:
@@ -303,32 +303,32 @@ class Store:
             )
         return last.answer
 
-    def _remember(self, id: OperationId, answer: Changed, effects: Effects) -> None:
+    def _record_answer(self, id: OperationId, answer: Changed, effects: Effects) -> None:
         """Keep a change's answer; the clients that were heard least recently are forgotten for it."""
         self._changes += 1
         record = StoreOperationRecord(self.run_id, id.client, id.number, answer, self._changes)
         self._keep(record)
         effects.records.append(record)
         limits = self._limits
-        while len(self._last) > limits.max_store_clients or self._last_bytes > limits.max_store_bytes:
-            client = next(iter(self._last))
+        while len(self._last_changes) > limits.max_store_clients or self._last_bytes > limits.max_store_bytes:
+            client = next(iter(self._last_changes))
             self._drop(client)
             effects.records.append(ForgetStoreOperation(self.run_id, client))
 
-    def _more_kept(self, id: OperationId, answer: Changed) -> int:
+    def _added_answer_bytes(self, id: OperationId, answer: Changed) -> int:
         """How many bytes more are kept with this answer than with the client's last one."""
-        last = self._last.get(id.client)
+        last = self._last_changes.get(id.client)
         kept = StoreOperationRecord(self.run_id, id.client, id.number, answer)
         return _answer_size(kept) + ANSWER_BYTES - (0 if last is None else _answer_size(last) + ANSWER_BYTES)
 
     def _keep(self, record: StoreOperationRecord) -> None:
         self._drop(record.client)
-        self._last[record.client] = record
+        self._last_changes[record.client] = record
         self._last_bytes += (size := _answer_size(record))
         self._total.bytes += size + ANSWER_BYTES
 
     def _drop(self, client: str) -> None:
-        record = self._last.pop(client, None)
+        record = self._last_changes.pop(client, None)
         if record is not None:
             self._last_bytes -= (size := _answer_size(record))
             self._total.bytes -= size + ANSWER_BYTES
@@ -428,9 +428,9 @@ class Store:
         self.forget(waiter.session)
         operation = waiter.operation
         missing = [key for key in dict.fromkeys(operation.keys) if key not in self.values]
-        names = ", ".join(map(_quoted, missing[:MOST_KEYS_NAMED]))
-        if len(missing) > MOST_KEYS_NAMED:
-            names += f" and {len(missing) - MOST_KEYS_NAMED:,} more"
+        names = ", ".join(map(_quoted, missing[:MAX_KEYS_NAMED]))
+        if len(missing) > MAX_KEYS_NAMED:
+            names += f" and {len(missing) - MAX_KEYS_NAMED:,} more"
         refusal = Refusal(
             Reason.STORE_TIMED_OUT,
             f"Wait timeout after {report.seconds(operation.timeout)} for keys of run {self.run_id} "

@@ -9,11 +9,11 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T", bound=Hashable)
 Mine = TypeVar("Mine", contravariant=True)
 
-FEW = 64
+MIN_STALE_ENTRIES = 64
 """Stale entries that are not worth clearing away."""
 
 
-class Alarms(Protocol[Mine]):
+class WakeUps(Protocol[Mine]):
     """What one who wants to be woken sees of the timers, whoever else is woken by them."""
 
     def arm(self, item: Mine, at: float) -> None:
@@ -47,7 +47,7 @@ class Timers(Generic[T]):
         """Wake ``item`` no more."""
         self._armed.pop(item, None)
         # Many items may be armed for much later and disarmed at once: stale entries must not pile up.
-        if len(self._heap) > 2 * len(self._armed) + FEW:
+        if len(self._heap) > 2 * len(self._armed) + MIN_STALE_ENTRIES:
             self._heap = [entry for entry in self._heap if self._armed.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
 

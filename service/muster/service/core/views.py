@@ -198,7 +198,7 @@ class EvictionView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgettingView:
+class RemovalView:
     """Whom the removal of a run affects."""
 
     processes: int
@@ -275,8 +275,8 @@ def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
     """What is used of the bounds that all runs share."""
     limits = coordinator.limits
     # A finished run makes room for a new one.
-    runs = sum(not coordinator.forgetting.makes_room(run, now) for run in coordinator.runs.values())
-    sessions = len(coordinator.sessions) + len(coordinator.attendances)
+    runs = sum(not coordinator.reaper.is_reclaimable(run, now) for run in coordinator.runs.values())
+    sessions = len(coordinator.sessions) + len(coordinator.node_streams)
     return [
         UsageView(limit="max_runs", used=runs, most=limits.max_runs),
         UsageView(limit="max_sessions", used=sessions, most=limits.max_sessions),
@@ -343,7 +343,7 @@ def _member(run: Run, process: Process, now: Instant) -> MemberView:
         generation=process.generation,
         node_rank=process.node_rank,
         relay=process.relay,
-        groups=tuple((prefix, run.groups[prefix].speakers[process.rank].last) for prefix in prefixes),
+        groups=tuple((prefix, run.groups[prefix].owners[process.rank].last) for prefix in prefixes),
         step=process.step.number if process.step is not None else None,
         step_age=now.monotonic - process.step.since if process.step is not None else 0.0,
     )
@@ -407,7 +407,7 @@ def _open_barriers(run: Run) -> tuple[tuple[str, int], ...]:
     return tuple((prefix, group.open.sequence) for prefix, group in groups if group.open is not None)
 
 
-def forgetting(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool) -> ForgettingView:
+def removal(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool) -> RemovalView:
     """Whom the removal of a run affects.
 
     Raises:
@@ -415,8 +415,8 @@ def forgetting(coordinator: Coordinator, run_id: str, now: Instant, *, force: bo
     """
     run = coordinator.run(run_id)
     if not force:
-        coordinator.forgetting.check_unused(run, now)
-    return ForgettingView(
+        coordinator.reaper.check_unused(run, now)
+    return RemovalView(
         processes=sum(process.state.living for process in run.roster),
         nodes=len(run.rendezvous),
         open_barriers=_open_barriers(run),
@@ -431,7 +431,7 @@ def eviction(run: Run, rank: int, now: Instant) -> EvictionView:
         Refusal: MEMBER_NOT_FOUND.
     """
     return EvictionView(
-        members=tuple(_member(run, process, now) for process in run.to_evict(rank)),
+        members=tuple(_member(run, process, now) for process in run.find_evictable(rank)),
         failed_barriers=tuple(
             (prefix, group.open.sequence)
             for prefix, group in sorted(run.groups.items())

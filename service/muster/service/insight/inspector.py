@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from muster.service.core.vocabulary.effects import NO_RANKS, Asked, Inspect, Look
-from muster.service.core.vocabulary.events import Seen, SeenOne, SessionId
+from muster.service.core.vocabulary.effects import NO_RANKS, Inspect, ProbeRequest, ProbeTarget
+from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, SessionId
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
 from muster.service.insight import words
@@ -33,7 +33,7 @@ MOST_AT_ONCE = 4
 class Sighting:
     """What came of asking one process."""
 
-    asked: Asked
+    asked: ProbeTarget
     report: Report | None
     """None: it said nothing."""
     why: str = ""
@@ -65,7 +65,7 @@ class Inspector:
         """Questions of people that are open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, processes: Sequence[Asked]) -> list[Sighting]:
+    async def ask(self, processes: Sequence[ProbeTarget]) -> list[Sighting]:
         """Ask for people; of a single process for all its threads.
 
         Args:
@@ -94,24 +94,26 @@ class Inspector:
                 value=MOST_AT_ONCE,
             )
 
-    def look(self, look: Look) -> None:
+    def look(self, look: ProbeRequest) -> None:
         """Ask on behalf of a barrier, and hand in what is seen; nobody waits for it."""
         if look.processes:
             task = asyncio.get_running_loop().create_task(self._look(look))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, look: Look) -> None:
+    async def _look(self, look: ProbeRequest) -> None:
         seconds = LOOK_SHARE * look.ahead
         sights = (
-            SeenOne(one.asked.rank, one.asked.incarnation, words.line(one.report) if one.report else one.why)
+            ProbeResult(
+                one.asked.rank, one.asked.incarnation, words.line(one.report) if one.report else one.why
+            )
             for one in await self._ask(look.processes, seconds)
             if one.report or one.why != words.NO_ANSWER or seconds >= LEAST_SILENCE
         )
-        self._driver.submit(Seen(look.run_id, tuple(sights)))
+        self._driver.submit(ProbeResults(look.run_id, tuple(sights)))
 
     async def _ask(
-        self, processes: Sequence[Asked], seconds: float, *, all_threads: bool = False
+        self, processes: Sequence[ProbeTarget], seconds: float, *, all_threads: bool = False
     ) -> list[Sighting]:
         self._last += 1
         number = self._last
@@ -159,7 +161,7 @@ def _is_bounded(answer: Inspected, all_threads: bool) -> bool:
     )
 
 
-def _sightings(processes: Sequence[Asked], question: _Question) -> Iterable[Sighting]:
+def _sightings(processes: Sequence[ProbeTarget], question: _Question) -> Iterable[Sighting]:
     for one in processes:
         if one.session is None:
             yield Sighting(one, None, words.NO_SESSION)

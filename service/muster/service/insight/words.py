@@ -137,7 +137,7 @@ def crowd(members: Sequence[Onlooked]) -> str:
 
 def singly(members: Sequence[Onlooked]) -> str:
     """Processes, one by one while they are few."""
-    if len(members) > report.MOST_NAMED_SINGLY:
+    if len(members) > report.MAX_NAMED_SINGLY:
         return ranks(members)
     return ", ".join(map(_process, sorted(members, key=lambda one: one.rank)))
 

@@ -15,21 +15,21 @@ from muster.service.core.vocabulary.effects import (
     Forget,
     ForgetDecision,
     ForgetParticipant,
+    ForgetRankOwner,
     ForgetRound,
     ForgetRun,
     ForgetShape,
-    ForgetSpeaker,
     ForgetStoreKey,
     ForgetStoreOperation,
     GroupRecord,
-    Kept,
     ParticipantRecord,
+    RankOwnerRecord,
     Record,
     RoundRecord,
     RunRecord,
     SaveRecord,
     ShapeRecord,
-    SpeakerRecord,
+    StoredRecord,
     StoreKeyRecord,
     StoreOperationRecord,
 )
@@ -100,17 +100,17 @@ def encode_all(records: Iterable[Record]) -> Batch:
     return batch
 
 
-def encode(record: Kept | Forget) -> tuple[bytes, bytes | None]:
+def encode(record: StoredRecord | Forget) -> tuple[bytes, bytes | None]:
     """One record as a key and a value; the value None forgets the key."""
     return key_of(record), _value_of(record)
 
 
-def key_of(record: Kept | Forget) -> bytes:
+def key_of(record: StoredRecord | Forget) -> bytes:
     """Where a record is kept."""
     match record:
         case Decision() | ForgetDecision():
             return _key("decision", record.run_id, record.prefix, f"{record.sequence:020}")
-        case SpeakerRecord() | ForgetSpeaker():
+        case RankOwnerRecord() | ForgetRankOwner():
             return _key("speaker", record.run_id, record.prefix, f"{record.rank:010}")
         case ShapeRecord() | ForgetShape():
             return _key("shape", record.run_id, record.prefix, f"{record.number:010}")
@@ -136,12 +136,12 @@ def key_of(record: Kept | Forget) -> bytes:
             return _key("storeop", record.run_id, record.client)
 
 
-def _value_of(record: Kept | Forget) -> bytes | None:
+def _value_of(record: StoredRecord | Forget) -> bytes | None:
     message: Message
     match record:
         case Decision():
             message = decision_to_pb(record)
-        case SpeakerRecord():
+        case RankOwnerRecord():
             message = _speaker_to_pb(record)
         case ShapeRecord():
             message = state_pb2.ShapeRecord(
@@ -191,7 +191,7 @@ def _value_of(record: Kept | Forget) -> bytes | None:
     return message.SerializeToString()
 
 
-def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
+def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[StoredRecord]:
     """Keys and values as records.
 
     Raises:
@@ -201,7 +201,7 @@ def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
         yield decode(key, value)
 
 
-def decode(key: bytes, value: bytes) -> Kept:
+def decode(key: bytes, value: bytes) -> StoredRecord:
     """One row as a record.
 
     Raises:
@@ -220,7 +220,7 @@ def decode(key: bytes, value: bytes) -> Kept:
     return record
 
 
-def _decode(key: bytes, value: bytes) -> Kept:
+def _decode(key: bytes, value: bytes) -> StoredRecord:
     match key.split(b"\0", 1)[0]:
         case b"decision":
             return decision_from_pb(common_pb2.Decision.FromString(value))
@@ -263,7 +263,7 @@ def _key(*fields: str) -> bytes:
     return "\0".join(fields).encode()
 
 
-def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
+def _speaker_to_pb(record: RankOwnerRecord) -> state_pb2.SpeakerRecord:
     message = state_pb2.SpeakerRecord(
         run_id=record.run_id,
         prefix=record.prefix,
@@ -285,8 +285,8 @@ def _speaker_to_pb(record: SpeakerRecord) -> state_pb2.SpeakerRecord:
     return message
 
 
-def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> SpeakerRecord:
-    return SpeakerRecord(
+def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> RankOwnerRecord:
+    return RankOwnerRecord(
         run_id=message.run_id,
         prefix=message.prefix,
         rank=message.rank,

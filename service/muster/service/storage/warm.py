@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from muster.service.core.vocabulary.effects import Kept
+from muster.service.core.vocabulary.effects import StoredRecord
 from muster.service.etcd.client import Etcd
 from muster.service.etcd.location import Location
 from muster.service.leadership.mirror import Mirror
@@ -21,7 +21,7 @@ class Warm:
     """
 
     def __init__(self, etcd: Etcd, location: Location) -> None:
-        self._decoded: dict[bytes, tuple[bytes, Kept]] = {}
+        self._decoded: dict[bytes, tuple[bytes, StoredRecord]] = {}
         """By key: the very value that it was decoded from."""
         self._mirror = Mirror(etcd, location.prefix + STATE, took=self._take)
 
@@ -35,7 +35,7 @@ class Warm:
         self._mirror.close()
         return rows
 
-    def records(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Kept]:
+    def records(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[StoredRecord]:
         """The records of an engine's rows; what was decoded before is not decoded again.
 
         Raises:

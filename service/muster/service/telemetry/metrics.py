@@ -387,7 +387,7 @@ class StateCollector(Collector):
         waiting: Tally[str] = Tally()
         known = self._coordinator.runs
         labels = self._metrics.run_labels(
-            {run_id: None if run.in_use else run.active.monotonic for run_id, run in known.items()}
+            {run_id: None if run.in_use else run.last_used.monotonic for run_id, run in known.items()}
         )
         for run in known.values():
             runs["open" if run.closed is None else "closed"] += 1

@@ -281,7 +281,7 @@ def refusal_page(refusal: Refusal, root: str, *, renews: bool = True) -> str:
 
 
 def _waiting(view: views.BarrierView) -> Waiting:
-    few = len(view.missing) <= report.MOST_NAMED_SINGLY
+    few = len(view.missing) <= report.MAX_NAMED_SINGLY
     return Waiting(
         view=view,
         hurry=view.remaining < HURRY * (view.age + view.remaining),

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import Asked
+from muster.service.core.vocabulary.effects import ProbeTarget
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import crowds, words
 from muster.service.insight.inspector import Sighting
 from muster.v1.insight_pb2 import Crowd, StacksResponse
 
-Ask: TypeAlias = Callable[[Sequence[Asked]], Awaitable[Sequence[Sighting]]]
+Ask: TypeAlias = Callable[[Sequence[ProbeTarget]], Awaitable[Sequence[Sighting]]]
 """Asks processes what they do; raises a Refusal if too many people do."""
 
 MOST_CROWDS = 100

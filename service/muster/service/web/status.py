@@ -163,7 +163,10 @@ def add_status(
                 raise _busy()
             async with places:
                 processes, taken_at = await asked(
-                    lambda core, now: (probes.whom(core, run_id, wish.ranks, wish.missing), now.wall)
+                    lambda core, now: (
+                        probes.find_probe_targets(core, run_id, wish.ranks, wish.missing),
+                        now.wall,
+                    )
                 )
                 sightings = await ask(processes)
                 if state.retired:

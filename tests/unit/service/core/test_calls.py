@@ -136,7 +136,7 @@ class Calls(RuleBasedStateMachine):
                     group.first_sequence,
                     group.next_sequence,
                     sorted(
-                        (rank, s.process.incarnation, s.start, s.last) for rank, s in group.speakers.items()
+                        (rank, s.process.incarnation, s.start, s.last) for rank, s in group.owners.items()
                     ),
                     group.open and {rank: p.incarnation for rank, p in group.open.arrivals.items()},
                 )
@@ -148,7 +148,7 @@ class Calls(RuleBasedStateMachine):
     def no_group_is_empty(self):
         run = self.coordinator.runs.get(RUN)
         for group in run.groups.values() if run is not None else ():
-            assert group.speakers or group.decisions or group.open
+            assert group.owners or group.decisions or group.open
 
 
 Calls.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.service.core import views
-from muster.service.core.membership.process import HEIR_TIME
-from muster.service.core.vocabulary.effects import SpeakerRecord
+from muster.service.core.membership.process import SUCCESSION_WINDOW
+from muster.service.core.vocabulary.effects import RankOwnerRecord
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
@@ -334,7 +334,7 @@ def test_rank_hears_its_release_when_it_was_away_twice_and_nothing_was_decided_i
     world.wait(TTL + 1.0)
     world.start(2)
     world.crash()
-    assert world.group().speakers == {}
+    assert world.group().owners == {}
     heal(world, one)
     assert one.outcomes == [Outcome.RELEASED]
     assert two.outcomes == []
@@ -345,29 +345,29 @@ def test_state_of_the_version_before_tells_its_speakers_apart_from_those_of_the_
     world = World(3)
     one, _ = released_unheard(world)
     for key, record in world.disk.kept.items():
-        if isinstance(record, SpeakerRecord):
+        if isinstance(record, RankOwnerRecord):
             world.disk.kept[key] = replace(record, life=None)
     world.crash()
     world.wait(TTL + 1.0)
     world.start(0)
     world.crash()
-    assert world.group().speakers == {}
+    assert world.group().owners == {}
     one.connect()
     assert one.outcomes == [Outcome.RELEASED]
 
 
-@pytest.mark.parametrize("time", [1.0, HEIR_TIME])
+@pytest.mark.parametrize("time", [1.0, SUCCESSION_WINDOW])
 def test_new_process_that_came_first_is_waited_for_a_while_after_the_old_one_died(time):
     world = World(3)
     one, two = released_unheard(world)
     zero, new = world.start(0), world.start(1)
-    world.wait(HEIR_TIME + 1.0)
+    world.wait(SUCCESSION_WINDOW + 1.0)
     heal(world, one, two)
     for client in (zero, two):
         client.arrive()
     one.die()
     world.wait(max(time, TTL + 1.0))
-    if time < HEIR_TIME:
+    if time < SUCCESSION_WINDOW:
         new.arrive()
         assert [client.last.sequence for client in (zero, two)] == [1, 1]
         assert zero.last.outcome is Outcome.RELEASED
@@ -447,7 +447,7 @@ def test_next_release_forgets_who_may_not_have_heard_the_one_before():
         client = world.start(rank)
         client.join()
         client.arrive()
-    kept = {(record.rank, record.incarnation) for record in world.disk.of_kind(SpeakerRecord)}
+    kept = {(record.rank, record.incarnation) for record in world.disk.of_kind(RankOwnerRecord)}
     assert not kept & {(1, one.incarnation), (2, two.incarnation)}
     assert len(kept) == 3
 
@@ -457,7 +457,7 @@ def test_next_release_without_the_rank_forgets_it():
     one, _ = released_unheard(world)
     world.world_size = 1
     assert some(world.start(0).arrive()).outcome is Outcome.RELEASED
-    assert [record.rank for record in world.disk.of_kind(SpeakerRecord)] == [0]
+    assert [record.rank for record in world.disk.of_kind(RankOwnerRecord)] == [0]
     one.connect()
     assert one.reason is Reason.SEQUENCE_BEHIND
     assert one.refusals[-1].refusal.metadata["start_sequence"] == "2"
@@ -468,7 +468,7 @@ def test_new_generation_forgets_who_may_not_have_heard_a_release():
     one, _ = released_unheard(world)
     world.start(0).join()
     world.start(0, generation=1).join()
-    assert [record.rank for record in world.disk.of_kind(SpeakerRecord)] == [0]
+    assert [record.rank for record in world.disk.of_kind(RankOwnerRecord)] == [0]
     one.connect()
     assert one.reason is Reason.STALE_GENERATION
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.service.core.elapsed import COMING_BACK, elapsed
+from muster.service.core.elapsed import RECONNECT_GRACE, elapsed
 from muster.service.core.vocabulary.effects import Progress, Refused
 from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MissingState, NodeStanding, Outcome
@@ -39,7 +39,7 @@ def test_who_has_waited_for_longer_has_less_left(timeout: float, one: float, oth
     [(0, 300), (100, 200), (296, 4), (297, 3), (310, 3), (597, 3), (599, 1), (600, 0), (HUGE, 0)],
 )
 def test_a_timeout_that_is_over_leaves_a_moment_to_come_back(waited: float, left: float):
-    assert COMING_BACK == 3
+    assert RECONNECT_GRACE == 3
     assert 300 - elapsed(waited, 300) == left
 
 
@@ -124,14 +124,14 @@ def test_who_waited_through_the_deadline_with_others_is_not_alone_in_the_report(
     zero.arrive()
     world.wait(TIMEOUT - 5)
     down_for(world, 15, zero)
-    world.wait(COMING_BACK - 0.1)
+    world.wait(RECONNECT_GRACE - 0.1)
     one.connect()
     assert some(one.arrive()).outcome is Outcome.RELEASED
 
     zero.arrive()
     world.wait(TIMEOUT - 5)
     down_for(world, 15, zero)
-    world.wait(COMING_BACK)
+    world.wait(RECONNECT_GRACE)
     assert zero.last.outcome is Outcome.TIMED_OUT
 
 
@@ -212,11 +212,11 @@ def test_a_warning_that_is_due_waits_for_those_who_come_back():
     zero.arrive(progress_after=1.0)
     one.arrive(progress_after=1.0)
     down_for(world, 160, zero)
-    world.wait(COMING_BACK - 0.5)
+    world.wait(RECONNECT_GRACE - 0.5)
     one.connect()
     two.connect()
     assert not progress(zero)
-    world.wait(COMING_BACK)
+    world.wait(RECONNECT_GRACE)
     (told,) = progress(zero)
     assert [missing.rank for missing in told.missing] == [2]
     world.wait(TIMEOUT)
@@ -229,7 +229,7 @@ def test_no_warning_comes_when_the_end_is_near():
     zero.arrive()
     down_for(world, TIMEOUT - 1, zero)
     assert some(world.group().open).progress_at is None
-    world.wait(COMING_BACK)
+    world.wait(RECONNECT_GRACE)
     assert (zero.outcomes, progress(zero)) == ([Outcome.TIMED_OUT], [])
 
 
@@ -261,8 +261,8 @@ def test_a_coordinator_that_is_killed_again_and_again_ends_a_wait_all_the_same(
         world.wait(lived)
         if zero.outcomes:
             break
-        in_time = begin + timeout + longest_absence + min(COMING_BACK, timeout)
-        assert lived < COMING_BACK or world.now <= in_time + 1e-6, "it lives on beyond its timeout"
+        in_time = begin + timeout + longest_absence + min(RECONNECT_GRACE, timeout)
+        assert lived < RECONNECT_GRACE or world.now <= in_time + 1e-6, "it lives on beyond its timeout"
         assert world.now <= begin + 2 * timeout + longest_absence + 1e-6, "nothing ends it"
         world.crash()
         world.now += absent
@@ -304,7 +304,7 @@ def test_a_round_that_comes_together_again_after_its_time_is_completed():
     world.crash()
     world.now += 15
     one.connect()
-    world.wait(COMING_BACK - 0.5)
+    world.wait(RECONNECT_GRACE - 0.5)
     two = world.agent("node-1")
     assert {one.rank, two.rank} == {0, 1}
     assert world.completed[-1].join_seconds <= JOIN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.service.core.rendezvous import MOST_DEPARTED, ROUND_HISTORY, natural
+from muster.service.core.rendezvous import MAX_DEPARTED, ROUND_HISTORY, natural
 from muster.service.core.vocabulary.effects import ForgetRound, NodeLeft, RoundComplete
 from muster.service.core.vocabulary.events import CloseRun, Evict, LeaveRendezvous, Tick
 from muster.service.core.vocabulary.limits import Limits
@@ -458,10 +458,10 @@ def test_a_node_that_is_made_to_leave_is_told(full):
 
 def test_only_the_last_that_went_are_remembered():
     world = RendezvousWorld(nodes(2))
-    for number in range(MOST_DEPARTED + 3):
+    for number in range(MAX_DEPARTED + 3):
         world.agent(f"n{number}").leave()
-    assert len(world.rendezvous.departed) == MOST_DEPARTED
-    assert world.rendezvous.departed[0].info.address == f"n{MOST_DEPARTED + 2}"
+    assert len(world.rendezvous.departed) == MAX_DEPARTED
+    assert world.rendezvous.departed[0].info.address == f"n{MAX_DEPARTED + 2}"
 
 
 # ---------------------------------------------------------------------- join timeouts

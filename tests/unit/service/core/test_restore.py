@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from muster.service.core.vocabulary.effects import GroupRecord, SpeakerRecord
+from muster.service.core.vocabulary.effects import GroupRecord, RankOwnerRecord
 from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
@@ -150,7 +150,7 @@ def test_a_restart_remembers_that_a_rank_arrives_by_unary_calls_and_is_not_dead_
     zero = world.start(0)
     zero.join()
     world.hang_up(world.call(1, sequence=0))
-    (record,) = (r for r in world.disk.of_kind(SpeakerRecord) if r.rank == 1)
+    (record,) = (r for r in world.disk.of_kind(RankOwnerRecord) if r.rank == 1)
     assert record.state is MemberState.IDLE
     world.crash()
     zero.connect()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from muster.service.core.barriers.checkpoints import MAX_FAILURES
-from muster.service.core.membership.process import HEIR_TIME, Process
+from muster.service.core.membership.process import SUCCESSION_WINDOW, Process
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.events import Evict, ProcessInfo, WriteReport
 from muster.service.core.vocabulary.limits import Limits
@@ -456,9 +456,9 @@ class Job(RuleBasedStateMachine):
     def nobody_waits_for_the_dead(self) -> None:
         """Who may take the place of a dead process took over a group from it, or came not long ago."""
         for group in (group for run in self.world.coordinator.runs.values() for group in run.groups.values()):
-            speakers = group.speakers if group.open is not None else {}
-            for rank in set(speakers) - set(group.open.arrivals if group.open is not None else ()):
-                dead = speakers[rank].process
+            owners = group.owners if group.open is not None else {}
+            for rank in set(owners) - set(group.open.arrivals if group.open is not None else ()):
+                dead = owners[rank].process
                 if dead.state.gone and group.open is not None and rank in group.open.shape:
                     assert self.may_be_taken_over(dead)
 
@@ -467,7 +467,7 @@ class Job(RuleBasedStateMachine):
         newer = [client for client in of_rank if client.ordinal > dead.ordinal]
         # Whoever comes back from an earlier life gives all that came after it as long again.
         came = [client.welcomed_at for client in of_rank] + [self.called.get(dead.rank)]
-        if (newer or dead.rank in self.called) and self.world.now < HEIR_TIME + max(
+        if (newer or dead.rank in self.called) and self.world.now < SUCCESSION_WINDOW + max(
             moment for moment in came if moment is not None
         ):
             return True
@@ -500,7 +500,7 @@ class Job(RuleBasedStateMachine):
         run, lives = self.world.coordinator.runs[RUN], self.world.disk.eras
         self.successions = [one for one in self.successions if one.life == lives[RUN, one.prefix]]
         for prefix, group in run.groups.items():
-            for rank, speaker in group.speakers.items():
+            for rank, speaker in group.owners.items():
                 life, process = lives[RUN, prefix], speaker.process
                 before, last = self.owned.get((prefix, rank), (life, process))
                 if before == life and last.incarnation != process.incarnation:
@@ -509,13 +509,15 @@ class Job(RuleBasedStateMachine):
                     )
                 self.owned[prefix, rank] = life, process
         for group in run.groups.values():
-            for rank, speaker in group.speakers.items():
+            for rank, speaker in group.owners.items():
                 dead = speaker.process
                 if dead.state.gone and group.generation == run.generation:
-                    heirs = (run.roster.find(rank, one) for one in self.successors(rank, dead.incarnation))
-                    assert not any(heir is not None and not heir.state.gone for heir in heirs) or (
-                        not run.roster.is_gone(rank, dead)
+                    successors = (
+                        run.roster.find(rank, one) for one in self.successors(rank, dead.incarnation)
                     )
+                    assert not any(
+                        successor is not None and not successor.state.gone for successor in successors
+                    ) or (not run.roster.is_gone(rank, dead))
 
     def successors(self, rank: int, incarnation: str) -> set[str]:
         """The processes that took over a group from this one, or from one of its successors."""

@@ -8,7 +8,7 @@ from hypothesis import assume, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch.distributed import HashStore
 
-from muster.service.core.retention.retention import NOTE_INTERVAL, Retention
+from muster.service.core.retention.retention import USE_RECORD_INTERVAL, Retention
 from muster.service.core.store import ANSWER_BYTES, KEY_BYTES, Store, Waiter
 from muster.service.core.vocabulary.effects import Message, Refused, StoreKeyRecord, StoreOperationRecord
 from muster.service.core.vocabulary.events import Disconnected, StoreRequest
@@ -340,16 +340,16 @@ def test_a_write_looks_only_at_those_who_wait_for_its_key(stores: Stores, monkey
     for number in range(200):
         stores.wait(Wait((f"other{number}", "k"), 100.0))
     waiter = stores.wait(Wait(("k",), 100.0))
-    looked: list[int] = []
+    probed: list[int] = []
     find = stores.store._find_missing
 
     def looking(one: Waiter) -> str | None:
-        looked.append(one.session)
+        probed.append(one.session)
         return find(one)
 
     monkeypatch.setattr(stores.store, "_find_missing", looking)
     assert stores.set(k=b"1") == [(waiter, Done())]
-    assert looked == [waiter]
+    assert probed == [waiter]
 
 
 # ---------------------------------------------------------------------- restoring
@@ -429,7 +429,7 @@ def test_a_run_that_is_forgotten_leaves_its_room():
         if number == 1:
             world.crash()
             assert world.coordinator.stored.bytes == KEY_BYTES + 8 + ANSWER_BYTES + 2
-        world.wait(3 * NOTE_INTERVAL)
+        world.wait(3 * USE_RECORD_INTERVAL)
         assert not world.coordinator.runs
         assert world.coordinator.stored.bytes == 0
 
@@ -482,7 +482,7 @@ def test_limits_not_luck_too_many_clients_forgets_the_one_heard_least_recently()
     stores = Stores(max_store_clients=2)
     for client, number in [("a", 1), ("b", 1), ("a", 2), ("c", 1)]:
         stores.ask(Add("n", 1, OperationId(client, number)))
-    assert set(stores.store._last) == {"a", "c"}
+    assert set(stores.store._last_changes) == {"a", "c"}
     kept = stores.world.disk.of_kind(StoreOperationRecord)
     assert {record.client for record in kept} == {"a", "c"}
 
@@ -494,7 +494,7 @@ def test_client_heard_least_recently_is_forgotten_first_after_a_restart_too():
     for client in ("c", "d"):
         stores.world.crash()
         stores.ask(Add("n", 1, OperationId(client, 1)))
-    assert list(stores.store._last) == ["b", "c", "d"]
+    assert list(stores.store._last_changes) == ["b", "c", "d"]
     assert stores.ask(Add("n", 1, OperationId("b", 2))) == Number(4), "it is carried out once"
 
 
@@ -503,7 +503,7 @@ def test_limits_not_luck_the_answers_that_are_kept_have_room_too():
     stores.set(k=b"x" * 60)
     for client in "abc":
         stores.ask(CompareSet("k", b"other", b"", OperationId(client, 1)))
-    assert set(stores.store._last) == {"c"}
+    assert set(stores.store._last_changes) == {"c"}
 
 
 def test_limits_not_luck_too_many_waits():

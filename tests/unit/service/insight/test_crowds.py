@@ -1,14 +1,14 @@
 """Folding what processes said: one who differs from a crowd is seen."""
 
-from muster.service.core.vocabulary.effects import Asked
+from muster.service.core.vocabulary.effects import ProbeTarget
 from muster.service.insight import words
 from muster.service.insight.crowds import stacks
 from muster.service.insight.inspector import Sighting
 from muster.v1.insight_pb2 import Frame, Report, Thread
 
 
-def asked(rank: int) -> Asked:
-    return Asked(rank, rank, f"life-{rank}", "node-0", 100 + rank, relayed=False)
+def asked(rank: int) -> ProbeTarget:
+    return ProbeTarget(rank, rank, f"life-{rank}", "node-0", 100 + rank, relayed=False)
 
 
 def at(line: int, *, more: int = 0) -> Report:

@@ -5,8 +5,8 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from muster.service.core.vocabulary.effects import Asked, Inspect, Look, Message
-from muster.service.core.vocabulary.events import Event, Seen, SeenOne
+from muster.service.core.vocabulary.effects import Inspect, Message, ProbeRequest, ProbeTarget
+from muster.service.core.vocabulary.events import Event, ProbeResult, ProbeResults
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import inspector as module
 from muster.service.insight import words
@@ -44,8 +44,8 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     return Sessions()
 
 
-def process(rank: int, session: int | None, *, relayed: bool = False) -> Asked:
-    return Asked(session, rank, f"life-{rank}", "node-0", 100 + rank, relayed)
+def process(rank: int, session: int | None, *, relayed: bool = False) -> ProbeTarget:
+    return ProbeTarget(session, rank, f"life-{rank}", "node-0", 100 + rank, relayed)
 
 
 async def test_each_is_asked_once_and_a_line_once_for_all_its_ranks(sessions: Sessions):
@@ -105,10 +105,10 @@ async def test_threads_that_were_not_asked_for_are_too_many(sessions: Sessions):
 
 async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
+    sessions.inspector.look(ProbeRequest("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
     seen = await sessions.submitted.get()
-    assert isinstance(seen, Seen)
-    assert [(one.rank, one.doing) for one in seen.sights] == [
+    assert isinstance(seen, ProbeResults)
+    assert [(one.rank, one.doing) for one in seen.results] == [
         (0, "main thread in f, t.py:3"),
         (2, words.NO_SESSION),
     ]
@@ -155,10 +155,10 @@ async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
 
 async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2)), 0.7))
-    assert await sessions.submitted.get() == Seen(
+    sessions.inspector.look(ProbeRequest("job", (process(0, 1), process(1, 2)), 0.7))
+    assert await sessions.submitted.get() == ProbeResults(
         "job",
-        (SeenOne(0, "life-0", "main thread in f, t.py:3"), SeenOne(1, "life-1", words.NO_ANSWER)),
+        (ProbeResult(0, "life-0", "main thread in f, t.py:3"), ProbeResult(1, "life-1", words.NO_ANSWER)),
     )
-    sessions.inspector.look(Look("job", (), 2.0))
+    sessions.inspector.look(ProbeRequest("job", (), 2.0))
     assert len(sessions.told) == 2

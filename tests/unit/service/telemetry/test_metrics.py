@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from lab import records
-from muster.service.core.retention.retention import NOTE_INTERVAL, Retention
+from muster.service.core.retention.retention import USE_RECORD_INTERVAL, Retention
 from muster.service.core.saving import PREFIX
 from muster.service.core.store import KEY_BYTES
 from muster.service.core.vocabulary.effects import Notice, RoundRecord
@@ -410,12 +410,12 @@ def test_the_bounds_that_all_runs_share_are_shown_with_what_is_used(metrics: Met
     for run in (RUN, "job2"):
         world.do(CloseRun(world.new_session(), run, "ann@desk", ""))
     zero.goodbye()
-    world.wait(NOTE_INTERVAL)
+    world.wait(USE_RECORD_INTERVAL)
     assert value(metrics, "muster_limit_used", limit="max_runs") == 1
     assert value(metrics, "muster_limit_used", limit="max_sessions") == 1
     one.goodbye()
     assert value(metrics, "muster_limit_used", limit="max_runs") == 1
-    world.wait(NOTE_INTERVAL)
+    world.wait(USE_RECORD_INTERVAL)
     assert value(metrics, "muster_limit_used", limit="max_runs") == 0
 
 

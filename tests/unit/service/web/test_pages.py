@@ -132,7 +132,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
             unsaved=41.0,
         ),
     )
-    waiting = (barrier(3), barrier(report.MOST_NAMED_SINGLY + 10))
+    waiting = (barrier(3), barrier(report.MAX_NAMED_SINGLY + 10))
     decided = (barrier(0, decision),)
     node = views.NodeView(
         info=NodeInfo(next(words), next(words), 5),

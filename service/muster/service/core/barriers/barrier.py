@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from muster.service.core.barriers import observations
-from muster.service.core.elapsed import COMING_BACK
+from muster.service.core.elapsed import RECONNECT_GRACE
 from muster.service.core.membership.process import Process
 from muster.service.core.vocabulary.events import Arrival, WriteReport
 from muster.service.core.vocabulary.model import Failure, Shape
@@ -32,7 +32,7 @@ class OpenBarrier:
     failures: list[Failure] = field(default_factory=list)
     reports: dict[int, WriteReport] = field(default_factory=dict)
     """Reports of the ranks that have arrived, by rank; empty if the barrier belongs to no save."""
-    looked: bool = False
+    probed: bool = False
     """Whether the missing were asked what they are doing, for the next time that people are told of them."""
 
     @classmethod
@@ -60,21 +60,23 @@ class OpenBarrier:
         )
 
     @property
-    def tells_at(self) -> float:
+    def reports_at(self) -> float:
         """When people are told of the missing next, on the monotonic clock."""
         return self.deadline if self.progress_at is None else self.progress_at
 
     @property
     def due(self) -> float:
         """When there is something to ask, to tell or to decide."""
-        if self.looked:
-            return self.tells_at
+        if self.probed:
+            return self.reports_at
         # An early warning may come sooner than that; a barrier that is over in no time asks nobody.
-        return max(self.tells_at - observations.ahead(self.timeout), (self.opened_at + self.tells_at) / 2)
+        return max(
+            self.reports_at - observations.probe_lead(self.timeout), (self.opened_at + self.reports_at) / 2
+        )
 
-    def told(self, now: float) -> None:
+    def mark_reported(self, now: float) -> None:
         """Those who wait were told how it stands: once more at half of the timeout, if that is to come."""
-        self.looked = False
+        self.probed = False
         half = self.opened_at + self.timeout / 2
         self.progress_at = half if now < half else None
 
@@ -120,7 +122,7 @@ class OpenBarrier:
         if since + timeout < self.deadline:
             self.deadline, self.timeout = since + timeout, timeout
         if self.progress_at is not None:
-            progress_at = max(self.progress_at - (before - since), now + COMING_BACK)
+            progress_at = max(self.progress_at - (before - since), now + RECONNECT_GRACE)
             self.progress_at = progress_at if progress_at < self.deadline else None
 
     def withdraw(self, rank: int) -> int:

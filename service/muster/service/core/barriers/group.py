@@ -22,22 +22,22 @@ from muster.service.core.barriers.shapes import Shapes
 from muster.service.core.elapsed import elapsed
 from muster.service.core.membership.process import Process, answer, audience
 from muster.service.core.membership.roster import Roster
-from muster.service.core.timers import Alarms
+from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     Delivery,
     Effects,
     ForgetDecision,
-    ForgetSpeaker,
+    ForgetRankOwner,
     GroupRecord,
-    Look,
+    ProbeRequest,
     Progress,
+    RankOwnerRecord,
     Refused,
     ShapeRecord,
-    SpeakerRecord,
 )
 from muster.service.core.vocabulary.events import Arrival
-from muster.service.core.vocabulary.limits import Limits, Total
+from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import (
     Decision,
     Failure,
@@ -52,7 +52,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceed
 
 
 @dataclass(slots=True, eq=False)
-class Speaker:
+class RankOwner:
     """The process that speaks for a rank in a group."""
 
     process: Process
@@ -63,7 +63,7 @@ class Speaker:
     """The last sequence that it arrived at, as far as is known."""
     refused: int = 0
     """The last sequence at which its arrival was refused: it has heard all decisions before that."""
-    binds: bool = False
+    counted_as_living: bool = False
     """Whether its shape is counted among those of the living."""
 
 
@@ -89,9 +89,9 @@ class Group:
         *,
         roster: Roster,
         limits: Limits,
-        timers: "Alarms[Group]",
+        timers: "WakeUps[Group]",
         checkpoints: Checkpoints,
-        gathered: Total,
+        gathered: ByteTotal,
         generation: int,
         first_sequence: int = 0,
     ) -> None:
@@ -103,22 +103,22 @@ class Group:
         self.open: OpenBarrier | None = None
         self.decisions: dict[int, Decision] = {}
         """By sequence, ascending."""
-        self.speakers: dict[int, Speaker] = {}
+        self.owners: dict[int, RankOwner] = {}
         self._roster = roster
         self._limits = limits
         self._timers = timers
         self._checkpoints = checkpoints
         self._gathered = gathered
-        self._held = 0
+        self._payload_bytes_held = 0
         """Bytes of payloads, of the open barrier and of the kept decisions."""
         self._last_release: int | None = None
         """The newest release of this generation: a proof that every rank had heard all earlier decisions."""
-        self._former: dict[int, SpeakerRecord] = {}
+        self._former_owners: dict[int, RankOwnerRecord] = {}
         """By rank: the process of an earlier life that arrived at the newest release, and may not have heard
         it yet. A newer process of the rank takes its place."""
-        self._behind: int | None = None
+        self._known_laggard: int | None = None
         """A rank that had still to hear the oldest decision when that was looked for last."""
-        self._gone: set[int] = set()
+        self._gone_ranks: set[int] = set()
         """Ranks for which nobody is left to arrive."""
         self._shapes = Shapes(run_id, prefix)
         """Of the speakers; more than one of living speakers is a disagreement."""
@@ -137,7 +137,7 @@ class Group:
         """Take back a shape from storage, before the speakers."""
         self._shapes.restore(record)
 
-    def restore_speaker(self, process: Process, start: int, shape: Shape | int) -> None:
+    def restore_owner(self, process: Process, start: int, shape: Shape | int) -> None:
         """Take back a speaker from storage, after the decisions.
 
         Raises:
@@ -145,16 +145,16 @@ class Group:
         """
         released = self._last_release
         last = released if released is not None and start <= released else None
-        self.speakers[process.rank] = Speaker(process, start, self._shapes.restored(shape), last)
+        self.owners[process.rank] = RankOwner(process, start, self._shapes.restored(shape), last)
         process.prefixes.add(self.prefix)
 
-    def restore_former(self, record: SpeakerRecord) -> None:
+    def restore_former(self, record: RankOwnerRecord) -> None:
         """Take back from storage who arrived at the newest release in an earlier life."""
-        self._former[record.rank] = record
+        self._former_owners[record.rank] = record
 
     def end(self) -> None:
         """The run is forgotten: the payloads are free, and nothing of the group is woken any more."""
-        self._hold(-self._held)
+        self._count_bytes(-self._payload_bytes_held)
         self._timers.disarm(self)
 
     # ------------------------------------------------------------------ membership
@@ -164,20 +164,20 @@ class Group:
         self._check_shape(process, process.rank, shape)
         if self.generation != self._roster.generation:
             return
-        speaker = self.speakers.get(process.rank)
-        if speaker is None:
-            former = self._former.get(process.rank)
+        owner = self.owners.get(process.rank)
+        if owner is None:
+            former = self._former_owners.get(process.rank)
             if former is not None and former.ordinal > process.ordinal:
                 raise self._superseded(process, former)
             return
-        if speaker.process is process and speaker.shape != shape:
+        if owner.process is process and owner.shape != shape:
             raise Refusal(
                 Reason.SHAPE_CHANGED,
-                f'{process} joined group "{self.prefix}" with {_shape_text(speaker.shape)} and now '
+                f'{process} joined group "{self.prefix}" with {_shape_text(owner.shape)} and now '
                 f"says {_shape_text(shape)}. Use another prefix for other participants.",
             )
-        if speaker.process.ordinal > process.ordinal:
-            raise self._superseded(process, speaker.process)
+        if owner.process.ordinal > process.ordinal:
+            raise self._superseded(process, owner.process)
 
     def _check_shape(self, process: Process | str, rank: int, shape: Shape) -> None:
         """Refuse a process whose rank is not in the shape that it brings."""
@@ -198,24 +198,24 @@ class Group:
             an earlier life starts at the newest release if it arrived there.
         """
         if self.generation != self._roster.generation:
-            self.begin_life(effects)
-        speaker = self.speakers.get(process.rank)
-        if speaker is not None and speaker.process is process:
-            return speaker.start
+            self.reset_membership(effects)
+        owner = self.owners.get(process.rank)
+        if owner is not None and owner.process is process:
+            return owner.start
         if self._is_abandoned:
             # Everyone has left: invariant 8 (disagreement fails every rank) binds the living only.
             self.abort(report.abandoned(str(process)), now, effects)
-            self.begin_life(effects)
-            speaker = None
-        returns = self._is_former(process.rank, process.incarnation)
+            self.reset_membership(effects)
+            owner = None
+        returns = self._arrived_at_last_release(process.rank, process.incarnation)
         start = self._start_of(process.rank, process.incarnation)
-        self._former.pop(process.rank, None)
-        joined = Speaker(process, start, self._shapes.add(shape), last=start if returns else None)
-        if speaker is not None:
-            self._withdraw(speaker, process, effects)
-        self.speakers[process.rank] = joined
+        self._former_owners.pop(process.rank, None)
+        joined = RankOwner(process, start, self._shapes.add(shape), last=start if returns else None)
+        if owner is not None:
+            self._withdraw(owner, process, effects)
+        self.owners[process.rank] = joined
         process.prefixes.add(self.prefix)
-        self._keep_speaker(joined, effects)
+        self._record_owner(joined, effects)
         self.refresh(process.rank)
         return start
 
@@ -223,54 +223,54 @@ class Group:
         """The lineage of the process that spoke last for a rank in this generation; None: none did."""
         if self.generation != self._roster.generation:
             return None
-        speaker = self.speakers.get(rank)
-        last = speaker.process if speaker is not None else self._former.get(rank)
+        owner = self.owners.get(rank)
+        last = owner.process if owner is not None else self._former_owners.get(rank)
         return last.lineage if last is not None else None
 
     @property
     def _is_abandoned(self) -> bool:
         """Whether someone spoke here, and nobody of them lives any more."""
-        return bool(self.speakers) and not self._shapes.any_living
+        return bool(self.owners) and not self._shapes.any_living
 
     def _start_of(self, rank: int, incarnation: str) -> int:
         """The first sequence that an incarnation may arrive at which does not speak for the rank yet."""
-        if rank in self.speakers:
+        if rank in self.owners:
             return self.next_sequence
         released = self._last_release
         if released is None:
             return max(self.first_sequence, self._oldest)
-        if self._is_former(rank, incarnation):
+        if self._arrived_at_last_release(rank, incarnation):
             return released
         return max(self.first_sequence, self._oldest, released + 1)
 
-    def _is_former(self, rank: int, incarnation: str) -> bool:
+    def _arrived_at_last_release(self, rank: int, incarnation: str) -> bool:
         """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
-        former = self._former.get(rank) if self._last_release is not None else None
+        former = self._former_owners.get(rank) if self._last_release is not None else None
         return former is not None and former.incarnation == incarnation
 
     def _forget_former(self, effects: Effects) -> None:
         """The newest release need not be told any more to those who arrived in an earlier life."""
-        effects.records += [ForgetSpeaker(self.run_id, self.prefix, rank) for rank in self._former]
-        self._former.clear()
+        effects.records += [ForgetRankOwner(self.run_id, self.prefix, rank) for rank in self._former_owners]
+        self._former_owners.clear()
 
     def refresh(self, rank: int) -> None:
         """Bring up to date what the group knows of a rank, after one of its processes changed."""
-        speaker = self.speakers.get(rank)
-        if speaker is not None and speaker.binds != speaker.process.state.living:
-            speaker.binds = not speaker.binds
-            self._shapes.count_living(speaker.shape, 1 if speaker.binds else -1)
-        if self._roster.is_gone(rank, speaker.process if speaker else None):
-            self._gone.add(rank)
+        owner = self.owners.get(rank)
+        if owner is not None and owner.counted_as_living != owner.process.state.living:
+            owner.counted_as_living = not owner.counted_as_living
+            self._shapes.count_living(owner.shape, 1 if owner.counted_as_living else -1)
+        if self._roster.is_gone(rank, owner.process if owner else None):
+            self._gone_ranks.add(rank)
         else:
-            self._gone.discard(rank)
+            self._gone_ranks.discard(rank)
 
-    def standing_changed(self, rank: int, effects: Effects) -> None:
+    def record_state_change(self, rank: int, effects: Effects) -> None:
         """A speaker died or came back from the dead: keep that, for the next start."""
-        speaker = self.speakers.get(rank)
-        if speaker is not None:
-            self._keep_speaker(speaker, effects)
+        owner = self.owners.get(rank)
+        if owner is not None:
+            self._record_owner(owner, effects)
 
-    def begin_life(self, effects: Effects) -> None:
+    def reset_membership(self, effects: Effects) -> None:
         """Nobody speaks any more; the next sequence is the first of a new life.
 
         Within a generation, a process of the past may live still, behind a network that was broken for
@@ -279,25 +279,25 @@ class Group:
         No barrier is open then: the caller has aborted it.
         """
         same_job = self.generation == self._roster.generation
-        for rank, speaker in self.speakers.items():
-            speaker.process.prefixes.discard(self.prefix)
-            if same_job and self._last_release is not None and speaker.start <= self._last_release:
+        for rank, owner in self.owners.items():
+            owner.process.prefixes.discard(self.prefix)
+            if same_job and self._last_release is not None and owner.start <= self._last_release:
                 # Before the next life, whose first sequence may be that of this one, and without its shape.
-                shape = Shape(speaker.shape.world_size)
-                former = replace(self._speaker_record(speaker, shape), life=speaker.start)
-                self._former[rank] = former
+                shape = Shape(owner.shape.world_size)
+                former = replace(self._owner_record(owner, shape), life=owner.start)
+                self._former_owners[rank] = former
                 effects.records.append(former)
             else:
-                effects.records.append(ForgetSpeaker(self.run_id, self.prefix, rank))
-        self.speakers.clear()
+                effects.records.append(ForgetRankOwner(self.run_id, self.prefix, rank))
+        self.owners.clear()
         self._shapes.clear(effects)
         self.first_sequence = self.next_sequence
         if not same_job:
             self.generation = self._roster.generation
             self._forget_former(effects)
-            self._forget_heard(self._kept_from, self.next_sequence, effects)
+            self._trim_heard(self._kept_from, self.next_sequence, effects)
             self._last_release = None
-        self._gone.clear()
+        self._gone_ranks.clear()
         self._refresh_all()
         effects.records.append(self.record)
 
@@ -310,15 +310,15 @@ class Group:
         """What is kept of the group beside its decisions and speakers."""
         return GroupRecord(self.run_id, self.prefix, self.generation, self.first_sequence)
 
-    def _withdraw(self, old: Speaker, newer: Process, effects: Effects) -> None:
+    def _withdraw(self, old: RankOwner, newer: Process, effects: Effects) -> None:
         """A newer incarnation takes over: what the older one left open does not count any more."""
         old.process.prefixes.discard(self.prefix)
-        if old.binds:
+        if old.counted_as_living:
             self._shapes.count_living(old.shape, -1)
         self._shapes.remove(old.shape, effects)
         if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
             return
-        self._hold(-self.open.withdraw(old.process.rank))
+        self._count_bytes(-self.open.withdraw(old.process.rank))
         if old.process.session is not None:
             refusal = self._superseded(old.process, newer)
             rank, sequence = old.process.rank, self.open.sequence
@@ -338,40 +338,40 @@ class Group:
         waited: float = 0.0,
     ) -> None:
         """A rank arrives, or asks again. A decided sequence is over, and answers with its decision."""
-        speaker = self.speakers.get(process.rank)
-        if speaker is None or speaker.process is not process:
-            raise self._not_speaking(process, speaker)
+        owner = self.owners.get(process.rank)
+        if owner is None or owner.process is not process:
+            raise self._not_the_owner(process, owner)
         if sequence is None:
-            sequence = self._next_of(speaker)
+            sequence = self._next_of(owner)
         if sequence >= self.next_sequence:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
-                speaker.refused = sequence
-                self._forget_until(self._check_unheard(speaker.shape, process.rank, sequence), effects)
-                begin = sequence, speaker.shape, timeout, progress_after, now.monotonic
+                owner.refused = sequence
+                self._trim_before(self._check_unheard(owner.shape, process.rank, sequence), effects)
+                begin = sequence, owner.shape, timeout, progress_after, now.monotonic
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
             since = now.monotonic - elapsed(waited, timeout)
             more = self.open.add(process, arrival, since, timeout, now.monotonic)
             if more:
-                self._hold(more)
+                self._count_bytes(more)
             if waited:
                 self._timers.arm(self, self.open.due)
-            speaker.last = sequence
-            self._count(speaker, arrival, more, now, effects)
+            owner.last = sequence
+            self._evaluate(owner, arrival, more, now, effects)
         else:
-            answer(process, self._decided(process, speaker.start, sequence), effects)
-            speaker.last = max(sequence, speaker.last or 0)
+            answer(process, self._decided(process, owner.start, sequence), effects)
+            owner.last = max(sequence, owner.last or 0)
 
-    def _next_of(self, speaker: Speaker) -> int:
+    def _next_of(self, owner: RankOwner) -> int:
         """Where a caller that names no sequence arrives: where it waits already, or else at its next."""
-        if speaker.last is None:
-            return speaker.start
-        waits = self.open is not None and self.open.sequence == speaker.last
+        if owner.last is None:
+            return owner.start
+        waits = self.open is not None and self.open.sequence == owner.last
         # Decisions of earlier lives may be forgotten before one who comes back from there has heard them.
-        return speaker.last if waits else max(speaker.last + 1, self._oldest)
+        return owner.last if waits else max(owner.last + 1, self._oldest)
 
-    def check_call(
+    def check_unary_arrival(
         self,
         known: Process | None,
         incarnation: str,
@@ -397,13 +397,13 @@ class Group:
             A decision of the life before, which the call asks for: it hears that, and begins nothing.
         """
         self._check_shape(name, arrival.rank, shape)
-        speaker = self.speakers.get(arrival.rank)
-        own = speaker if speaker is not None and speaker.process is known else None
+        owner = self.owners.get(arrival.rank)
+        own = owner if owner is not None and owner.process is known else None
         anew = anew or self.generation != self._roster.generation or (own is None and self._is_abandoned)
         if known is not None:
             self.check_join(known, shape)
         upcoming = self.next_sequence + (anew and self.open is not None)
-        returns = self._is_former(arrival.rank, incarnation)
+        returns = self._arrived_at_last_release(arrival.rank, incarnation)
         if own is not None:
             start = own.start
         elif anew and not returns:
@@ -468,7 +468,7 @@ class Group:
         needed = self._unheard_from
         if self.next_sequence - needed > most * 3 // 4:
             # Before it is urgent: after a restart nobody knows who heard what, until all arrive again.
-            needed = self._needed_from(shape, rank, sequence)
+            needed = self._first_unheard_of_all(shape, rank, sequence)
         unheard = self.next_sequence - needed
         if unheard >= most:
             raise limit_exceeded(
@@ -479,32 +479,34 @@ class Group:
             )
         return needed
 
-    def _needed_from(self, shape: Shape, rank: int, sequence: int) -> int:
+    def _first_unheard_of_all(self, shape: Shape, rank: int, sequence: int) -> int:
         """The first decision that a rank must still hear, when ``rank`` arrives at ``sequence``."""
         oldest, lowest = self._unheard_from, sequence
-        known = self._behind
-        if known is not None and known != rank and known in shape and self._needs(known) <= oldest:
+        known = self._known_laggard
+        if known is not None and known != rank and known in shape and self._first_unheard(known) <= oldest:
             return oldest
         for other in shape:
-            needs = sequence if other == rank else self._needs(other)
+            needs = sequence if other == rank else self._first_unheard(other)
             if needs <= oldest:
-                self._behind = other
+                self._known_laggard = other
                 return oldest
             lowest = min(lowest, needs)
         return lowest
 
-    def _needs(self, rank: int) -> int:
+    def _first_unheard(self, rank: int) -> int:
         """The first decision that a rank may still ask for: who arrives has heard all that came before."""
-        speaker = self.speakers.get(rank)
-        if speaker is None:
+        owner = self.owners.get(rank)
+        if owner is None:
             return self._start_of(rank, "")
-        return max(speaker.start if speaker.last is None else speaker.last, speaker.refused)
+        return max(owner.start if owner.last is None else owner.last, owner.refused)
 
-    def _count(self, speaker: Speaker, arrival: Arrival, more: int, now: Instant, effects: Effects) -> None:
+    def _evaluate(
+        self, owner: RankOwner, arrival: Arrival, more: int, now: Instant, effects: Effects
+    ) -> None:
         """Decide, if there is nothing left to wait for after an arrival at the open barrier.
 
         Args:
-            speaker: of the rank that arrived.
+            owner: of the rank that arrived.
             arrival: what it brought.
             more: how many bytes of payload the barrier holds more since then.
             now: this moment.
@@ -513,35 +515,35 @@ class Group:
         barrier = self.open
         assert barrier is not None
         failure = arrival.failure
-        if failure is None and more and (refusal := self._too_much(barrier)) is not None:
+        if failure is None and more and (refusal := self._payload_overflow(barrier)) is not None:
             failure = refusal.message
         if failure is not None:
-            process = speaker.process
+            process = owner.process
             reason = _cut(failure, self._limits.max_reason_bytes)
             barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
             self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects, process.rank)
             return
-        if speaker.shape is not barrier.shape or self._shapes.disagree:
-            other = self._disagreeing(speaker)
+        if owner.shape is not barrier.shape or self._shapes.disagree:
+            other = self._disagreeing(owner)
             if other is not None:
-                self._decide(Outcome.MISMATCHED, _disagreement(speaker, other), now, effects)
+                self._decide(Outcome.MISMATCHED, _disagreement(owner, other), now, effects)
                 return
             # Whoever opened the barrier with another shape has been superseded since.
-            barrier.shape = speaker.shape
+            barrier.shape = owner.shape
         if barrier.complete:
             waited = now.monotonic - barrier.opened_at
             last = barrier.last_arrival_rank
             assert last is not None
             self._decide(Outcome.RELEASED, report.released(barrier.shape.size, waited, last), now, effects)
-        elif self._gone:
+        elif self._gone_ranks:
             self.check(now, effects)
 
-    def _disagreeing(self, speaker: Speaker) -> Speaker | None:
+    def _disagreeing(self, owner: RankOwner) -> RankOwner | None:
         """A living speaker, or one whose arrival counts, that sees another shape than ``speaker``."""
         arrived = self.open.arrivals if self.open else {}
-        for other in self.speakers.values():
-            counts = other.binds or arrived.get(other.process.rank) is other.process
-            if counts and other.shape is not speaker.shape:
+        for other in self.owners.values():
+            counts = other.counted_as_living or arrived.get(other.process.rank) is other.process
+            if counts and other.shape is not owner.shape:
                 return other
         return None
 
@@ -550,9 +552,9 @@ class Group:
     def check(self, now: Instant, effects: Effects) -> None:
         """Fail the open barrier if a rank that it still needs is gone."""
         barrier = self.open
-        if barrier is None or not self._gone:
+        if barrier is None or not self._gone_ranks:
             return
-        needed = [r for r in self._gone if r in barrier.shape and r not in barrier.arrivals]
+        needed = [r for r in self._gone_ranks if r in barrier.shape and r not in barrier.arrivals]
         if needed:
             gone = self.missing(barrier, now, sorted(needed))
             self._decide(Outcome.MEMBER_LOST, report.member_lost(gone), now, effects, gone[0].rank)
@@ -572,13 +574,13 @@ class Group:
         if now.monotonic >= barrier.deadline:
             self._decide(Outcome.TIMED_OUT, report.timed_out(barrier.timeout), now, effects)
             return
-        if now.monotonic >= barrier.due and not barrier.looked:
-            barrier.looked = True
-            missing = (self._known(rank) for rank in barrier.shape if rank not in barrier.arrivals)
-            left = max(0.0, barrier.tells_at - now.monotonic)
-            effects.looks.append(Look(self.run_id, observations.whom(missing), left))
-        if now.monotonic >= barrier.tells_at:
-            barrier.told(now.monotonic)
+        if now.monotonic >= barrier.due and not barrier.probed:
+            barrier.probed = True
+            missing = (self._process_of(rank) for rank in barrier.shape if rank not in barrier.arrivals)
+            left = max(0.0, barrier.reports_at - now.monotonic)
+            effects.probes.append(ProbeRequest(self.run_id, observations.select_probe_targets(missing), left))
+        if now.monotonic >= barrier.reports_at:
+            barrier.mark_reported(now.monotonic)
             progress = self.progress(barrier, now)
             effects.deliveries.append(Delivery(audience(barrier.arrivals.values()), progress))
         self._timers.arm(self, barrier.due)
@@ -596,7 +598,7 @@ class Group:
         assert barrier is not None
         assert barrier.sequence == self.next_sequence
         self.open = None
-        self._hold(-barrier.payload_bytes)
+        self._count_bytes(-barrier.payload_bytes)
         self.next_sequence += 1
         released = outcome is Outcome.RELEASED
         missing = () if released else tuple(self.missing(barrier, now, barrier.shape))
@@ -634,7 +636,7 @@ class Group:
         self._keep(decision)
         effects.records.append(decision)
         effects.decisions.append(decision)
-        self._bound_past(required, effects)
+        self._trim_former_decisions(required, effects)
         told = audience(barrier.arrivals.values())
         if told:
             effects.deliveries.append(Delivery(told, decision))
@@ -646,15 +648,15 @@ class Group:
 
     def _released(self, barrier: OpenBarrier, effects: Effects) -> None:
         kept_from, self._last_release = self._kept_from, barrier.sequence
-        self._forget_heard(kept_from, barrier.sequence, effects)
+        self._trim_heard(kept_from, barrier.sequence, effects)
         self._forget_former(effects)
-        if len(self.speakers) == len(barrier.arrivals):
+        if len(self.owners) == len(barrier.arrivals):
             return
-        for rank, speaker in self.speakers.items():
+        for rank, owner in self.owners.items():
             if rank not in barrier.arrivals:
                 # Not needed, and not there: it must not hear of this release as if it had arrived.
-                speaker.start = barrier.sequence + 1
-                self._keep_speaker(speaker, effects)
+                owner.start = barrier.sequence + 1
+                self._record_owner(owner, effects)
 
     @property
     def _kept_from(self) -> int:
@@ -671,7 +673,7 @@ class Group:
         """The first decision that is kept."""
         return next(iter(self.decisions), self.next_sequence)
 
-    def _forget_heard(self, start: int, sequence: int, effects: Effects) -> None:
+    def _trim_heard(self, start: int, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
 
         One with payloads is forgotten at once, for they may be large.
@@ -684,14 +686,14 @@ class Group:
         # The last decision is kept in any case: it tells a restarted coordinator what comes next.
         self._trim(most, sequence - 1, effects)
 
-    def _bound_past(self, ranks: int, effects: Effects) -> None:
+    def _trim_former_decisions(self, ranks: int, effects: Effects) -> None:
         """Keep no more decisions of earlier lives than one life may have that is not heard.
 
         A process of theirs that comes back later than that is told to join again.
         """
         self._trim(self._limits.unheard_decisions(ranks), self._unheard_from, effects)
 
-    def _forget_until(self, sequence: int, effects: Effects) -> None:
+    def _trim_before(self, sequence: int, effects: Effects) -> None:
         """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
         if sequence <= self._unheard_from:
             return
@@ -705,15 +707,15 @@ class Group:
 
     def _keep(self, decision: Decision) -> None:
         self.decisions[decision.sequence] = decision
-        self._hold(_payload_bytes(decision))
+        self._count_bytes(_payload_bytes(decision))
 
     def _forget(self, sequence: int, effects: Effects) -> None:
-        self._hold(-_payload_bytes(self.decisions.pop(sequence)))
+        self._count_bytes(-_payload_bytes(self.decisions.pop(sequence)))
         effects.records.append(ForgetDecision(self.run_id, self.prefix, sequence))
 
-    def _hold(self, more: int) -> None:
+    def _count_bytes(self, more: int) -> None:
         """Count bytes of payloads that come (or go, if ``more`` is negative)."""
-        self._held += more
+        self._payload_bytes_held += more
         self._gathered.bytes += more
 
     # ------------------------------------------------------------------ telling
@@ -732,21 +734,21 @@ class Group:
         message = report.progress(name, waited, arrived, required, missing)
         return Progress(self.prefix, barrier.sequence, arrived, required, missing, message)
 
-    def _known(self, rank: int) -> Process | None:
+    def _process_of(self, rank: int) -> Process | None:
         """The process to name for a rank: who speaks for it, or may take its place, or its newest."""
-        speaker = self.speakers.get(rank)
-        if speaker is None:
+        owner = self.owners.get(rank)
+        if owner is None:
             return self._roster.newest(rank)
-        heir = self._roster.heir(speaker.process) if speaker.process.state.gone else None
-        return heir or speaker.process
+        successor = self._roster.successor(owner.process) if owner.process.state.gone else None
+        return successor or owner.process
 
     def _missing_rank(self, rank: int, now: float) -> MissingRank:
-        process = self._known(rank)
+        process = self._process_of(rank)
         if process is None:
             return MissingRank(rank, MissingState.NEVER_JOINED)
-        speaker = self.speakers.get(rank)
-        speaks = speaker is not None and speaker.process is process
-        last = speaker.last if speaker is not None and speaks else None
+        owner = self.owners.get(rank)
+        speaks = owner is not None and owner.process is process
+        last = owner.last if owner is not None and speaks else None
         match process.state:
             case MemberState.CONNECTED | MemberState.IDLE:
                 state, gone_for = MissingState.NOT_ARRIVED, 0.0
@@ -756,7 +758,7 @@ class Group:
                 state, gone_for = MissingState.EVICTED, now - process.since
             case MemberState.DISCONNECTED | MemberState.LOST:
                 state, gone_for = MissingState.CONNECTION_LOST, now - process.since
-        doing = observations.doing(process, now)
+        doing = observations.recent_activity(process, now)
         return MissingRank(rank, state, process.host, process.pid, gone_for, last, doing)
 
     # ------------------------------------------------------------------ refusing
@@ -780,7 +782,7 @@ class Group:
                 f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{upcoming}',
             )
 
-    def _too_much(self, barrier: OpenBarrier) -> Refusal | None:
+    def _payload_overflow(self, barrier: OpenBarrier) -> Refusal | None:
         """Return why the barrier must fail for all ranks, if its payloads are too much with the last one.
 
         A payload above ``max_payload_bytes`` is its rank's own mistake, and the coordinator refuses that
@@ -806,16 +808,16 @@ class Group:
             )
         return None
 
-    def _not_speaking(self, process: Process, speaker: Speaker | None) -> Refusal:
-        if speaker is not None and speaker.process.ordinal > process.ordinal:
-            return self._superseded(process, speaker.process)
+    def _not_the_owner(self, process: Process, owner: RankOwner | None) -> Refusal:
+        if owner is not None and owner.process.ordinal > process.ordinal:
+            return self._superseded(process, owner.process)
         return Refusal(
             Reason.NOT_JOINED,
             f'{process} arrived at group "{self.prefix}" of run {self.run_id} without having joined '
             "it. Send JoinGroup first.",
         )
 
-    def _superseded(self, older: Process, newer: Process | SpeakerRecord) -> Refusal:
+    def _superseded(self, older: Process, newer: Process | RankOwnerRecord) -> Refusal:
         name = report.process_name(newer.rank, newer.host, newer.pid)
         return Refusal(
             Reason.SUPERSEDED,
@@ -825,16 +827,16 @@ class Group:
             newer_pid=newer.pid,
         )
 
-    def _keep_speaker(self, speaker: Speaker, effects: Effects) -> None:
-        shape = self._shapes.reference(speaker.shape, effects)
-        effects.records.append(self._speaker_record(speaker, shape))
+    def _record_owner(self, owner: RankOwner, effects: Effects) -> None:
+        shape = self._shapes.reference(owner.shape, effects)
+        effects.records.append(self._owner_record(owner, shape))
 
-    def _speaker_record(self, speaker: Speaker, shape: Shape | int) -> SpeakerRecord:
-        process = speaker.process
+    def _owner_record(self, owner: RankOwner, shape: Shape | int) -> RankOwnerRecord:
+        process = owner.process
         state = process.state
         if not state.gone:
             state = MemberState.IDLE if process.unary else MemberState.DISCONNECTED
-        return SpeakerRecord(
+        return RankOwnerRecord(
             run_id=self.run_id,
             prefix=self.prefix,
             rank=process.rank,
@@ -842,7 +844,7 @@ class Group:
             ordinal=process.ordinal,
             host=process.host,
             pid=process.pid,
-            start_sequence=speaker.start,
+            start_sequence=owner.start,
             shape=shape,
             state=state,
             lineage=process.lineage,
@@ -860,7 +862,7 @@ def _shape_text(shape: Shape) -> str:
     return f"participants {report.ranges(shape.participants)} of world size {shape.world_size}"
 
 
-def _disagreement(one: Speaker, other: Speaker) -> str:
+def _disagreement(one: RankOwner, other: RankOwner) -> str:
     names = str(one.process), str(other.process)
     if one.shape.world_size != other.shape.world_size:
         sizes = str(one.shape.world_size), str(other.shape.world_size)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import NO_RANKS, Delivery, Effects
 from muster.service.core.vocabulary.events import SessionId
-from muster.service.core.vocabulary.model import Decision, MemberState, Sight, Step
+from muster.service.core.vocabulary.model import Decision, MemberState, Observation, Step
 
-HEIR_TIME = 60.0
+SUCCESSION_WINDOW = 60.0
 """Seconds after its first hello, or that of an older process of its rank that comes back from an earlier
 life, in which a process may take over the groups of a dead process of its rank. One that has taken over none
 by then is a helper: nobody waits for it in place of the dead one."""
@@ -38,7 +38,7 @@ class Process:
     """Whose line its session is, or was last; empty: a stream of its own."""
     node_rank: int | None = None
     """The rank of its node in its round, as it said."""
-    last_here: float = -math.inf
+    last_seen: float = -math.inf
     """When it was there for certain, on the monotonic clock: at its last hello, or its goodbye. A loss is
     noticed late, and an eviction is another's word. -inf if it was gone before a restart."""
     lineage: int
@@ -46,12 +46,12 @@ class Process:
     it."""
     past: bool = False
     """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
-    heir_until: float | None = None
+    successor_until: float | None = None
     """Until when it may take over the groups of any dead process of its rank, on the monotonic clock; None:
     no more, or its rank had no other process at its first hello."""
     prefixes: set[str] = field(default_factory=set)
     """The groups that it speaks in."""
-    sight: Sight | None = None
+    observation: Observation | None = None
     """What it was last seen doing."""
     step: Step | None = None
     """The training step that it is at, if it tells that."""
@@ -65,7 +65,7 @@ class Process:
         self.relay = relay
         self.state = MemberState.CONNECTED
         self.past = False
-        self.since = self.last_here = now
+        self.since = self.last_seen = now
 
     def disconnect(self, now: float) -> None:
         """Its session broke; it has the session TTL to come back."""
@@ -87,7 +87,7 @@ class Process:
         """It said goodbye."""
         self.session = None
         self.state = MemberState.LEFT
-        self.since = self.last_here = now
+        self.since = self.last_seen = now
 
 
 def audience(processes: Iterable[Process]) -> dict[SessionId, AbstractSet[int]]:

@@ -57,7 +57,7 @@ class Roster:
         self._by_rank.clear()
         self._living.clear()
 
-    def pass_on(self, begun: float | None) -> None:
+    def mark_past(self, begun: float | None) -> None:
         """Everyone has gone, and a newcomer comes that may be of the same life of the job, or of its next.
 
         All stay known. Who was there still when the newcomer was running already is of the same life.
@@ -66,26 +66,26 @@ class Roster:
             begun: when the newcomer began to run, on the monotonic clock; None: in this life.
         """
         for process in self:
-            process.past = begun is not None and process.last_here <= begun
+            process.past = begun is not None and process.last_seen <= begun
 
     @property
     def deserted(self) -> bool:
         """Whether nobody lives any more."""
         return not self._living
 
-    def is_gone(self, rank: int, speaker: Process | None) -> bool:
+    def is_gone(self, rank: int, owner: Process | None) -> bool:
         """Whether nobody is left to arrive for a rank: invariant 6 (a barrier does not wait for the dead).
 
         Args:
             rank: the rank.
-            speaker: the process that spoke for the rank in the group in question, if any.
+            owner: the process that spoke for the rank in the group in question, if any.
         """
-        if speaker is not None:
-            return speaker.state.gone and self.heir(speaker) is None
+        if owner is not None:
+            return owner.state.gone and self.successor(owner) is None
         processes = self.of_rank(rank)
         return all(p.state.gone for p in processes) and not all(p.past for p in processes)
 
-    def heir(self, dead: Process) -> Process | None:
+    def successor(self, dead: Process) -> Process | None:
         """The newest living process that may take the place of a dead one.
 
         It is newer. It took over another group from the dead one, or from its successor; or it came not long
@@ -94,6 +94,8 @@ class Roster:
         for process in reversed(self.of_rank(dead.rank)):
             if process.ordinal <= dead.ordinal:
                 break
-            if not process.state.gone and (process.lineage == dead.lineage or process.heir_until is not None):
+            if not process.state.gone and (
+                process.lineage == dead.lineage or process.successor_until is not None
+            ):
                 return process
         return None

@@ -2,7 +2,12 @@
 
 import math
 
-from muster.service.core.retention.retention import MOST_AT_ONCE, NOTE_INTERVAL, PAUSE, Retention
+from muster.service.core.retention.retention import (
+    MAX_RUNS_PER_REVIEW,
+    REVIEW_PAUSE,
+    USE_RECORD_INTERVAL,
+    Retention,
+)
 from muster.service.core.run import Run
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
@@ -11,7 +16,7 @@ from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
-class Forgetting:
+class RunReaper:
     """Looks at the runs in their time, and removes them.
 
     Args:
@@ -20,42 +25,44 @@ class Forgetting:
         coming_back: seconds that whoever used a run may take to come back after a start.
     """
 
-    def __init__(self, runs: dict[str, Run], retention: Retention, coming_back: float) -> None:
+    def __init__(self, runs: dict[str, Run], retention: Retention, reconnect_time: float) -> None:
         self._runs = runs
-        self._coming_back = coming_back
+        self._reconnect_time = reconnect_time
         self._retention = retention
         self._reviews: Timers[Run] = Timers()
         """When to see whether a run is to be forgotten."""
-        self._next_review = -math.inf
+        self._next_review_at = -math.inf
         """They pause until then."""
-        self._began = -math.inf
+        self._serving_since = -math.inf
         """When the coordinator began to serve."""
-        self._taken_back: set[Run] = set()
+        self._restored: set[Run] = set()
         """The runs of that state."""
 
     def restore(self, now: Instant) -> None:
         """The runs were taken back: look at each in its time."""
-        self._taken_back = set(self._runs.values())
+        self._restored = set(self._runs.values())
         for run in self._runs.values():
             # What an older version kept is looked at soon, so that its time is written down.
-            self._reviews.arm(run, self._retention.due(run) if run.noted is not None else now.monotonic)
+            self._reviews.arm(
+                run, self._retention.due(run) if run.recorded_use is not None else now.monotonic
+            )
 
     def serve(self, now: Instant) -> None:
         """Callers can come back from now on."""
-        self._began = now.monotonic
+        self._serving_since = now.monotonic
 
     def next_time(self) -> float | None:
         """When there may be a run to look at, on the monotonic clock."""
         review = self._reviews.next_time()
-        return None if review is None else max(review, self._next_review)
+        return None if review is None else max(review, self._next_review_at)
 
-    def used(self, run: Run | None, now: Instant, effects: Effects) -> None:
+    def mark_used(self, run: Run | None, now: Instant, effects: Effects) -> None:
         """Someone did something with a run, or left it: the time begins anew until it is forgotten."""
         if run is None or self._runs.get(run.run_id) is not run:
             return
-        run.active = now
-        if run.noted is None or now.monotonic - run.noted.monotonic >= NOTE_INTERVAL:
-            run.keep(now, effects)
+        run.last_used = now
+        if run.recorded_use is None or now.monotonic - run.recorded_use.monotonic >= USE_RECORD_INTERVAL:
+            run.write_record(now, effects)
         self.review_in_time(run)
 
     def review_in_time(self, run: Run | None) -> None:
@@ -65,14 +72,14 @@ class Forgetting:
 
     def review(self, now: Instant, effects: Effects) -> None:
         """Forget the runs whose time is over, so many at once."""
-        if now.monotonic < self._next_review:
+        if now.monotonic < self._next_review_at:
             return
-        runs = self._reviews.pop_due(now.monotonic, MOST_AT_ONCE)
-        if len(runs) == MOST_AT_ONCE:
-            self._next_review = now.monotonic + PAUSE
+        runs = self._reviews.pop_due(now.monotonic, MAX_RUNS_PER_REVIEW)
+        if len(runs) == MAX_RUNS_PER_REVIEW:
+            self._next_review_at = now.monotonic + REVIEW_PAUSE
         for run in runs:
-            if run.noted is None:
-                run.keep(now, effects)
+            if run.recorded_use is None:
+                run.write_record(now, effects)
             if now.monotonic < self._retention.due(run):
                 self.review_in_time(run)
             elif not run.in_use:
@@ -80,19 +87,19 @@ class Forgetting:
                 self.forget(run, effects, report.run_forgotten(run.run_id, run.closed is not None, kept))
             # Whoever uses the run has it looked at again at the end of that.
 
-    def finished(self, now: Instant) -> Run | None:
+    def find_reclaimable(self, now: Instant) -> Run | None:
         """The closed run that has been out of use for longest; a new one may take its place."""
-        finished = (run for run in self._runs.values() if self.makes_room(run, now))
-        return min(finished, key=lambda run: run.active.monotonic, default=None)
+        finished = (run for run in self._runs.values() if self.is_reclaimable(run, now))
+        return min(finished, key=lambda run: run.last_used.monotonic, default=None)
 
-    def makes_room(self, run: Run, now: Instant) -> bool:
+    def is_reclaimable(self, run: Run, now: Instant) -> bool:
         """Whether a run is closed, not kept for ever, and whoever may come back to it had the time.
 
         Who calls now and then uses the run all the same, and after a start of the coordinator nobody is
         connected yet.
         """
-        unused = now.monotonic - max(run.active.monotonic, self._began)
-        spare = run.closed is not None and self._retention.closed > 0 and unused >= NOTE_INTERVAL
+        unused = now.monotonic - max(run.last_used.monotonic, self._serving_since)
+        spare = run.closed is not None and self._retention.closed > 0 and unused >= USE_RECORD_INTERVAL
         return spare and not run.in_use
 
     def check_unused(self, run: Run, now: Instant) -> None:
@@ -109,8 +116,8 @@ class Forgetting:
                 f"run {run.run_id} is in use: {users}. End the job first; or forget the run all the same, "
                 "which ends all that waits for it: --force.",
             )
-        left = self._began + self._coming_back - now.monotonic
-        if left > 0 and run in self._taken_back:
+        left = self._serving_since + self._reconnect_time - now.monotonic
+        if left > 0 and run in self._restored:
             raise Refusal(
                 Reason.RUN_IN_USE,
                 f"whether run {run.run_id} is in use is not known yet: the coordinator has just begun. Ask "
@@ -128,13 +135,13 @@ class Forgetting:
         run.end()
         self._reviews.disarm(run)
         del self._runs[run.run_id]
-        self._taken_back.discard(run)
+        self._restored.discard(run)
         effects.records.append(ForgetRun(run.run_id))
         effects.forgotten.append(run.run_id)
         effects.notices.append(Notice("run.forgotten", run.run_id, message))
 
 
-def over(run: Run) -> Refusal:
+def forgotten(run: Run) -> Refusal:
     """What those hear who are connected to a run that an operator has forgotten."""
     return Refusal(
         Reason.RUN_FORGOTTEN,

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from muster.service.core.run import Run
 from muster.service.core.vocabulary.model import Instant
 
-NOTE_INTERVAL = 600.0
+USE_RECORD_INTERVAL = 600.0
 """Seconds of its idle time that a run may gain or lose by a restart: its last activity is written down when
 the one that is on disk is older than that. It is also what everyone has to come back after a restart."""
-MOST_AT_ONCE = 100
+MAX_RUNS_PER_REVIEW = 100
 """Runs that one step looks at, so that forgetting many does not keep others waiting."""
-PAUSE = 0.05
+REVIEW_PAUSE = 0.05
 """Seconds until the next of those steps, so that a commit has not many of them to carry out."""
 
 
@@ -30,24 +30,23 @@ class Retention:
 
     def due(self, run: Run) -> float:
         """When the run is forgotten if nobody uses it until then, on the monotonic clock."""
-        return run.active.monotonic + (self.of(run) or math.inf)
+        return run.last_used.monotonic + (self.of(run) or math.inf)
 
     def restore(self, run: Run, active_at: float, now: Instant) -> None:
-        """Take back when a run was last used.
+        """Restore when a run was last used.
 
-        The wall clock tells how long ago that was, for lack of a better one. So whatever it says, and however
-        long the coordinator was away, whoever uses the run has ``NOTE_INTERVAL`` to come back, or as long as
-        the run is kept.
+        Only the wall clock knows how long ago that was, and it may be wrong. So processes always have
+        ``USE_RECORD_INTERVAL`` to come back after a restart, or the retention time if that is shorter.
 
         Args:
-            run: the run, as it was closed or not.
+            run: the run; whether it is closed decides its retention time.
             active_at: seconds since 1970.
-            now: this moment.
+            now: the current time.
         """
         age = max(0.0, now.wall - active_at)
-        run.noted = Instant(now.monotonic - age, active_at)
+        run.recorded_use = Instant(now.monotonic - age, active_at)
         keep = self.of(run) or math.inf
-        run.active = Instant(now.monotonic - min(age, max(0.0, keep - NOTE_INTERVAL)), active_at)
+        run.last_used = Instant(now.monotonic - min(age, max(0.0, keep - USE_RECORD_INTERVAL)), active_at)
 
 
 FOR_EVER = Retention(closed=0.0, idle=0.0)

@@ -117,7 +117,7 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeakerRecord:
+class RankOwnerRecord:
     """Which process speaks for a rank in a group, and from which sequence on."""
 
     run_id: str
@@ -160,7 +160,7 @@ class ForgetShape:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetSpeaker:
+class ForgetRankOwner:
     """A speaker's record is not needed any more."""
 
     run_id: str
@@ -214,11 +214,11 @@ class ForgetStoreOperation:
     client: str
 
 
-Kept: TypeAlias = (
+StoredRecord: TypeAlias = (
     RunRecord
     | GroupRecord
     | ShapeRecord
-    | SpeakerRecord
+    | RankOwnerRecord
     | Decision
     | EvictionRecord
     | RoundRecord
@@ -229,7 +229,7 @@ Kept: TypeAlias = (
     | StoreOperationRecord
 )
 Forget: TypeAlias = (
-    ForgetSpeaker
+    ForgetRankOwner
     | ForgetShape
     | ForgetDecision
     | ForgetRound
@@ -237,7 +237,7 @@ Forget: TypeAlias = (
     | ForgetStoreKey
     | ForgetStoreOperation
 )
-Record: TypeAlias = Kept | Forget | ForgetRun
+Record: TypeAlias = StoredRecord | Forget | ForgetRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +436,7 @@ class Notice:
     message: str
 
 
-class Asked(NamedTuple):
+class ProbeTarget(NamedTuple):
     """A process that is to be asked what it is doing."""
 
     session: SessionId | None
@@ -450,11 +450,11 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProbeRequest:
     """People are about to be told of a barrier's missing: ask those who are there what they are doing."""
 
     run_id: str
-    processes: tuple[Asked, ...]
+    processes: tuple[ProbeTarget, ...]
     ahead: float
     """Seconds until people are told."""
 
@@ -470,7 +470,7 @@ class Effects:
     rounds: list[RoundRecord] = field(default_factory=list)
     """The rounds completed, for log and metrics."""
     notices: list[Notice] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    probes: list[ProbeRequest] = field(default_factory=list)
     """Whom to ask, without waiting for them."""
     forgotten: list[str] = field(default_factory=list)
     """The ids of the runs that are gone, for the metrics."""

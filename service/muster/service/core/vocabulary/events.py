@@ -258,7 +258,7 @@ class StoreRequest:
     operation: Operation
 
 
-class SeenOne(NamedTuple):
+class ProbeResult(NamedTuple):
     """What one process was seen doing."""
 
     rank: int
@@ -267,11 +267,11 @@ class SeenOne(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeResults:
     """Processes of a run were asked what they are doing: for people, and no decision."""
 
     run_id: str
-    sights: tuple[SeenOne, ...]
+    results: tuple[ProbeResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +298,6 @@ Event: TypeAlias = (
     | RequestSave
     | CancelSave
     | StoreRequest
-    | Seen
+    | ProbeResults
     | Tick
 )

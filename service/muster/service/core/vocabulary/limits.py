@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-FEWEST_DECISIONS = 16
+MIN_DECISIONS = 16
 """Of a group, that are kept however many ranks are missing from each."""
 
 
@@ -53,15 +53,15 @@ class Limits:
 
     def unheard_decisions(self, ranks: int) -> int:
         """``max_unheard_decisions`` for barriers of so many ranks, each of which may be missing."""
-        return min(self.max_unheard_decisions, max(FEWEST_DECISIONS, self.max_kept_missing // ranks))
+        return min(self.max_unheard_decisions, max(MIN_DECISIONS, self.max_kept_missing // ranks))
 
     def history(self, ranks: int) -> int:
         """``decision_history`` for barriers of so many ranks, each of which may be missing."""
-        return min(self.decision_history, max(FEWEST_DECISIONS, self.max_kept_missing // ranks))
+        return min(self.decision_history, max(MIN_DECISIONS, self.max_kept_missing // ranks))
 
 
 @dataclass(slots=True)
-class Total:
+class ByteTotal:
     """Bytes that all runs hold together, of one bound."""
 
     bytes: int = 0

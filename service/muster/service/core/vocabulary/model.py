@@ -86,7 +86,7 @@ class Step(NamedTuple):
     since: float
 
 
-class Sight(NamedTuple):
+class Observation(NamedTuple):
     """What a process was seen doing, and when on the monotonic clock."""
 
     doing: str

@@ -18,10 +18,10 @@ from muster.service.core.vocabulary.model import (
     RendezvousSettings,
 )
 
-MOST_NAMED_SINGLY = 16
+MAX_NAMED_SINGLY = 16
 """Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
 
-MOST_NAME_SHOWN = 80
+MAX_SHOWN_LENGTH = 80
 """Characters that are repeated of a name or a reason that someone sent."""
 
 MAX_SAVE_REASON = 400
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 def shown(name: str) -> str:
     """A name or a reason that someone sent, fit to stand in a sentence: printable and not too long."""
-    return printable(name if len(name) <= MOST_NAME_SHOWN else f"{name[:MOST_NAME_SHOWN]}…")
+    return printable(name if len(name) <= MAX_SHOWN_LENGTH else f"{name[:MAX_SHOWN_LENGTH]}…")
 
 
 def command(verb: str, *names: object) -> str:
@@ -141,7 +141,7 @@ def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
 
 def missing_all(missing: Sequence[MissingRank]) -> str:
     """All missing ranks, singly while they are few, else in ranges by host and reason."""
-    if len(missing) <= MOST_NAMED_SINGLY:
+    if len(missing) <= MAX_NAMED_SINGLY:
         between = "; " if any(one.doing for one in missing) else ", "
         return between.join(missing_one(one) for one in missing)
     return "; ".join(
@@ -249,8 +249,8 @@ def node_name(node: NodeInfo) -> str:
 
 def node_names(nodes: Sequence[NodeInfo]) -> str:
     """Nodes by name while they are few, then how many more."""
-    named = ", ".join(node_name(node) for node in nodes[:MOST_NAMED_SINGLY])
-    more = len(nodes) - MOST_NAMED_SINGLY
+    named = ", ".join(node_name(node) for node in nodes[:MAX_NAMED_SINGLY])
+    more = len(nodes) - MAX_NAMED_SINGLY
     return f"{named} and {more} more" if more > 0 else named
 
 
@@ -314,7 +314,7 @@ def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
         return ""
     named = "; ".join(
         f"{node_name(node)} of round {round}, {reason} {seconds(ago)} ago"
-        for node, round, reason, ago in gone[:MOST_NAMED_SINGLY]
+        for node, round, reason, ago in gone[:MAX_NAMED_SINGLY]
     )
     return f"\n  gone: {named}"
 

@@ -25,7 +25,7 @@ class InsightServicer(insight_pb2_grpc.InsightServiceServicer):
         """Ask where processes stand, and tell of those at the same place as one."""
         ranks = at_most("ranks", request.ranks)
         processes = await self._driver.query(
-            lambda core, _: probes.whom(core, request.run_id, ranks, request.missing)
+            lambda core, _: probes.find_probe_targets(core, request.run_id, ranks, request.missing)
         )
         sightings = await self._inspector.ask(processes)
         if self._driver.retired:

@@ -85,7 +85,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     ) -> run_pb2.ForgetResponse:
         """Remove a run, or say who would be affected."""
         affected = await self._driver.query(
-            lambda core, now: views.forgetting(core, request.run_id, now, force=request.force)
+            lambda core, now: views.removal(core, request.run_id, now, force=request.force)
         )
         if not request.dry_run:
             with Call(self._driver, RunForgotten) as call:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.service.core.membership.process import HEIR_TIME
+from muster.service.core.membership.process import SUCCESSION_WINDOW
 from muster.service.core.vocabulary.effects import GroupJoined, Refused
 from muster.service.core.vocabulary.events import Abort, Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.vocabulary.limits import Limits
@@ -439,12 +439,12 @@ def test_a_dead_trainer_is_not_waited_for_even_if_it_never_joined_the_group(worl
 
 def test_a_rank_lives_as_long_as_one_process_may_still_join_for_it(world):
     zero, one = world.ranks()
-    heir = world.start(1)
+    successor = world.start(1)
     zero.arrive()
     one.die()
     world.wait(2 * TTL)
     assert zero.outcomes == []
-    heir.goodbye()
+    successor.goodbye()
     assert zero.outcomes == [Outcome.MEMBER_LOST]
 
 
@@ -924,7 +924,7 @@ def test_helper_does_not_hide_the_death_of_its_trainer(world, acts_elsewhere):
     helper = world.start(1)
     if acts_elsewhere:
         helper.join("helper")
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     zero.arrive()
     one.die()
     world.wait(TTL)
@@ -940,7 +940,7 @@ def test_new_helper_hides_the_death_of_its_trainer_for_a_while_only(world):
     world.start(1)
     zero.arrive()
     one.die()
-    world.wait(HEIR_TIME - 1.0)
+    world.wait(SUCCESSION_WINDOW - 1.0)
     assert zero.outcomes == []
     world.wait(1.0)
     assert zero.outcomes == [Outcome.MEMBER_LOST]
@@ -950,7 +950,7 @@ def test_new_helper_hides_the_death_of_its_trainer_for_a_while_only(world):
 def test_new_helper_that_was_away_for_a_moment_is_an_heir_no_longer_than_before(world):
     zero, one = world.ranks()
     helper = world.start(1)
-    world.wait(HEIR_TIME - TTL / 2)
+    world.wait(SUCCESSION_WINDOW - TTL / 2)
     helper.lose_connection()
     zero.arrive()
     one.die()
@@ -966,7 +966,7 @@ def test_new_process_takes_over_from_a_dead_one_within_its_time(world):
     one.lose_connection()
     world.wait(TTL - 1.0)
     new = world.start(1)
-    world.wait(HEIR_TIME - 1.0)
+    world.wait(SUCCESSION_WINDOW - 1.0)
     assert zero.outcomes == []
     assert new.arrive().outcome is Outcome.RELEASED
     world.wait(2.0)
@@ -986,7 +986,7 @@ def restarted(world):
     world.wait(TTL)
     new = world.start(1)
     new.join()
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     return zero, new
 
 
@@ -997,7 +997,7 @@ def test_restarted_trainer_is_waited_for_in_the_groups_that_it_has_not_joined(wo
         world.crash()
         for client in restarted:
             client.connect()
-        world.wait(HEIR_TIME)
+        world.wait(SUCCESSION_WINDOW)
     zero.arrive("eval")
     world.wait(2 * TTL)
     assert zero.seats["eval"].heard == []
@@ -1028,7 +1028,7 @@ def test_trainer_that_was_restarted_twice_is_waited_for_in_the_groups_of_the_fir
     new.die()
     world.wait(TTL)
     world.start(1).join()
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     zero.arrive("eval")
     world.wait(2 * TTL)
     assert zero.seats["eval"].heard == []
@@ -1040,7 +1040,7 @@ def test_restarted_trainer_is_waited_for_when_it_took_over_a_group_that_nobody_e
     one.die()
     world.wait(TTL)
     world.start(1).join("own", participants=(1,))
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     zero.arrive()
     world.wait(2 * TTL)
     assert zero.outcomes == []
@@ -1056,7 +1056,7 @@ def test_successor_of_a_process_that_took_over_another_group_since_is_waited_for
         world.crash()
         for client in (zero, two, three):
             client.connect()
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     zero.arrive()
     two.die()
     world.wait(2 * TTL)
@@ -1069,7 +1069,7 @@ def test_trainer_that_joins_its_first_group_late_is_waited_for_from_then_on(worl
         client.join("eval")
     one.die()
     new = world.start(1)
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     assert zero.arrive("eval").outcome is Outcome.MEMBER_LOST
     new.join()
     assert zero.arrive("eval") is None
@@ -1086,7 +1086,7 @@ def test_restarted_helper_does_not_hide_the_death_of_its_trainer(world, restarts
         world.crash()
         for client in world.clients:
             client.connect()
-    world.wait(HEIR_TIME)
+    world.wait(SUCCESSION_WINDOW)
     zero.arrive()
     one.die()
     world.wait(TTL)
@@ -1159,7 +1159,7 @@ def test_of_a_join_of_several_ranks_each_is_judged_singly():
     assert isinstance(refused, Refused)
     assert (refused.refusal.reason, refused.prefix, refused.rank) == (Reason.NOT_A_PARTICIPANT, CKPT, 3)
     assert joined == GroupJoined(CKPT, ((0, 0), (1, 0), (2, 0)))
-    assert set(world.group().speakers) == {0, 1, 2}
+    assert set(world.group().owners) == {0, 1, 2}
 
 
 def test_a_join_of_which_nothing_is_left_makes_no_group():

@@ -6,8 +6,8 @@ import pytest
 
 from muster.service.core import probes, views
 from muster.service.core.barriers import observations
-from muster.service.core.vocabulary.effects import Asked
-from muster.service.core.vocabulary.events import Seen, SeenOne, Stepped
+from muster.service.core.vocabulary.effects import ProbeTarget
+from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, Stepped
 from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
@@ -22,16 +22,16 @@ def world() -> World:
 
 
 def see(world: World, client: Client, doing: str = LINE) -> None:
-    world.do(Seen(RUN, (SeenOne(client.rank, client.incarnation, doing),)))
+    world.do(ProbeResults(RUN, (ProbeResult(client.rank, client.incarnation, doing),)))
 
 
-def looks(world: World, seconds: float) -> list[tuple[Asked, ...]]:
+def probed(world: World, seconds: float) -> list[tuple[ProbeTarget, ...]]:
     """Whom the coordinator asks at the next deadlines within some seconds."""
     found = []
     end = world.now + seconds
     while (due := world.coordinator.next_deadline()) is not None and due <= end:
         world.wait(due - world.now)
-        found += [look.processes for look in world.last.looks]
+        found += [look.processes for look in world.last.probes]
     return found
 
 
@@ -39,9 +39,9 @@ def test_the_missing_are_asked_shortly_before_people_are_told_of_them(world: Wor
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
     world.wait(47.9)
-    assert world.last.looks == []
+    assert world.last.probes == []
     world.wait(0.1)
-    (look,) = world.last.looks
+    (look,) = world.last.probes
     assert look.run_id == RUN
     assert [(a.rank, a.incarnation, a.session, a.relayed) for a in look.processes] == [
         (1, one.incarnation, one.session, False)
@@ -56,7 +56,7 @@ def test_the_missing_are_asked_shortly_before_people_are_told_of_them(world: Wor
 def test_they_are_asked_again_before_the_barrier_times_out_and_the_error_says_it(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
-    assert len(looks(world, 99.0)) == 2
+    assert len(probed(world, 99.0)) == 2
     see(world, one)
     world.wait(100.0)
     assert zero.last.outcome is Outcome.TIMED_OUT
@@ -69,14 +69,14 @@ def test_nobody_is_asked_for_a_barrier_that_everyone_comes_to_in_time(world: Wor
     for _ in range(3):
         zero.arrive(timeout=10.0)
         one.arrive(timeout=10.0)
-    assert looks(world, 100.0) == []
+    assert probed(world, 100.0) == []
 
 
 def test_what_was_seen_long_ago_is_not_told(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
     see(world, one)
-    world.wait(observations.FRESH + 0.1)
+    world.wait(observations.OBSERVATION_TTL + 0.1)
     world.wait(40.0)
     assert zero.seats[CKPT].progress[0].missing[0].doing == ""
 
@@ -94,7 +94,8 @@ def test_a_sight_of_someone_who_is_not_there_changes_nothing(world: World):
     zero, _ = world.ranks()
     before = dataclasses.asdict(world.coordinator.runs[RUN].roster.of_rank(0)[0])
     world.do(
-        Seen("nobody's", (SeenOne(0, "x", LINE),)), Seen(RUN, (SeenOne(0, "x", LINE), SeenOne(-7, "", "")))
+        ProbeResults("nobody's", (ProbeResult(0, "x", LINE),)),
+        ProbeResults(RUN, (ProbeResult(0, "x", LINE), ProbeResult(-7, "", ""))),
     )
     assert dataclasses.asdict(world.coordinator.runs[RUN].roster.of_rank(0)[0]) == before
     assert zero.seats[CKPT].progress == []
@@ -107,7 +108,7 @@ def test_what_a_process_says_is_made_printable_and_short(world: World):
     world.wait(5.0)
     told = zero.seats[CKPT].progress[0].missing[0].doing
     assert told.startswith("main\\x1b[2J thread next: rm -rf xxx")
-    assert len(told) <= observations.MOST_TOLD + 1
+    assert len(told) <= observations.MAX_OBSERVATION_LENGTH + 1
 
 
 def test_few_are_asked_of_many_and_of_all_hosts():
@@ -117,8 +118,8 @@ def test_few_are_asked_of_many_and_of_all_hosts():
         process = world.coordinator.runs[RUN].roster.of_rank(client.rank)[0]
         process.host = "a" if client.rank < 150 else f"b{client.rank}"
     clients[0].arrive(timeout=8.0)
-    (asked, *_) = looks(world, 4.0)
-    assert len(asked) == observations.MOST_ASKED
+    (asked, *_) = probed(world, 4.0)
+    assert len(asked) == observations.MAX_PROBE_TARGETS
     assert {a.host for a in asked} >= {f"b{rank}" for rank in range(150, 200)}
 
 
@@ -174,11 +175,14 @@ def test_people_ask_those_who_live_or_whom_they_name():
     one.lose_connection()
     core = world.coordinator
     zero.arrive()
-    assert [a.rank for a in probes.whom(core, RUN, (), CKPT)] == [1, 2]
-    assert probes.whom(core, RUN, (0,), CKPT) == []
+    assert [a.rank for a in probes.find_probe_targets(core, RUN, (), CKPT)] == [1, 2]
+    assert probes.find_probe_targets(core, RUN, (0,), CKPT) == []
     two.goodbye()
-    assert [a.rank for a in probes.whom(core, RUN, (), "")] == [0, 1]
-    assert [(a.rank, a.session) for a in probes.whom(core, RUN, (2, 1), "")] == [(1, None), (2, None)]
+    assert [a.rank for a in probes.find_probe_targets(core, RUN, (), "")] == [0, 1]
+    assert [(a.rank, a.session) for a in probes.find_probe_targets(core, RUN, (2, 1), "")] == [
+        (1, None),
+        (2, None),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -196,5 +200,5 @@ def test_whoever_asks_for_what_is_not_there_is_told_so(
 ):
     world.ranks()
     with pytest.raises(Refusal) as caught:
-        probes.whom(world.coordinator, run_id, ranks, prefix)
+        probes.find_probe_targets(world.coordinator, run_id, ranks, prefix)
     assert caught.value.reason is reason

@@ -8,10 +8,10 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.effects import (
     ForgetShape,
     GroupRecord,
+    RankOwnerRecord,
     Record,
     RunRecord,
     ShapeRecord,
-    SpeakerRecord,
 )
 from muster.service.core.vocabulary.model import MemberState, Outcome, Ranks, Shape
 from muster.service.storage import codec
@@ -33,8 +33,8 @@ def shapes(world: World) -> dict[int, Shape]:
     return {one.number: one.shape for one in world.disk.kept.values() if isinstance(one, ShapeRecord)}
 
 
-def owners(world: World) -> list[SpeakerRecord]:
-    return [one for one in world.disk.kept.values() if isinstance(one, SpeakerRecord)]
+def owners(world: World) -> list[RankOwnerRecord]:
+    return [one for one in world.disk.kept.values() if isinstance(one, RankOwnerRecord)]
 
 
 def release(clients: list[Client]) -> None:
@@ -111,7 +111,7 @@ def test_rank_of_two_lives_ago_is_not_taken_for_an_owner_after_a_crash():
             client.connect()
     world.crash()
     group = world.group()
-    assert (group.first_sequence, list(group.speakers)) == (1, [])
+    assert (group.first_sequence, list(group.owners)) == (1, [])
     client.connect()
     release([client])
 
@@ -127,7 +127,7 @@ class TestOlderState:
     """Up to release 0.1.0, and for a while after it, each owner's record had the participants."""
 
     def rows(self) -> list[tuple[bytes, bytes]]:
-        owner = SpeakerRecord(
+        owner = RankOwnerRecord(
             run_id=RUN,
             prefix=CKPT,
             rank=0,
@@ -165,8 +165,8 @@ class TestOlderState:
     def test_owners_restored_from_older_rows_share_one_shape(self):
         core = Coordinator()
         core.restore(codec.decode_all(self.rows()), World(6).instant)
-        speakers = core.group(RUN, CKPT).speakers.values()
-        assert len({id(speaker.shape) for speaker in speakers}) == 1
+        owners = core.group(RUN, CKPT).owners.values()
+        assert len({id(speaker.shape) for speaker in owners}) == 1
 
     def test_ranks_come_back_to_older_rows_and_are_released(self):
         world = self.restored()
@@ -185,7 +185,7 @@ class TestOlderState:
         assert shapes(world) == {1: Shape(6, Ranks(HALF))}
         assert {owner.rank: owner.shape for owner in owners(world)}[0] == 1
         world.crash()
-        assert len(world.group().speakers) == 3
+        assert len(world.group().owners) == 3
 
 
 def test_shape_whose_record_is_gone_is_a_damaged_state():

@@ -119,9 +119,9 @@ def test_only_a_newer_process_may_take_the_place_of_a_dead_speaker():
     older, speaker, newer = a_process(1), a_process(2, MemberState.LOST), a_process(3)
     speaker.prefixes.add("checkpoint")
     assert a_roster(older, speaker).is_gone(0, speaker)
-    newer.heir_until = 60.0
+    newer.successor_until = 60.0
     assert not a_roster(speaker, newer).is_gone(0, speaker)
-    newer.heir_until = None
+    newer.successor_until = None
     assert a_roster(speaker, newer).is_gone(0, speaker)
     newer.lineage = speaker.lineage
     assert not a_roster(speaker, newer).is_gone(0, speaker)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.service.core.views import forgetting
+from muster.service.core.views import removal
 from muster.service.core.vocabulary.effects import Effects, Refused, RunForgotten
 from muster.service.core.vocabulary.events import CloseRun, Disconnected, Forget, Hello, StoreRequest, Tick
 from muster.service.core.vocabulary.model import Outcome
@@ -34,8 +34,8 @@ def assert_nothing_left(world: World) -> None:
     assert world.coordinator._timers._armed == {}
     assert world.coordinator.stored.bytes == 0
     assert not world.coordinator.sessions
-    assert not world.coordinator.attendances
-    assert world.coordinator.forgetting._reviews._armed == {}
+    assert not world.coordinator.node_streams
+    assert world.coordinator.reaper._reviews._armed == {}
 
 
 def test_a_run_that_is_over_goes_with_everything_and_its_id_is_free():
@@ -201,7 +201,7 @@ def test_who_would_be_affected():
     zero, _ = world.ranks()
     zero.arrive()
     world.do(StoreRequest(world.new_session(), RUN, Wait(("key",), 60)))
-    view = forgetting(world.coordinator, RUN, world.instant, force=True)
+    view = removal(world.coordinator, RUN, world.instant, force=True)
     assert (view.processes, view.nodes, view.waiting_calls) == (2, 1, 1)
     assert view.open_barriers == ((CKPT, 0),)
 

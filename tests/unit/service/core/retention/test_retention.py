@@ -5,7 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from muster.service.core.retention.retention import MOST_AT_ONCE, NOTE_INTERVAL, PAUSE, Retention
+from muster.service.core.retention.retention import (
+    MAX_RUNS_PER_REVIEW,
+    REVIEW_PAUSE,
+    USE_RECORD_INTERVAL,
+    Retention,
+)
 from muster.service.core.vocabulary.effects import Effects, Refused, RunForgotten, RunRecord
 from muster.service.core.vocabulary.events import (
     CloseRun,
@@ -89,7 +94,7 @@ def test_a_finished_run_makes_room_for_a_new_one():
         world.wait(60)
     # Whoever may come back has the time to.
     assert refused in world.refused(hello(world, "new")).refusal.message
-    world.wait(NOTE_INTERVAL - 120)
+    world.wait(USE_RECORD_INTERVAL - 120)
     world.do(hello(world, "new"))
     # Not the one that is in use, and of the others the one that was closed first.
     assert world.coordinator.runs.keys() == {"first", "second", "new"}
@@ -108,15 +113,15 @@ def test_after_a_restart_no_run_makes_room_before_everyone_could_come_back():
     world = World(2, limits=Limits(max_runs=1), retention=KEEP)
     worker = world.start(0)
     close(world)
-    world.wait(2 * NOTE_INTERVAL)
+    world.wait(2 * USE_RECORD_INTERVAL)
     world.crash()
-    world.wait(NOTE_INTERVAL - 1)
+    world.wait(USE_RECORD_INTERVAL - 1)
     assert world.refused(hello(world, "new")).refusal.reason is Reason.LIMIT_EXCEEDED
     worker.connect()
-    world.wait(2 * NOTE_INTERVAL)
+    world.wait(2 * USE_RECORD_INTERVAL)
     assert world.refused(hello(world, "new")).refusal.reason is Reason.LIMIT_EXCEEDED
     worker.goodbye()
-    world.wait(NOTE_INTERVAL)
+    world.wait(USE_RECORD_INTERVAL)
     world.do(hello(world, "new"))
     assert world.coordinator.runs.keys() == {"new"}
 
@@ -245,7 +250,7 @@ def test_nothing_holds_a_forgotten_run(world: World):
     one.die()
     close(world)
     assert forgotten_after(world) == CLOSED
-    assert world.coordinator.next_deadline() is None or world.coordinator.forgetting._reviews._armed == {}
+    assert world.coordinator.next_deadline() is None or world.coordinator.reaper._reviews._armed == {}
     assert world.coordinator._timers._armed == {}
 
 
@@ -255,7 +260,7 @@ def test_what_was_to_be_looked_at_later_does_not_keep_runs_that_were_closed_and_
         close(world, f"job{number}")
     world.wait(2 * CLOSED)
     assert not world.coordinator.runs
-    assert len(world.coordinator.forgetting._reviews._heap) < 100
+    assert len(world.coordinator.reaper._reviews._heap) < 100
 
 
 def test_a_process_that_comes_back_from_before_is_told_so(world: World):
@@ -276,25 +281,27 @@ def test_a_process_that_comes_back_from_before_is_told_so(world: World):
 
 
 def test_many_are_forgotten_a_few_at_a_time(world: World):
-    many = 3 * MOST_AT_ONCE + 7
+    many = 3 * MAX_RUNS_PER_REVIEW + 7
     for number in range(many):
         close(world, f"job{number}", create=True)
     steps = []
     while world.coordinator.runs:
         world.tick()
         steps.append((world.now, len(world.last.forgotten)))
-    assert [count for _, count in steps] == [MOST_AT_ONCE] * 3 + [7]
+    assert [count for _, count in steps] == [MAX_RUNS_PER_REVIEW] * 3 + [7]
     begin = steps[0][0]
-    assert [at - begin for at, _ in steps] == pytest.approx([0, PAUSE, 2 * PAUSE, 3 * PAUSE])
+    assert [at - begin for at, _ in steps] == pytest.approx(
+        [0, REVIEW_PAUSE, 2 * REVIEW_PAUSE, 3 * REVIEW_PAUSE]
+    )
 
 
 def test_a_tick_for_something_else_does_not_hurry_them(world: World):
-    for number in range(2 * MOST_AT_ONCE):
+    for number in range(2 * MAX_RUNS_PER_REVIEW):
         close(world, f"job{number}", create=True)
     world.tick()
     world.do(Tick())
     assert world.last == Effects()
-    assert len(world.coordinator.runs) == MOST_AT_ONCE
+    assert len(world.coordinator.runs) == MAX_RUNS_PER_REVIEW
 
 
 # ---------------------------------------------------------------------- restarts
@@ -316,7 +323,7 @@ def test_a_restart_leaves_everyone_time_to_come_back(world: World):
     world.start(0).goodbye()
     world.now += 100 * IDLE
     world.crash()
-    assert forgotten_after(world) == NOTE_INTERVAL
+    assert forgotten_after(world) == USE_RECORD_INTERVAL
 
 
 def test_a_run_of_an_older_version_counts_from_the_start_and_that_is_written_down(world: World):
@@ -341,7 +348,7 @@ def test_uses_are_written_down_now_and_then_and_not_each_time(world: World):
     for _ in range(100):
         world.do(StoreRequest(world.new_session(), RUN, operation))
         written += any(isinstance(record, RunRecord) for record in world.last.records)
-        world.wait(NOTE_INTERVAL / 10)
+        world.wait(USE_RECORD_INTERVAL / 10)
     assert written == 10
 
 
@@ -446,19 +453,19 @@ class Use(RuleBasedStateMachine):
         in_use = set(self.sessions.values()) | set(self.waits.values())
         for run, last in list(self.last.items()):
             keep = SHORT.closed if run in self.closed else SHORT.idle
-            grace = min(keep, NOTE_INTERVAL)
+            grace = min(keep, USE_RECORD_INTERVAL)
             if run in in_use:
                 assert run in known
             elif run not in known:
                 # What was written down of its last use may be as old as that; but nobody loses it at a start.
                 restarted = self.started >= last
                 assert now >= (
-                    max(last + keep - NOTE_INTERVAL, self.started + grace) if restarted else last + keep
+                    max(last + keep - USE_RECORD_INTERVAL, self.started + grace) if restarted else last + keep
                 )
                 del self.last[run]
                 self.closed.discard(run)
             else:
-                assert now < max(last + keep, self.started + grace) + TTL + 3 * PAUSE
+                assert now < max(last + keep, self.started + grace) + TTL + 3 * REVIEW_PAUSE
         assert known <= self.last.keys()
 
     @invariant()

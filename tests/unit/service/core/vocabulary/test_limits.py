@@ -96,7 +96,7 @@ def test_limits_not_luck_a_refused_payload_opens_no_barrier_and_sets_no_deadline
         event = Arrive(world.clients[0].session, CKPT, 0, 0.5, (Arrival(0, b"x" * 11),))
         world.refused(event)
         assert world.group().open is None
-        assert world.group().speakers[0].last is None
+        assert world.group().owners[0].last is None
         assert world.coordinator.next_deadline() is None
 
 

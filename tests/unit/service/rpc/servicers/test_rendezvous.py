@@ -193,7 +193,7 @@ async def test_a_refusal_ends_the_stream():
         assert odd.told == []
         assert (await a.ends()).reason is Reason.RENDEZVOUS_TIMED_OUT
         assert a.kinds == ["standing"]
-        assert service.driver.coordinator.attendances == {}
+        assert service.driver.coordinator.node_streams == {}
 
 
 @in_virtual_time

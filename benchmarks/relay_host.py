@@ -12,24 +12,24 @@ from pathlib import Path
 
 import uvloop
 
-from muster.relay.counts import Counts
-from muster.relay.listening import listen_at
-from muster.relay.running import RelayConfig, start
+from muster.relay.listen_address import parse_listen_address
+from muster.relay.server import RelayConfig, start
+from muster.relay.stats import RelayStats
 from muster.service.version import VERSION
 
 
 async def host(upstream: str, count: int, folder: Path, report: Path) -> None:
     """Run so many relays until the input ends."""
-    counts = Counts()
+    stats = RelayStats()
     relays = [
         await start(
             RelayConfig(
-                listen=listen_at(f"unix://{folder}/{number}.sock"),
+                listen=parse_listen_address(f"unix://{folder}/{number}.sock"),
                 upstream=upstream,
                 name=f"node-{number}:{os.getpid()}",
                 version=VERSION,
             ),
-            counts,
+            stats,
         )
         for number in range(count)
     ]
@@ -38,8 +38,8 @@ async def host(upstream: str, count: int, folder: Path, report: Path) -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     cpu = time.process_time() - began
     told = {
-        "cpu_us_per_arrival": cpu * 1e6 / max(counts.arrivals, 1),
-        "arrivals_per_message": counts.arrivals / max(counts.messages, 1),
+        "cpu_us_per_arrival": cpu * 1e6 / max(stats.arrivals, 1),
+        "arrivals_per_message": stats.arrivals / max(stats.messages, 1),
     }
     write_down(report, told)
     assert relays

@@ -9,13 +9,7 @@ from grpc_status import rpc_status
 from muster.client.credentials import TOKEN_REFUSED, Credentials
 from muster.client.replicas import Search, Target
 
-PROTOCOL_VERSION = 1
-"""The version of ``muster.v1`` that is spoken on streams."""
-
-RELAY_HEADER = "muster-relay-bin"
-"""In it a relay names itself in each call that it passes on."""
-
-MOST_METADATA = 131_072
+MAX_METADATA_BYTES = 131_072
 """Bytes of a call's headers."""
 
 CHANNEL_OPTIONS = [
@@ -32,8 +26,8 @@ CHANNEL_OPTIONS = [
     # client closes it first, which may take up to twice this time.
     ("grpc.client_idle_timeout_ms", 4_000),
     # A refusal names nodes, and travels in a header.
-    ("grpc.max_metadata_size", MOST_METADATA),
-    ("grpc.absolute_max_metadata_size", MOST_METADATA),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
 ]
 
 NOT_LEADER, DRAINING = "NOT_LEADER", "COORDINATOR_DRAINING"

@@ -1,4 +1,4 @@
-"""A relay beside a node's workers: it folds what they say into one stream to the coordinator.
+"""A relay beside a node's workers: it folds their messages into one stream to the coordinator.
 
 It speaks the coordinator's protocol on both sides, holds no truth, and may die at any time.
 """

@@ -1,6 +1,6 @@
-"""What a relay refuses on its own: what would end the stream that many share, or is no message at all.
+"""Refusals of a relay: for messages that it cannot read, or that would end the stream that many share.
 
-All else it hands on, and the coordinator judges it.
+It forwards all other messages, and the coordinator judges them.
 """
 
 from google.protobuf.any_pb2 import Any
@@ -13,17 +13,15 @@ from google.rpc.code_pb2 import (
 )
 from google.rpc.error_details_pb2 import ErrorInfo
 
+from muster.client.protocol import ERROR_DOMAIN
 from muster.v1 import session_pb2 as pb
-
-DOMAIN = "muster"
-"""The ``domain`` of every ErrorInfo."""
 
 
 class Refused(Exception):
-    """What a stream from below said cannot be taken; the stream ends with it.
+    """The relay does not accept a message or a call; the stream or call ends with the refusal.
 
     Args:
-        refusal: what it is told.
+        refusal: what its sender receives.
     """
 
     def __init__(self, refusal: pb.Refusal) -> None:
@@ -32,12 +30,12 @@ class Refused(Exception):
 
 
 def invalid(field: str, value: object, why: str) -> Refused:
-    """A field that no coordinator takes."""
+    """Refuse a field that no coordinator accepts."""
     return Refused(_refusal(INVALID_ARGUMENT, "INVALID_ARGUMENT", f"{field} = {value}: {why}.", field=field))
 
 
 def not_a_message(data: bytes, why: object) -> Refused:
-    """Bytes of another protocol, or of a newer one."""
+    """Refuse bytes of another protocol, or of a newer one."""
     return Refused(
         _refusal(
             INVALID_ARGUMENT,
@@ -49,7 +47,7 @@ def not_a_message(data: bytes, why: object) -> Refused:
 
 
 def too_large(size: int, most: int) -> Refused:
-    """A message that the coordinator would take from nobody."""
+    """Refuse a message that is too large for the coordinator."""
     return Refused(
         _refusal(
             RESOURCE_EXHAUSTED,
@@ -93,7 +91,7 @@ def hello_repeated() -> Refused:
 
 
 def not_in_session(rank: int, prefix: str, sequence: int | None) -> pb.Refusal:
-    """An arrival or a join for a rank that speaks on another stream; this one goes on."""
+    """Refuse an arrival or a join for a rank of another stream; this stream continues."""
     refusal = _refusal(
         INVALID_ARGUMENT,
         "RANK_NOT_IN_SESSION",
@@ -106,7 +104,7 @@ def not_in_session(rank: int, prefix: str, sequence: int | None) -> pb.Refusal:
 
 
 def replaced(process: pb.Process) -> pb.Refusal:
-    """A process that has come back before its old stream was seen to end."""
+    """End the old stream of a process that has connected again."""
     return _refusal(
         ABORTED,
         "SESSION_REPLACED",
@@ -116,7 +114,7 @@ def replaced(process: pb.Process) -> pb.Refusal:
 
 
 def slow_consumer(waiting: int) -> pb.Refusal:
-    """Refuse a guest that does not read its messages."""
+    """Refuse a caller that does not read its messages."""
     return _refusal(
         RESOURCE_EXHAUSTED,
         "SLOW_CONSUMER",
@@ -136,7 +134,7 @@ def unread(held: int) -> Refused:
 
 
 def upstream_lost(why: str) -> pb.Refusal:
-    """Say that the relay's own stream broke: the guest connects again, and repeats what is open."""
+    """Say that the relay's own stream broke: the caller connects again, and repeats what is open."""
     return _refusal(
         UNAVAILABLE,
         "UPSTREAM_LOST",
@@ -145,7 +143,7 @@ def upstream_lost(why: str) -> pb.Refusal:
 
 
 def cut_off(why: str) -> pb.Refusal:
-    """Say that the relay reaches no coordinator: the guest connects directly if it can."""
+    """Say that the relay reaches no coordinator: the caller connects directly if it can."""
     return _refusal(
         UNAVAILABLE,
         "RELAY_CUT_OFF",
@@ -155,7 +153,7 @@ def cut_off(why: str) -> pb.Refusal:
 
 
 def draining() -> pb.Refusal:
-    """Say that the relay stops: the guest goes on without it."""
+    """Say that the relay stops: the caller continues without it."""
     return _refusal(
         UNAVAILABLE, "RELAY_CUT_OFF", "this relay is stopping. Connect directly; nothing has failed."
     )
@@ -163,12 +161,12 @@ def draining() -> pb.Refusal:
 
 def _refusal(code: int, reason: str, message: str, **metadata: str) -> pb.Refusal:
     packed = Any()
-    packed.Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    packed.Pack(ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=metadata))
     return pb.Refusal(code=code, message=message, error_info=packed)
 
 
 def info_of(refusal: pb.Refusal) -> ErrorInfo:
-    """A refusal's details for programs."""
+    """Return a refusal's details for programs."""
     info = ErrorInfo()
     refusal.error_info.Unpack(info)
     return info

@@ -1,28 +1,28 @@
-"""A relay on a thread of its own, for a process that has something else to do: torchrun's agent."""
+"""A relay on its own thread, for a process with other work: torchrun's agent."""
 
 import asyncio
 import logging
 import os
 import threading
 
-from muster.relay.counts import Counts
-from muster.relay.running import RelayConfig, start
+from muster.relay.server import RelayConfig, start
+from muster.relay.stats import RelayStats
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 10.0
-"""Seconds that a relay has to begin to listen; milliseconds are usual."""
+"""Seconds that a relay has to start to listen; milliseconds are usual."""
 
 
 class RelayThread:
-    """A relay that runs beside what its process does, and never in its way.
+    """A relay that runs beside the other work of its process.
 
     Args:
-        config: what it is to do.
+        config: its settings.
 
     Raises:
         ListenError: it may not listen there.
-        RuntimeError: it cannot begin.
+        RuntimeError: it cannot start.
     """
 
     def __init__(self, config: RelayConfig) -> None:
@@ -43,7 +43,7 @@ class RelayThread:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address where it listens."""
         return self._config.listen.address
 
     def _run(self) -> None:
@@ -59,22 +59,22 @@ class RelayThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        served = await start(self._config, Counts())
+        served = await start(self._config, RelayStats())
         self._started.set()
         await self._stop.wait()
         await served.stop()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ask its workers to connect directly, and end it; in a forked child it does nothing.
+        """Ask its workers to connect directly, and end it; do nothing in a forked child.
 
         Args:
-            timeout: seconds to wait for its end.
+            timeout: seconds to wait for the end.
         """
         if os.getpid() != self._owner or self._loop is None or self._stop is None:
             return
         try:
             self._loop.call_soon_threadsafe(self._stop.set)
         except RuntimeError:
-            return  # It has ended by itself.
-        if self._thread is not threading.current_thread():  # As where the garbage collector calls it.
+            return  # The loop has ended already.
+        if self._thread is not threading.current_thread():  # The garbage collector may call it there.
             self._thread.join(timeout)

@@ -1,12 +1,12 @@
-"""The way up: one connection to the coordinator that leads, for all lines and all calls.
+"""The connection to the leading coordinator, for all upstream streams and all calls of a relay.
 
-A stream that breaks is not opened again: its line is over, and whoever spoke on it comes back and finds
-another. So nothing has to be remembered here.
+A stream that breaks is not opened again: its processes reconnect and get another one. So the relay has
+nothing to remember.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -14,38 +14,30 @@ from typing import Any
 import grpc
 
 from muster.client.addresses import target_of
-from muster.client.calls import (
-    PROTOCOL_VERSION,
-    RELAY_HEADER,
-    channel_options,
-    explain,
-    reason_of,
-    search_on,
-)
+from muster.client.calls import channel_options, explain, reason_of, search_on
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
+from muster.client.protocol import PROTOCOL_VERSION, RELAY_HEADER, TTL_PINGS
 from muster.client.replicas import Replicas, Search, Target
 from muster.relay import refusals
-from muster.relay.counts import Counts
-from muster.relay.line import PATIENCE, Line
-from muster.relay.streams import MAX_UNSENT, Outbox
+from muster.relay.stats import RelayStats
+from muster.relay.upstream_stream import FOLD_WINDOW, UpstreamStream
+from muster.serving.outbox import Outbox
 from muster.v1 import session_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
 CONNECT = "/muster.v1.SessionService/Connect"
-HOLD = 3.0
-"""Seconds for which who asks for the coordinator is kept waiting while it is searched for. After that who can
-reach it without the relay should: well within the session TTL."""
-KEEPALIVES = 3
-"""Among several coordinators, so many of the keepalives that they ask for are the lease TTL."""
-TAKING_OVER = 1.5
-"""Seconds from a lease's end until the next leader has answered."""
-RECONNECT = 500
-"""Milliseconds between two attempts to connect. gRPC's own pause grows up to two minutes, and calls that are
-held meanwhile share the connection: they would not see that the coordinator is back."""
+MAX_SEARCH_TIME = 3.0
+"""Seconds that a caller waits while the relay searches for the coordinator. Then it should connect without
+the relay, well within the session TTL."""
+TAKEOVER_TIME = 1.5
+"""Seconds from the end of a lease until the next leader has answered."""
+RECONNECT_MS = 500
+"""Milliseconds between two attempts to connect. gRPC's own pause grows up to two minutes, and waiting calls
+share the connection: they would not see that the coordinator is back."""
 GOODBYE_TIMEOUT = 2.0
-"""Seconds that the coordinator has to end a stream on which nobody speaks any more."""
+"""Seconds that the coordinator has to end a stream after its goodbye."""
 
 
 class Upstream:
@@ -55,173 +47,165 @@ class Upstream:
         endpoint: of the coordinator, its replicas, or another relay.
         name: of this relay, for people: its host and process id.
         version: of this relay.
-        counts: what is measured.
-        patience: as :class:`~muster.relay.line.Line`.
+        stats: what is measured.
+        fold_window: as :class:`~muster.relay.upstream_stream.UpstreamStream`.
     """
 
     def __init__(
-        self, endpoint: str, *, name: str, version: str, counts: Counts, patience: float = PATIENCE
+        self, endpoint: str, *, name: str, version: str, stats: RelayStats, fold_window: float = FOLD_WINDOW
     ) -> None:
         self.replicas = Replicas(endpoint)
         self._name = name
         self._version = version
-        self._counts = counts
-        self._patience = patience
+        self._stats = stats
+        self._fold_window = fold_window
         self._channels: dict[Target, grpc.aio.Channel] = {}
         self._latest: Target | None = None
-        """Whose connection was asked for last: it stays open when nobody uses it."""
+        """The target of the latest call: its connection stays open without users."""
         self._users: dict[Target, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outboxes: dict[Line, Outbox] = {}
-        """Of the lines that are not over."""
-        self.hold = HOLD
-        """As ``HOLD``; less where the session TTL is short, more where another may lead soon."""
+        self.search_time = MAX_SEARCH_TIME
+        """As ``MAX_SEARCH_TIME``; less with a short session TTL, more if another may lead soon."""
 
     def addresses(self) -> list[str]:
-        """Of the coordinators, as far as they are known."""
+        """Return the known addresses of the coordinators."""
         return self.replicas.known()
 
     def cut_off(self, why: str) -> None:
-        """Somebody wanted the coordinator, and it was not reached in time: logged until it answers again.
+        """Note that the relay did not reach the coordinator in time; logged once until it answers again.
 
         Args:
             why: for people.
         """
-        if self._counts.connected or not self._counts.cut_offs:
+        if self._stats.connected or not self._stats.cut_offs:
             logger.warning(
-                "this relay does not reach the coordinator (%s); who can connects without it", why.rstrip(".")
+                "this relay does not reach the coordinator (%s); callers that can connect without it",
+                why.rstrip("."),
             )
-        self._counts.cut_off()
+        self._stats.cut_off()
 
-    # ------------------------------------------------------------------ lines
+    # ------------------------------------------------------------------ streams
 
-    def open_line(self, run_id: str, generation: int, over: Callable[[Line], None]) -> Line:
-        """Make a line, and begin to connect it.
+    def open_stream(
+        self, run_id: str, generation: int, on_closed: Callable[[UpstreamStream], None]
+    ) -> UpstreamStream:
+        """Make a stream, and start to connect it.
 
         Args:
-            run_id: the run of all who speak on it.
-            generation: theirs.
-            over: is called once, when nobody may come to it any more.
+            run_id: the run of all its processes.
+            generation: their generation.
+            on_closed: is called once, when the stream accepts no more processes.
         """
         loop = asyncio.get_running_loop()
-        outbox = Outbox()
         task: asyncio.Task[None]
 
-        def is_over(line: Line) -> None:
-            over(line)
-            del self._outboxes[line]
-            if line.ended:
-                outbox.close()
+        def close(stream: UpstreamStream) -> None:
+            on_closed(stream)
+            if stream.ended:
+                stream.outbox.close()
                 task.cancel()
             else:
                 loop.call_later(GOODBYE_TIMEOUT, task.cancel)
 
-        line = Line(
+        stream = UpstreamStream(
             run_id,
             generation,
-            say=lambda request: outbox.put(request.SerializeToString()),
-            after=loop.call_later,
-            over=is_over,
-            counts=self._counts,
-            patience=self._patience,
+            outbox=Outbox(),
+            call_later=loop.call_later,
+            on_closed=close,
+            stats=self._stats,
+            fold_window=self._fold_window,
         )
-        self._outboxes[line] = outbox
-        task = loop.create_task(self._carry(line, outbox), name=f"muster-relay-line-{run_id}")
+        task = loop.create_task(self._carry(stream), name=f"muster-relay-stream-{run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return line
+        return stream
 
-    async def room(self, lines: Iterable[Line]) -> None:
-        """Wait while the coordinator does not take what is said on one of these lines."""
-        for line in lines:
-            if (outbox := self._outboxes.get(line)) is not None:
-                await outbox.room(MAX_UNSENT)
-
-    async def _carry(self, line: Line, outbox: Outbox) -> None:
-        """Find the coordinator, and be its stream for as long as it lasts."""
-        self._counts.lines += 1
+    async def _carry(self, stream: UpstreamStream) -> None:
+        """Find the coordinator, and carry the stream until its connection ends."""
+        self._stats.upstream_streams += 1
         search = Search(self.replicas)
         try:
-            why = await self._find(line, outbox, search)
-            if line.welcome is None:
-                if not line.ended:
+            why = await self._find(stream, search)
+            if stream.welcome is None:
+                if not stream.ended:
                     self.cut_off(why)
-                line.end(refusals.cut_off(why))
+                stream.end(refusals.cut_off(why))
             else:
-                self._counts.reconnects += not line.deserted
-                line.end(refusals.upstream_lost(why))
+                self._stats.reconnects += not stream.closed
+                stream.end(refusals.upstream_lost(why))
         finally:
-            self._counts.lines -= 1
-            outbox.close()
-            # By a cancellation, too: whoever speaks here must not wait for what does not come.
-            line.end(refusals.upstream_lost("its stream was ended"))
+            self._stats.upstream_streams -= 1
+            stream.outbox.close()
+            # Also after a cancellation: callers must not wait for a stream that is gone.
+            stream.end(refusals.upstream_lost("its stream was ended"))
 
-    async def _find(self, line: Line, outbox: Outbox, search: Search) -> str:
-        """Returns why the stream ended, or that none could be opened in time."""
+    async def _find(self, stream: UpstreamStream, search: Search) -> str:
+        """Return why the stream ended, or why none could be opened in time."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.hold) as hold:
+            async with asyncio.timeout(self.search_time) as limit:
                 while True:
                     try:
-                        pause = await self._converse(line, outbox, search, hold)
-                        if line.welcome is not None:
+                        pause = await self._converse(stream, search, limit)
+                        if stream.welcome is not None:
                             return "it ended the stream"
                     except grpc.aio.AioRpcError as error:
-                        # Looking a name up may take long, and the loop is everyone's.
+                        # A look-up of a name may take long, and must not stop the loop.
                         pause = await asyncio.to_thread(search_on, search, error)
-                        if line.welcome is not None:
+                        if stream.welcome is not None:
                             return explain(error)
                     except EnvironmentValueError as error:
                         pause = search.again(str(error))
-                    if line.ended:
+                    if stream.ended:
                         return "it was refused"
                     await asyncio.sleep(pause)
         return search.said
 
-    async def _converse(self, line: Line, outbox: Outbox, search: Search, hold: asyncio.Timeout) -> float:
-        """Open a stream and read it to its end. Returns a pause, if it was not welcomed."""
+    async def _converse(self, stream: UpstreamStream, search: Search, limit: asyncio.Timeout) -> float:
+        """Open a connection and read it to its end. Return a pause if there was no Welcome."""
         target = search.begin()
         async with self.channel(target) as channel:
             call: Any = channel.stream_stream(CONNECT)(metadata=await self.metadata(search, target))
             try:
-                await call.write(self._hello(line))
+                await call.write(self._hello(stream))
                 data = await call.read()
                 if data is grpc.aio.EOF:
                     return search.again("it ended the stream before it answered")
                 first = pb.ConnectResponse.FromString(data)
                 if first.HasField("refusal"):
                     if _knows_no_relays(first.refusal):
-                        why = f"it is of a version that knows no relays: {first.refusal.message}"
+                        why = f"its version does not support relays: {first.refusal.message}"
                         self.cut_off(why)
-                        line.end(refusals.cut_off(why))
+                        stream.end(refusals.cut_off(why))
                     else:
-                        self._counts.connected = True
-                        line.end(first.refusal, tell=True)
+                        self._stats.connected = True
+                        stream.end(first.refusal, announce=True)
                     return search.again(first.refusal.message)
                 if self._must_ping_faster(first.welcome, target):
                     return 0.0
                 search.answered()
-                hold.reschedule(None)
-                self._counts.connected = True
-                line.hear(data)
-                await self._carry_both_ways(call, line, outbox)
+                limit.reschedule(None)
+                self._stats.connected = True
+                stream.receive(data)
+                await self._carry_both_ways(call, stream)
                 return 0.0
             finally:
                 call.cancel()
 
-    async def _carry_both_ways(self, call: Any, line: Line, outbox: Outbox) -> None:
-        writer = asyncio.create_task(outbox.write(lambda _, take: call.write(take())))
+    async def _carry_both_ways(self, call: Any, stream: UpstreamStream) -> None:
+        writer = asyncio.create_task(stream.outbox.write(lambda _, take: call.write(take())))
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
-                line.hear(data)
+                stream.receive(data)
         finally:
             writer.cancel()
             with suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
                 await writer
 
-    def _hello(self, line: Line) -> bytes:
+    def _hello(self, stream: UpstreamStream) -> bytes:
         hello = pb.Hello(
-            run_id=line.run_id,
-            generation=line.generation,
+            run_id=stream.run_id,
+            generation=stream.generation,
             sdk_version=self._version,
             protocol_version=PROTOCOL_VERSION,
             relay=self._name,
@@ -229,25 +213,25 @@ class Upstream:
         return pb.ConnectRequest(hello=hello).SerializeToString()
 
     def _must_ping_faster(self, welcome: pb.Welcome, target: Target) -> bool:
-        """Whether this connection would notice too late that it is lost, and must be replaced."""
-        keepalive_ms = welcome.keepalive_ms or welcome.session_ttl_ms // 3
+        """Return whether this connection would notice its loss too late, and must be replaced."""
+        keepalive_ms = welcome.keepalive_ms or welcome.session_ttl_ms // TTL_PINGS
         self.replicas.learn(welcome.replicas, keepalive_ms)
-        lease_ttl_ms = welcome.keepalive_ms * KEEPALIVES if len(welcome.replicas) > 1 else 0
-        self.hold = hold_within(welcome.session_ttl_ms, lease_ttl_ms)
+        lease_ttl_ms = welcome.keepalive_ms * TTL_PINGS if len(welcome.replicas) > 1 else 0
+        self.search_time = search_time(welcome.session_ttl_ms, lease_ttl_ms)
         return keepalive_ms < target.keepalive_ms
 
     # ------------------------------------------------------------------ channels
 
     @asynccontextmanager
     async def channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
-        """The connection to a coordinator, shared by all who use it.
+        """Return the connection to a coordinator, shared by all its users.
 
-        It is closed when nobody uses it and another one has been asked for.
+        It is closed when it has no users and another one has been opened.
 
         Raises:
             EnvironmentValueError: the token or a certificate cannot be used.
         """
-        # For how long an attempt to connect may take is no matter of whose connection it is.
+        # Targets that differ in the connect timeout alone share a connection.
         key = replace(target, connect_timeout_ms=0)
         if key not in self._channels:
             self._channels[key] = _open(target)
@@ -256,7 +240,7 @@ class Upstream:
         try:
             yield self._channels[key]
         except grpc.aio.AioRpcError as error:
-            # Another may need other certificates; this one is not closed while others use it.
+            # The next connection may use new certificates. This one stays open while others use it.
             silent = error.code() is grpc.StatusCode.UNAVAILABLE and not reason_of(error)
             if silent and self._users[key] == 1:
                 await self._close(key)
@@ -275,7 +259,7 @@ class Upstream:
             await channel.close()
 
     async def metadata(self, search: Search, target: Target) -> list[tuple[str, str | bytes]]:
-        """Return the headers of a call: the relay's own token and name, and nothing of its caller.
+        """Return the headers of a call: the relay's own token and name, and none of its caller's.
 
         Raises:
             EnvironmentValueError: the token cannot be used.
@@ -297,26 +281,26 @@ class Upstream:
             await self._close(key)
 
 
-def hold_within(session_ttl_ms: int, lease_ttl_ms: int = 0) -> float:
-    """How long to keep those waiting who must be back within the session TTL.
+def search_time(session_ttl_ms: int, lease_ttl_ms: int = 0) -> float:
+    """Return how long callers wait at the relay that must be back within the session TTL.
 
-    A stream that falls silent is missed on both sides within two thirds of it, and then the coordinator
-    begins to count: a third that is spent here leaves time for the way without the relay.
+    Both sides notice within two thirds of the TTL that a stream is silent, and then the coordinator starts to
+    count. If the relay uses a third for the search, enough time is left to connect without the relay.
 
-    Among several coordinators the leader is likely to be lost. Nobody can go on before its lease is over and
-    another one leads, and who went elsewhere meanwhile would stay there, with a stream of its own. There
-    this side misses it first, by the lease's shorter keepalive, so two thirds may be spent.
+    Among several coordinators, the leader is probably lost. No coordinator leads before its lease ends, and
+    callers that connected directly would stay there, each with its own stream. Here this side notices the
+    loss first, by the lease's shorter keepalive, so the search may take two thirds.
 
     Args:
         session_ttl_ms: milliseconds.
-        lease_ttl_ms: milliseconds; 0: there is but one coordinator.
+        lease_ttl_ms: milliseconds; 0: there is only one coordinator.
 
     Returns:
         Seconds.
     """
     if lease_ttl_ms:
-        return min(lease_ttl_ms / 1000 + TAKING_OVER, session_ttl_ms / 1500)
-    return min(HOLD, session_ttl_ms / 3000)
+        return min(lease_ttl_ms / 1000 + TAKEOVER_TIME, session_ttl_ms / 1500)
+    return min(MAX_SEARCH_TIME, session_ttl_ms / 3000)
 
 
 def _open(target: Target) -> grpc.aio.Channel:
@@ -324,8 +308,8 @@ def _open(target: Target) -> grpc.aio.Channel:
     address = target_of(target.address)
     options = [
         *channel_options(target),
-        ("grpc.initial_reconnect_backoff_ms", RECONNECT),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
     ]
     tls = credentials.channel_credentials()
     if tls is None:
@@ -336,7 +320,7 @@ def _open(target: Target) -> grpc.aio.Channel:
 
 
 def _knows_no_relays(refusal: pb.Refusal) -> bool:
-    """Whether a coordinator before 0.2 has missed the processes in a relay's Hello."""
+    """Return whether a coordinator before 0.2 refused a relay's Hello because it names no processes."""
     info = refusals.info_of(refusal)
     given = info.metadata.get("field")
     return bool(info.reason == "INVALID_ARGUMENT" and given == "processes")

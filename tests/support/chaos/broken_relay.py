@@ -1,22 +1,22 @@
-"""Relays with a fault built in, to see that the chaos harness finds it: ``KIND relay …``."""
+"""Relays with a built-in fault that the chaos harness must find: ``KIND relay …``."""
 
 import sys
 
-from muster.relay.guest import Guest
-from muster.relay.line import Line
+from muster.relay.downstream_stream import DownstreamStream
+from muster.relay.upstream_stream import UpstreamStream
 from muster.service.cli.main import app
 from muster.v1 import common_pb2
 from muster.v1 import session_pb2 as pb
 
 
 def answering() -> None:
-    """When the ranks of its node have arrived, it releases them from its own memory."""
-    told = Line.arrive
+    """Release the ranks of the node from memory when all of them have arrived."""
+    original = UpstreamStream.arrive
 
-    def arrive(self: Line, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
-        told(self, said, arrivals)
-        here = self._turns[said.prefix]
-        if here.arrived >= self._joined.get(said.prefix, set()):
+    def arrive(self: UpstreamStream, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
+        original(self, said, arrivals)
+        here = self._arrived[said.prefix]
+        if here.ranks >= self._joined.get(said.prefix, set()):
             decision = common_pb2.Decision(
                 run_id=self.run_id,
                 prefix=said.prefix,
@@ -24,31 +24,31 @@ def answering() -> None:
                 outcome=common_pb2.OUTCOME_RELEASED,
                 message="all of this node are here",
             )
-            response = pb.ConnectResponse(decision=decision, ranks=here.arrived)
-            self._give(response, response.SerializeToString())
+            response = pb.ConnectResponse(decision=decision, ranks=here.ranks)
+            self._deliver(response, response.SerializeToString())
 
-    Line.arrive = arrive  # type: ignore[assignment, method-assign]
+    UpstreamStream.arrive = arrive  # type: ignore[assignment, method-assign]
 
 
 def hiding() -> None:
-    """Nobody hears of the death of a worker."""
+    """Hide the death of a worker from the coordinator."""
 
-    def lost(self: Guest) -> None:
+    def connection_lost(self: DownstreamStream) -> None:
         self._over = True
 
-    Guest.lost = lost  # type: ignore[method-assign]
+    DownstreamStream.connection_lost = connection_lost  # type: ignore[method-assign]
 
 
 def eager() -> None:
-    """Who arrives first arrives for its whole node."""
-    told = Line.arrive
+    """Let the first arrival of a node arrive for all its ranks."""
+    original = UpstreamStream.arrive
 
-    def arrive(self: Line, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
+    def arrive(self: UpstreamStream, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
         here = {one.rank for one in arrivals}
         others = self._joined.get(said.prefix, set()) - here
-        told(self, said, [*arrivals, *(pb.Arrival(rank=rank) for rank in others)])
+        original(self, said, [*arrivals, *(pb.Arrival(rank=rank) for rank in others)])
 
-    Line.arrive = arrive  # type: ignore[assignment, method-assign]
+    UpstreamStream.arrive = arrive  # type: ignore[assignment, method-assign]
 
 
 KINDS = {"answering": answering, "hiding": hiding, "eager": eager}

@@ -1,12 +1,13 @@
-"""A line with nothing above and nobody below it: what is said and told is kept."""
+"""A relay without a coordinator and workers: a test plays both ends, and reads what the relay sends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster.relay.counts import Counts
-from muster.relay.guest import Guest
-from muster.relay.line import Line
-from muster.relay.relay import Relay
+from muster.relay.downstream_stream import DownstreamStream
+from muster.relay.router import StreamRouter
+from muster.relay.stats import RelayStats
+from muster.relay.upstream_stream import UpstreamStream
+from muster.serving.outbox import Outbox
 from muster.v1 import session_pb2 as pb
 
 WELCOME = pb.Welcome(epoch=1, session_ttl_ms=10_000, max_payload_bytes=100, coordinator_version="1")
@@ -14,7 +15,7 @@ WELCOME = pb.Welcome(epoch=1, session_ttl_ms=10_000, max_payload_bytes=100, coor
 
 @dataclass
 class Timers:
-    """A clock that stands still until it is told to go on."""
+    """Timers that fire when a test says so."""
 
     waiting: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
@@ -39,98 +40,98 @@ class Handle:
             self.timers.waiting.remove(self.entry)
 
 
-class Above:
-    """The coordinator's end of a line; a test answers for it."""
+class UpstreamEnd:
+    """The coordinator's end of an upstream stream; a test answers for it."""
 
-    def __init__(self, run_id: str, generation: int, over: Callable[[Line], None], house: "House") -> None:
-        self.said: list[pb.ConnectRequest] = []
-        self.line = Line(
+    def __init__(
+        self, run_id: str, generation: int, on_closed: Callable[[UpstreamStream], None], bench: "RelayBench"
+    ) -> None:
+        self.stream = UpstreamStream(
             run_id,
             generation,
-            say=self._say,
-            after=house.timers.after,
-            over=over,
-            counts=house.counts,
+            outbox=Outbox(),
+            call_later=bench.timers.after,
+            on_closed=on_closed,
+            stats=bench.stats,
         )
 
-    def _say(self, request: pb.ConnectRequest) -> None:
-        said = pb.ConnectRequest()
-        said.CopyFrom(request)
-        self.said.append(said)
-
     def take(self) -> list[pb.ConnectRequest]:
-        """What was said since the last look."""
-        said, self.said = self.said, []
-        return said
+        """Return the messages since the last call."""
+        sent = []
+        while (data := self.stream.outbox.take()) is not None:
+            sent.append(pb.ConnectRequest.FromString(data))
+        return sent
 
     def kinds(self) -> list[str | None]:
         return [request.WhichOneof("message") for request in self.take()]
 
-    def hear(self, **message: object) -> None:
-        self.line.hear(pb.ConnectResponse(**message).SerializeToString())  # type: ignore[arg-type]
+    def answer(self, **message: object) -> None:
+        self.stream.receive(pb.ConnectResponse(**message).SerializeToString())  # type: ignore[arg-type]
 
     def welcome(self) -> None:
-        self.hear(welcome=WELCOME)
+        self.answer(welcome=WELCOME)
 
-    def let_in(self, *ordinals: int) -> None:
-        self.hear(entered=pb.Entered(entries=[pb.Entry(ordinal=one) for one in ordinals]))
+    def admit(self, *ordinals: int) -> None:
+        self.answer(entered=pb.Entered(entries=[pb.Entry(ordinal=one) for one in ordinals]))
 
 
-class House:
-    """A relay, its lines' other ends, and its clock."""
+class RelayBench:
+    """A relay, the coordinator's ends of its streams, and its timers."""
 
     def __init__(self) -> None:
         self.timers = Timers()
-        self.counts = Counts()
-        self.aboves: list[Above] = []
-        self.relay = Relay(self._open, lambda: ["coordinator:7550"], "test")
+        self.stats = RelayStats()
+        self.upstreams: list[UpstreamEnd] = []
+        self.router = StreamRouter(self._open, lambda: ["coordinator:7550"], "test")
 
-    def _open(self, run_id: str, generation: int, over: Callable[[Line], None]) -> Line:
-        above = Above(run_id, generation, over, self)
-        self.aboves.append(above)
-        return above.line
+    def _open(
+        self, run_id: str, generation: int, on_closed: Callable[[UpstreamStream], None]
+    ) -> UpstreamStream:
+        upstream = UpstreamEnd(run_id, generation, on_closed, self)
+        self.upstreams.append(upstream)
+        return upstream.stream
 
     @property
-    def above(self) -> Above:
-        """The other end of the newest line."""
-        return self.aboves[-1]
+    def upstream(self) -> UpstreamEnd:
+        """The coordinator's end of the newest upstream stream."""
+        return self.upstreams[-1]
 
-    def stream(self, refused_runs: tuple[str, ...] = ()) -> "Below":
-        return Below(self, refused_runs)
+    def stream(self, refused_runs: tuple[str, ...] = ()) -> "DownstreamEnd":
+        return DownstreamEnd(self, refused_runs)
 
-    def worker(self, rank: int, incarnation: str = "", run_id: str = "job") -> "Below":
-        """A worker that says hello."""
+    def worker(self, rank: int, incarnation: str = "", run_id: str = "job") -> "DownstreamEnd":
+        """Connect a worker, which sends its Hello."""
         below = self.stream()
         below.say(hello=hello(rank, incarnation=incarnation or f"life-{rank}", run_id=run_id))
         return below
 
-    def workers(self, *ranks: int) -> list["Below"]:
-        """Workers that the coordinator has let in, and that have joined the group ``checkpoint``."""
-        all_of_them = [self.worker(rank) for rank in ranks]
-        if self.above.line.welcome is None:
-            self.above.welcome()
+    def workers(self, *ranks: int) -> list["DownstreamEnd"]:
+        """Connect workers, admit them, and let them join the group ``checkpoint``."""
+        workers = [self.worker(rank) for rank in ranks]
+        if self.upstream.stream.welcome is None:
+            self.upstream.welcome()
         self.timers.fire()
-        self.above.let_in(*(100 + rank for rank in ranks))
-        for one in all_of_them:
+        self.upstream.admit(*(100 + rank for rank in ranks))
+        for one in workers:
             one.say(join_group=pb.JoinGroup(prefix="checkpoint", world_size=64))
         self.timers.fire()
         positions = [pb.Position(rank=rank, sequence=0) for rank in ranks]
-        self.above.hear(group_joined=pb.GroupJoined(prefix="checkpoint", positions=positions))
-        self.above.take()
-        for one in all_of_them:
+        self.upstream.answer(group_joined=pb.GroupJoined(prefix="checkpoint", positions=positions))
+        self.upstream.take()
+        for one in workers:
             one.take()
-        return all_of_them
+        return workers
 
 
-class Below:
-    """A stream from below, and what it was told."""
+class DownstreamEnd:
+    """A worker's or another relay's end of a downstream stream, and what it has received."""
 
-    def __init__(self, house: House, refused_runs: tuple[str, ...] = ()) -> None:
-        self.told: list[pb.ConnectResponse] = []
+    def __init__(self, bench: RelayBench, refused_runs: tuple[str, ...] = ()) -> None:
+        self.received: list[pb.ConnectResponse] = []
         self.over = False
         self.ending: pb.Refusal | None = None
         self._refused_runs = refused_runs
-        self.guest: Guest = house.relay.guest(self, self._check_run)
+        self.stream = DownstreamStream(bench.router, self, self._check_run)
 
     def _check_run(self, run_id: str) -> None:
         from muster.relay.refusals import invalid
@@ -139,15 +140,15 @@ class Below:
             raise invalid("run_id", run_id, "it is not for this token")
 
     def send(self, data: bytes, own: bytes = b"") -> None:
-        assert not self.over, "something is said after the end"
-        self.told.append(pb.ConnectResponse.FromString(data + own))
+        assert not self.over, "a message after the end"
+        self.received.append(pb.ConnectResponse.FromString(data + own))
 
     def end(self, refusal: pb.Refusal | None) -> None:
         assert not self.over, "the stream is ended twice"
         self.over, self.ending = True, refusal
 
     def say(self, **message: object) -> None:
-        self.guest.hear(pb.ConnectRequest(**message).SerializeToString())  # type: ignore[arg-type]
+        self.stream.receive(pb.ConnectRequest(**message).SerializeToString())  # type: ignore[arg-type]
 
     def arrive(self, rank: int, sequence: int = 0, failure: str | None = None, **more: object) -> None:
         payload, write = more.pop("payload", b""), more.pop("write", None)
@@ -165,7 +166,7 @@ class Below:
         )
 
     def take(self) -> list[pb.ConnectResponse]:
-        told, self.told = self.told, []
+        told, self.received = self.received, []
         return told
 
     def kinds(self) -> list[str | None]:

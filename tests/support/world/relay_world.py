@@ -1,8 +1,6 @@
-"""Workers, relays and the real core, joined by pipes that deliver when they are told to: no sockets, no
-clock.
+"""Workers, relays and the real core, joined by pipes that deliver when a test says so: no sockets, no clock.
 
-The workers do what the SDK's sessions do: they connect again when their stream ends, and say again what is
-open.
+The workers do what the SDK's sessions do: they connect again when their stream ends, and repeat what is open.
 """
 
 from collections import deque
@@ -10,18 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from muster.relay.counts import Counts
-from muster.relay.guest import Guest
-from muster.relay.line import Line
+from muster.relay.downstream_stream import DownstreamStream
 from muster.relay.refusals import Refused as RefusedByRelay
 from muster.relay.refusals import info_of
-from muster.relay.relay import Relay
+from muster.relay.router import StreamRouter
+from muster.relay.stats import RelayStats
+from muster.relay.upstream_stream import UpstreamStream
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.effects import Effects, Refused
 from muster.service.core.vocabulary.events import Disconnected, Event, Goodbye, Tick
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.rpc import codec, errors
+from muster.serving.outbox import Outbox
 from muster.v1 import common_pb2
 from muster.v1 import session_pb2 as pb
 from muster.v1.insight_pb2 import Inspected
@@ -149,24 +148,24 @@ class AtCoordinator:
 
 
 class AtRelay:
-    """A relay's end of a stream from below: the sink of its guest."""
+    """A relay's end of a downstream stream: its sink."""
 
     def __init__(self, node: "RelayNode", pipe: Pipe) -> None:
         self.pipe = pipe
         self.over = False
         self._node = node
-        self._guest: Guest = node.relay.guest(self, lambda _: None)
+        self._stream = DownstreamStream(node.router, self, lambda _: None)
 
     def hear(self, data: bytes) -> None:
         if self.over:
             return
         try:
-            self._guest.hear(data)
+            self._stream.receive(data)
         except RefusedByRelay as refused:
-            self._guest.end(refused.refusal, tell=True)
+            self._stream.end(refused.refusal, announce=True)
 
     def lost(self) -> None:
-        self._guest.lost()
+        self._stream.connection_lost()
         if self in self._node.below:
             self._node.below.remove(self)
 
@@ -178,18 +177,27 @@ class AtRelay:
         self.pipe.end(refusal)
 
 
-class LineEnd:
-    """The client's end of a line."""
+class PipeOutbox(Outbox):
+    """Puts the messages of an upstream stream into its pipe at once."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    pipe: Pipe
+
+    def put(self, data: bytes, own: bytes = b"") -> None:
+        self.pipe.say(data + own)
+
+
+class AtUpstreamStream:
+    """The relay's end of an upstream stream."""
+
+    def __init__(self, stream: UpstreamStream) -> None:
+        self._stream = stream
         self._welcomed = False
 
     def heard(self, data: bytes) -> None:
-        self._line.hear(data)
+        self._stream.receive(data)
 
     def ended(self, refusal: pb.Refusal | None) -> None:
-        self._line.end(refusal or pb.Refusal(code=14, message="lost"))
+        self._stream.end(refusal or pb.Refusal(code=14, message="lost"))
 
 
 class RelayNode:
@@ -202,25 +210,27 @@ class RelayNode:
         self.dead = False
         self.below: list[AtRelay] = []
         self.timers = Timers()
-        self.counts = Counts()
+        self.stats = RelayStats()
         self.pipes: list[Pipe] = []
-        self.relay = Relay(self._open, lambda: [], name)
+        self.router = StreamRouter(self._open, lambda: [], name)
 
-    def _open(self, run_id: str, generation: int, over: Callable[[Line], None]) -> Line:
-        pipe: Pipe
-        line = Line(
+    def _open(
+        self, run_id: str, generation: int, on_closed: Callable[[UpstreamStream], None]
+    ) -> UpstreamStream:
+        outbox = PipeOutbox()
+        stream = UpstreamStream(
             run_id,
             generation,
-            say=lambda request: pipe.say(request.SerializeToString()),
-            after=self.timers.after,
-            over=over,
-            counts=self.counts,
+            outbox=outbox,
+            call_later=self.timers.after,
+            on_closed=on_closed,
+            stats=self.stats,
         )
-        pipe = self._world.open(LineEnd(line), self.above)
+        pipe = outbox.pipe = self._world.open(AtUpstreamStream(stream), self.above)
         self.pipes.append(pipe)
         hello = pb.Hello(run_id=run_id, generation=generation, protocol_version=1, relay=self.name)
         pipe.say(pb.ConnectRequest(hello=hello).SerializeToString())
-        return line
+        return stream
 
     def take(self, pipe: Pipe) -> AtRelay:
         end = AtRelay(self, pipe)
@@ -228,7 +238,7 @@ class RelayNode:
         return end
 
     def die(self) -> None:
-        """All its streams end; who was connected finds out."""
+        """End all its streams; the other ends notice."""
         below, above = [end.pipe for end in self.below], self.pipes
         self.below, self.pipes = [], []
         for pipe in below:
@@ -240,7 +250,7 @@ class RelayNode:
             pipe.down.clear()
             pipe.break_server()
         self.timers.waiting.clear()
-        self.relay = Relay(self._open, lambda: [], self.name)
+        self.router = StreamRouter(self._open, lambda: [], self.name)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from muster.relay.listening import listen_at
+from muster.relay.listen_address import parse_listen_address
 from tests.support.deploy import rules
 from tests.support.deploy.helm import Helm, Manifest, Release, values_of
 
@@ -52,7 +52,7 @@ def test_the_socket_is_in_a_folder_of_the_node(releases: dict[str, Release]):
     flags, pod = flags_of(release), pod_of(release)
     (container,) = pod["containers"]
     (mount,) = container["volumeMounts"]
-    path = listen_at(flags["--listen"]).path
+    path = parse_listen_address(flags["--listen"]).path
     assert path is not None
     assert str(path.parent) == mount["mountPath"]
     assert pod["volumes"] == [

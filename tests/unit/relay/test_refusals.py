@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from google.rpc.code_pb2 import Code
 
+from muster.client.protocol import ERROR_DOMAIN
 from muster.relay import refusals
 from muster.v1 import session_pb2 as pb
 
@@ -34,4 +35,4 @@ def test_every_reason_is_explained_in_the_docs_with_its_code(refusal: pb.Refusal
 @pytest.mark.parametrize("refusal", [*OWN, *SHARED], ids=lambda refusal: refusal.message[:30])
 def test_every_refusal_is_a_sentence(refusal: pb.Refusal):
     assert refusal.message.endswith(".")
-    assert refusals.info_of(refusal).domain == refusals.DOMAIN
+    assert refusals.info_of(refusal).domain == ERROR_DOMAIN

@@ -10,12 +10,12 @@ import structlog
 from aiohttp import web
 from google.protobuf.message_factory import GetMessageClass
 
-from muster.relay.counts import Counts
-from muster.relay.door import Metadata, Read, Visitor
-from muster.relay.listening import Listen, ListenError
-from muster.relay.passing import DIALOGUES
+from muster.relay.authenticator import Caller, Metadata, Read
+from muster.relay.forwarding import DIALOGUES
+from muster.relay.listen_address import ListenAddress, ListenError
 from muster.relay.refusals import Refused
-from muster.relay.running import RelayConfig, start
+from muster.relay.server import RelayConfig, start
+from muster.relay.stats import RelayStats
 from muster.service.address import Address
 from muster.service.app.ports import (
     StartError,
@@ -51,10 +51,10 @@ REQUESTS = {
 class RelaySettings:
     """What ``muster relay`` was told."""
 
-    listen: Listen
+    listen: ListenAddress
     upstream: str
     http: Address | None
-    patience: float
+    fold_window: float
     """Seconds."""
     socket_mode: int
     insecure: bool
@@ -83,20 +83,20 @@ async def run_relay(settings: RelaySettings) -> None:
             use="whoever reaches it, or is on the way, could speak for every rank, with its own token",
         )
     gate = open_gate(settings.security)
-    counts = Counts()
+    stats = RelayStats()
     config = RelayConfig(
         listen=settings.listen,
         upstream=settings.upstream,
         version=VERSION,
-        patience=settings.patience,
+        fold_window=settings.fold_window,
         socket_mode=settings.socket_mode,
         tls=gate.tls.grpc_credentials() if gate.tls is not None else None,
-        door=GuardDoor(gate.access, gate.traffic),
+        authenticator=TokenAuthenticator(gate.access, gate.traffic),
         max_connections=most_connections(),
         max_message_bytes=settings.max_message_bytes,
     )
     try:
-        served = await start(config, counts)
+        served = await start(config, stats)
     except (ListenError, RuntimeError, OSError) as error:
         raise StartError(str(error)) from error
     fresh = asyncio.create_task(gate.keep_fresh())
@@ -104,7 +104,7 @@ async def run_relay(settings: RelaySettings) -> None:
     log = structlog.get_logger()
     try:
         if settings.http is not None:
-            site = open_site_runner(_site(counts, stop))
+            site = open_site_runner(_site(stats, stop))
             await start_site_at(site, settings.http)
         log.info("relaying", listen=settings.listen.address, upstream=settings.upstream, version=VERSION)
         await stop.wait()
@@ -118,15 +118,15 @@ async def run_relay(settings: RelaySettings) -> None:
             await site.cleanup()
 
 
-def _site(counts: Counts, stop: asyncio.Event) -> web.Application:
-    metrics = RelayMetrics(counts)
+def _site(stats: RelayStats, stop: asyncio.Event) -> web.Application:
+    metrics = RelayMetrics(stats)
     site = web.Application()
     # Without the coordinator it is ready all the same: it says so, and its workers find their way.
     add_probes(site, lambda: metrics.registry, lambda: "draining" if stop.is_set() else None, "ok: relaying")
     return site
 
 
-class GuardDoor:
+class TokenAuthenticator:
     """Asks for a token and holds the rates, as the coordinator does.
 
     What is passed on bears the relay's token and not the caller's, so nothing is that a worker's does not
@@ -142,12 +142,12 @@ class GuardDoor:
         self._traffic = traffic
 
     @asynccontextmanager
-    async def admitted(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Visitor]:
-        """See ``Door``."""
+    async def admit(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Caller]:
+        """See ``Authenticator``."""
         address = address_of(peer)
         with as_relays(), self._counted(method, address):
             async with self._granted(method, metadata) as grant:
-                yield Caller(grant, self._traffic, address)
+                yield GrantedCaller(grant, self._traffic, address)
 
     @contextmanager
     def _counted(self, method: str, address: str) -> Iterator[None]:
@@ -169,8 +169,8 @@ class GuardDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Somebody who was let in."""
+class GrantedCaller:
+    """An admitted caller."""
 
     grant: Grant | None
     """None: no token was asked for."""
@@ -178,13 +178,13 @@ class Caller:
     address: str
 
     def check_run(self, run_id: str) -> None:
-        """See ``Visitor``."""
+        """See ``Caller``."""
         if self.grant is not None:
             with as_relays():
                 access.check_run(self.grant, run_id)
 
     def check_request(self, method: str, data: bytes) -> None:
-        """See ``Visitor``."""
+        """See ``Caller``."""
         if self.grant is None:
             return
         rule = access.RULES.get(method, access.OPERATES)
@@ -200,7 +200,7 @@ class Caller:
             access.check_request(self.grant, rule, request)
 
     def paced(self, read: Read) -> Read:
-        """See ``Visitor``."""
+        """See ``Caller``."""
         return self.traffic.paced(self.address, read)
 
 

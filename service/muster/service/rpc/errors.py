@@ -8,11 +8,9 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from muster.client.protocol import ERROR_DOMAIN
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.serving.ending import ended
-
-DOMAIN = "muster"
-"""The ``domain`` of every ErrorInfo."""
+from muster.serving.ending import ended, header_text
 
 CODES: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -57,9 +55,6 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
-MOST_MESSAGE = 3_000
-"""Bytes of a status message. It travels twice in the headers, once with three bytes for each that is not
-ASCII, and gRPC's clients take 16 KiB of them at the most."""
 RETRY_AFTER_MS = 500
 """What a draining coordinator advises."""
 
@@ -73,7 +68,7 @@ def code(refusal: Refusal) -> int:
 def error_info(refusal: Refusal) -> Any:
     """The refusal's ErrorInfo, packed."""
     packed = Any()
-    packed.Pack(ErrorInfo(reason=refusal.reason.name, domain=DOMAIN, metadata=refusal.metadata))
+    packed.Pack(ErrorInfo(reason=refusal.reason.name, domain=ERROR_DOMAIN, metadata=refusal.metadata))
     return packed
 
 
@@ -84,7 +79,7 @@ async def end_with(refusal: Refusal, context: "grpc.aio.ServicerContext[object, 
 
 def grpc_status(refusal: Refusal) -> grpc.Status:
     """The status that ends a call, with its details."""
-    message = _cut(refusal.message)
+    message = header_text(refusal.message)
     status = Status(code=code(refusal), message=message, details=[error_info(refusal)])
     if refusal.reason is Reason.COORDINATOR_DRAINING:
         retry = RetryInfo()
@@ -93,11 +88,3 @@ def grpc_status(refusal: Refusal) -> grpc.Status:
         packed.Pack(retry)
         status.details.append(packed)
     return cast(grpc.Status, rpc_status.to_status(status))
-
-
-def _cut(message: str) -> str:
-    """A message that a header can carry; what is told on a stream is not cut."""
-    data = message.encode()
-    if len(data) <= MOST_MESSAGE:
-        return message
-    return f"{data[:MOST_MESSAGE].decode('utf-8', 'ignore')} …"

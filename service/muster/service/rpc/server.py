@@ -7,6 +7,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from muster.client.protocol import MESSAGE_HEADROOM
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
@@ -67,8 +68,6 @@ def methods_of(*services: ServiceDescriptor) -> dict[str, str]:
 
 METHODS = methods_of(*SERVICES)
 """All of Muster's methods, and what go-grpc-middleware calls the kind of each."""
-MESSAGE_HEADROOM = 1 << 20
-"""Bytes of a message beyond the payloads or values that it carries."""
 RANKS_PER_MESSAGE = 16
 """A message may carry the payloads of so many ranks, one node's."""
 UNSENT_GATHERS = 8

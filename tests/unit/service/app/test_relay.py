@@ -6,7 +6,7 @@ import hashlib
 import pytest
 
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.relay import REQUESTS, GuardDoor
+from muster.service.app.relay import REQUESTS, TokenAuthenticator
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
 from muster.service.security.config import TrafficLimits
@@ -40,25 +40,25 @@ def bearing(role: Role) -> list[tuple[str, str | bytes]]:
     return [("user-agent", "x"), ("authorization", f"Bearer {SECRETS[role]}")]
 
 
-def guard(access: Access | None, **limits: int) -> GuardDoor:
-    return GuardDoor(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
+def guard(access: Access | None, **limits: int) -> TokenAuthenticator:
+    return TokenAuthenticator(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
 
 
 def reason_of(refused: Refused) -> str:
     return str(info_of(refused.refusal).reason)
 
 
-async def outcome(door: GuardDoor, method: str, role: Role, run_id: str = "job") -> str:
+async def outcome(authenticator: TokenAuthenticator, method: str, role: Role, run_id: str = "job") -> str:
     """What becomes of a call: a reason, or OK."""
     try:
-        async with door.admitted(method, bearing(role), PEER) as visitor:
+        async with authenticator.admit(method, bearing(role), PEER) as caller:
             if method == CONNECT:
-                visitor.check_run(run_id)
+                caller.check_run(run_id)
             else:
                 request = REQUESTS[method]()
                 if "run_id" in request.DESCRIPTOR.fields_by_name:
                     setattr(request, "run_id", run_id)  # noqa: B010  # not every request has one
-                visitor.check_request(method, request.SerializeToString())
+                caller.check_request(method, request.SerializeToString())
     except Refused as refused:
         return reason_of(refused)
     return "OK"
@@ -74,9 +74,9 @@ async def outcome(door: GuardDoor, method: str, role: Role, run_id: str = "job")
     ],
 )
 async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | bytes]], reason: str):
-    door = guard(Access(granted))
+    authenticator = guard(Access(granted))
     with pytest.raises(Refused) as caught:
-        async with door.admitted(CONNECT, metadata, PEER):
+        async with authenticator.admit(CONNECT, metadata, PEER):
             raise AssertionError("it was let in")
     assert reason_of(caught.value) == reason
 
@@ -84,13 +84,13 @@ async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | by
 @pytest.mark.parametrize("method", sorted(REQUESTS))
 async def test_what_is_handed_on_is_what_a_worker_may_call(method: str):
     """Whatever the caller may do: the relay's own token stands for it, and would show its own runs."""
-    door = guard(Access(granted))
+    authenticator = guard(Access(granted))
     rule = RULES[method]
     expected = "OK" if rule.role <= Role.WORKER and not rule.shows else "ROLE_TOO_LOW"
-    assert await outcome(door, method, Role.WORKER) == expected
-    assert await outcome(door, method, Role.OPERATOR) == expected
+    assert await outcome(authenticator, method, Role.WORKER) == expected
+    assert await outcome(authenticator, method, Role.OPERATOR) == expected
     looks = rule.role is Role.VIEWER
-    assert await outcome(door, method, Role.VIEWER) == (expected if looks else "ROLE_TOO_LOW")
+    assert await outcome(authenticator, method, Role.VIEWER) == (expected if looks else "ROLE_TOO_LOW")
 
 
 def test_all_that_a_worker_may_call_can_be_read():
@@ -99,10 +99,10 @@ def test_all_that_a_worker_may_call_can_be_read():
 
 @pytest.mark.parametrize("method", [CONNECT, SET])
 async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
-    door = guard(Access(lambda: granted("a-*")))
-    assert await outcome(door, method, Role.WORKER, "a-1") == "OK"
-    assert await outcome(door, method, Role.WORKER, "b-1") == "RUN_NOT_ALLOWED"
-    assert await outcome(door, method, Role.WORKER, "") == "RUN_NOT_ALLOWED"
+    authenticator = guard(Access(lambda: granted("a-*")))
+    assert await outcome(authenticator, method, Role.WORKER, "a-1") == "OK"
+    assert await outcome(authenticator, method, Role.WORKER, "b-1") == "RUN_NOT_ALLOWED"
+    assert await outcome(authenticator, method, Role.WORKER, "") == "RUN_NOT_ALLOWED"
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
     ],
 )
 async def test_what_cannot_be_read_is_not_handed_on(method: str, data: bytes, reason: str):
-    async with guard(Access(granted)).admitted(SET, bearing(Role.OPERATOR), PEER) as visitor:
+    async with guard(Access(granted)).admit(SET, bearing(Role.OPERATOR), PEER) as caller:
         with pytest.raises(Refused) as caught:
-            visitor.check_request(method, data)
+            caller.check_request(method, data)
     assert reason_of(caught.value) == reason
     assert SECRETS[Role.OPERATOR] not in str(caught.value)
 
@@ -127,7 +127,7 @@ async def test_who_loses_a_token_is_thrown_out():
 
     async def stay() -> str:
         try:
-            async with guard(access).admitted(CONNECT, bearing(Role.WORKER), PEER):
+            async with guard(access).admit(CONNECT, bearing(Role.WORKER), PEER):
                 inside.set()
                 await asyncio.Event().wait()
         except Refused as refused:
@@ -142,15 +142,15 @@ async def test_who_loses_a_token_is_thrown_out():
 
 
 async def test_relay_bounds_open_streams_of_an_address_and_no_calls():
-    door = guard(None, max_sessions_per_peer=1)
-    async with door.admitted(CONNECT, (), PEER), door.admitted(OPERATE, (), PEER):
+    authenticator = guard(None, max_sessions_per_peer=1)
+    async with authenticator.admit(CONNECT, (), PEER), authenticator.admit(OPERATE, (), PEER):
         for method in (CONNECT, OPERATE):
             with pytest.raises(Refused, match="max_sessions_per_peer is 1"):
-                async with door.admitted(method, (), "ipv4:10.0.0.7:2"):
+                async with authenticator.admit(method, (), "ipv4:10.0.0.7:2"):
                     raise AssertionError("it was let in")
-        async with door.admitted(SET, (), PEER), door.admitted(CONNECT, (), "ipv4:10.0.0.8:1"):
+        async with authenticator.admit(SET, (), PEER), authenticator.admit(CONNECT, (), "ipv4:10.0.0.8:1"):
             pass
-    async with door.admitted(CONNECT, (), PEER):
+    async with authenticator.admit(CONNECT, (), PEER):
         pass
 
 
@@ -164,9 +164,9 @@ async def test_relay_hands_messages_on_at_the_rate_of_their_address():
         return b"said"
 
     limits = TrafficLimits(max_messages_per_second_per_peer=1)
-    door = GuardDoor(None, Traffic(limits, lambda: 0.0, sleep))
-    async with door.admitted(CONNECT, (), PEER) as visitor:
-        paced = visitor.paced(read)
+    authenticator = TokenAuthenticator(None, Traffic(limits, lambda: 0.0, sleep))
+    async with authenticator.admit(CONNECT, (), PEER) as caller:
+        paced = caller.paced(read)
         assert [await paced(), await paced()] == [b"said"] * 2
     assert slept == [1.0]
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import records
+from muster.client.protocol import PROTOCOL_VERSION
 from muster.service.core import views
 from muster.service.core.rendezvous import Departed
 from muster.service.core.vocabulary import events
@@ -82,7 +83,7 @@ class TestParse:
                 session_pb2.Process(rank=4, incarnation="b", host="node-0", pid=4122),
             ],
             sdk_version="9.9",
-            protocol_version=codec.PROTOCOL_VERSION,
+            protocol_version=PROTOCOL_VERSION,
         )
         infos = (
             events.ProcessInfo(3, "a", "node-0", 4121, 1 << 40),
@@ -90,7 +91,7 @@ class TestParse:
         )
         assert parse(hello=said) == events.Hello(SESSION, "job1", 4, infos)
 
-    @pytest.mark.parametrize("version", [0, codec.PROTOCOL_VERSION + 1])
+    @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
     def test_a_hello_of_another_protocol_is_refused(self, version: int):
         hello = session_pb2.Hello(run_id="job1", protocol_version=version)
         refusal = refusal_of(session_pb2.ConnectRequest(hello=hello).SerializeToString())
@@ -374,7 +375,7 @@ def a_join(**changed) -> rendezvous_pb2.JoinRequest:
         "last_call_timeout_ms": 30_000,
         "keep_alive_timeout_ms": 500,
         "sdk_version": "9.9",
-        "protocol_version": codec.PROTOCOL_VERSION,
+        "protocol_version": PROTOCOL_VERSION,
     }
     return rendezvous_pb2.JoinRequest(**{**fields, **changed})
 
@@ -388,12 +389,10 @@ class TestNodes:
         assert codec.join_rendezvous(SESSION, a_join(round=0)) == dataclasses.replace(asked, round=0)
 
     def test_an_empty_join_is_for_the_core_to_refuse(self):
-        asked = codec.join_rendezvous(
-            SESSION, rendezvous_pb2.JoinRequest(protocol_version=codec.PROTOCOL_VERSION)
-        )
+        asked = codec.join_rendezvous(SESSION, rendezvous_pb2.JoinRequest(protocol_version=PROTOCOL_VERSION))
         assert (asked.run_id, asked.node, asked.attempt, asked.round) == ("", NodeInfo("", "", 0), 0, None)
 
-    @pytest.mark.parametrize("version", [0, codec.PROTOCOL_VERSION + 1])
+    @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
     def test_a_join_of_another_protocol_is_refused(self, version: int):
         with pytest.raises(Refusal) as caught:
             codec.join_rendezvous(SESSION, a_join(protocol_version=version))

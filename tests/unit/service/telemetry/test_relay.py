@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import generate_latest
 
-from muster.relay.counts import Counts
+from muster.relay.stats import RelayStats
 from muster.service.telemetry.relay import RelayMetrics
 from muster.service.version import VERSION
 
@@ -22,13 +22,13 @@ FAMILIES = {
 
 
 @pytest.fixture
-def counts() -> Counts:
-    return Counts()
+def stats() -> RelayStats:
+    return RelayStats()
 
 
 @pytest.fixture
-def metrics(counts: Counts) -> RelayMetrics:
-    return RelayMetrics(counts)
+def metrics(stats: RelayStats) -> RelayMetrics:
+    return RelayMetrics(stats)
 
 
 def value(metrics: RelayMetrics, name: str) -> float | None:
@@ -43,11 +43,11 @@ def test_every_family_is_there_before_anybody_comes(metrics: RelayMetrics):
     assert [name for name, count in ours.items() if count] == ["muster_relay_build_info"]
 
 
-def test_each_metric_is_the_count_of_its_name(counts: Counts, metrics: RelayMetrics):
-    counts.workers, counts.processes, counts.lines = 8, 9, 2
-    counts.reconnects, counts.calls = 3, 40
-    counts.folded(8)
-    counts.folded(1)
+def test_each_metric_is_the_count_of_its_name(stats: RelayStats, metrics: RelayMetrics):
+    stats.workers, stats.processes, stats.upstream_streams = 8, 9, 2
+    stats.reconnects, stats.calls = 3, 40
+    stats.folded(8)
+    stats.folded(1)
     assert {name: value(metrics, f"muster_relay_{name}") for name in ("workers", "processes")} == {
         "workers": 8,
         "processes": 9,
@@ -61,11 +61,11 @@ def test_each_metric_is_the_count_of_its_name(counts: Counts, metrics: RelayMetr
 
 
 def test_a_relay_is_connected_until_it_does_not_reach_the_coordinator_for_someone(
-    counts: Counts, metrics: RelayMetrics
+    stats: RelayStats, metrics: RelayMetrics
 ):
-    counts.connected = True
+    stats.connected = True
     assert value(metrics, "muster_relay_upstream_connected") == 1
-    counts.cut_off()
+    stats.cut_off()
     assert value(metrics, "muster_relay_upstream_connected") == 0
     assert value(metrics, "muster_relay_cut_off_total") == 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.relay.listening import ListenError
+from muster.relay.listen_address import ListenError
 from muster.worker.errors import MusterError
 from muster.worker.node import relay as node_relay
 from muster.worker.node.relay import NodeRelay, begin

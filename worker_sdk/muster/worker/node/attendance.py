@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import Message
 
-from muster.client.calls import ELSEWHERE, PROTOCOL_VERSION, explain, reason_of, search_on
+from muster.client.calls import ELSEWHERE, explain, reason_of, search_on
 from muster.client.credentials import TokenPatience, check_credentials
 from muster.client.errors import EnvironmentValueError
+from muster.client.protocol import PROTOCOL_VERSION
 from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc

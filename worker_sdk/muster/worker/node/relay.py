@@ -8,8 +8,8 @@ import weakref
 from pathlib import Path
 
 from muster.client.addresses import LONGEST_PATH, SOCKET
-from muster.relay.listening import ListenError, listen_at
-from muster.relay.running import RelayConfig
+from muster.relay.listen_address import ListenError, parse_listen_address
+from muster.relay.server import RelayConfig
 from muster.relay.thread import RelayThread
 from muster.worker.transport.fork_guard import Claim
 from muster.worker.version import VERSION
@@ -40,7 +40,7 @@ class NodeRelay:
             # Also where the process ends without a word, as torchrun does after a signal.
             weakref.finalize(self, _remove, self._folder, os.getpid())
             config = RelayConfig(
-                listen=listen_at(f"{SOCKET}{self._folder / NAME}"),
+                listen=parse_listen_address(f"{SOCKET}{self._folder / NAME}"),
                 upstream=endpoint,
                 version=VERSION,
             )

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 
-from muster.client.calls import ELSEWHERE, PROTOCOL_VERSION, reason_of, search_on
+from muster.client.calls import ELSEWHERE, reason_of, search_on
 from muster.client.credentials import TokenPatience, check_credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.jitter import jittered
+from muster.client.protocol import PROTOCOL_VERSION
 from muster.client.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc

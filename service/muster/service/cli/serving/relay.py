@@ -97,7 +97,7 @@ def relay(
         bool,
         typer.Option(
             "--insecure",
-            help="Listen to other machines without TLS, or without tokens and client certificates.",
+            help="ListenAddress to other machines without TLS, or without tokens and client certificates.",
         ),
     ] = False,
 ) -> None:
@@ -108,7 +108,7 @@ def relay(
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
     import uvloop
 
-    from muster.relay.listening import ListenError, listen_at
+    from muster.relay.listen_address import ListenError, parse_listen_address
     from muster.service.app import StartError
     from muster.service.app.relay import RelaySettings, run_relay
     from muster.service.core.vocabulary.limits import Limits
@@ -117,10 +117,10 @@ def relay(
 
     try:
         settings = RelaySettings(
-            listen=listen_at(listen),
+            listen=parse_listen_address(listen),
             upstream=upstream,
             http=Address.parse(http) if http else None,
-            patience=patience_ms / 1000,
+            fold_window=patience_ms / 1000,
             socket_mode=int(socket_mode, 8),
             insecure=insecure,
             max_message_bytes=max_message_bytes or most_of_default(Limits()),

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from muster.client.calls import RELAY_HEADER
+from muster.client.protocol import RELAY_HEADER
 from muster.service.driver import Driver
 from muster.service.replicas import Replicas, no_replicas
 from muster.service.rpc.interceptors.guard import ADMISSION

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from muster.client.protocol import MAX_ENTRIES
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import NO_RANKS, GroupJoined, Inspect, Refused, Welcome
 from muster.service.core.vocabulary.events import Disconnected, Event, Goodbye, Hello, JoinGroup, SessionId
@@ -269,7 +270,7 @@ class Session:
             self._name = _name(event)
             self._join_turn = self._join_turn or self._join_turns.of(event.run_id)
             if event.relay:
-                self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
+                self._max_unsent = max(self._max_unsent, MAX_ENTRIES)
         return event
 
 

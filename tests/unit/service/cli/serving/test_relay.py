@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from muster.relay.running import SOCKET_MODE
+from muster.relay.server import SOCKET_MODE
 from muster.service.app import relay as app_relay
 from muster.service.app.relay import RelaySettings
 from muster.service.cli.failure import Exit
@@ -41,7 +41,7 @@ def test_what_is_given_is_done(told: list[RelaySettings], tmp_path: Path):
     assert settings.listen.path == Path("/run/muster/relay.sock")
     assert settings.upstream == "a:1,unix:///run/up.sock"
     assert str(settings.http) == "127.0.0.1:9"
-    assert (settings.patience, settings.socket_mode, settings.insecure) == (0.0035, 0o660, False)
+    assert (settings.fold_window, settings.socket_mode, settings.insecure) == (0.0035, 0o660, False)
 
 
 def test_the_environment_is_asked_too(told: list[RelaySettings]):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from muster.client.protocol import PROTOCOL_VERSION
 from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodesWaiting, Refused
 from muster.service.core.vocabulary.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.vocabulary.limits import Limits
@@ -60,7 +61,7 @@ class Node:
             join_timeout_ms=600_000,
             last_call_timeout_ms=int(LAST_CALL * 1000),
             keep_alive_timeout_ms=int(KEEP_ALIVE * 1000),
-            protocol_version=codec.PROTOCOL_VERSION,
+            protocol_version=PROTOCOL_VERSION,
         )
         self.told: list[rendezvous_pb2.JoinResponse] = []
         self.stream: asyncio.Task[None] | None = None

@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
             assert run is not None
             process = run.roster.find(worker.rank, worker.process.incarnation)
             assert process is not None
-            assert process.state is MemberState.CONNECTED, f"{worker} is there, and counts as {process.state}"
+            assert process.state is MemberState.CONNECTED, f"{worker} is there, and stats as {process.state}"
         for worker in world.workers:
             process = run.roster.find(worker.rank, worker.process.incarnation) if run is not None else None
             if worker.over == "killed" and process is not None:

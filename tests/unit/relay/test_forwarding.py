@@ -10,12 +10,16 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.client.calls import ELSEWHERE, reason_of
-from muster.relay.counts import Counts
-from muster.relay.listening import listen_at
-from muster.relay.passing import MAX_UNREAD_BYTES_PER_ADDRESS
-from muster.relay.running import RelayConfig, start
-from muster.relay.serving import RelayServer
+from muster.relay.authenticator import AllowAll
+from muster.relay.forwarding import MAX_UNREAD_BYTES_PER_ADDRESS, CallForwarder
+from muster.relay.listen_address import parse_listen_address
+from muster.relay.server import RelayConfig, RelayServer, start
+from muster.relay.stats import RelayStats
+from muster.relay.upstream import Upstream
+from muster.serving.options import READ_TIMEOUT
+from muster.serving.writes import Writes
 from tests.support.rich_status import rich_status
+from tests.support.world.virtual_time import START, in_virtual_time
 
 JOIN = "/muster.v1.RendezvousService/Join"
 OPERATE = "/muster.v1.StoreService/Operate"
@@ -87,15 +91,15 @@ class World:
         coordinator: serves what is passed on.
         caller: a channel to the relay.
         relay: the relay.
-        counts: its counts.
+        stats: its stats.
     """
 
     def __init__(
-        self, coordinator: Coordinator, caller: grpc.aio.Channel, relay: RelayServer, counts: Counts
+        self, coordinator: Coordinator, caller: grpc.aio.Channel, relay: RelayServer, stats: RelayStats
     ) -> None:
         self.coordinator = coordinator
         self.relay = relay
-        self.counts = counts
+        self.stats = stats
         self._caller = caller
 
     async def call(self, method: str = JOIN) -> tuple[list[bytes], str]:
@@ -122,15 +126,15 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    coordinator, counts = Coordinator(), Counts()
+    coordinator, stats = Coordinator(), RelayStats()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((coordinator,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    listen = listen_at(f"unix://{tmp_path / 's'}")
-    relay = await start(RelayConfig(listen=listen, upstream=f"127.0.0.1:{port}", version="0"), counts)
+    listen = parse_listen_address(f"unix://{tmp_path / 's'}")
+    relay = await start(RelayConfig(listen=listen, upstream=f"127.0.0.1:{port}", version="0"), stats)
     async with grpc.aio.insecure_channel(listen.target) as caller:
-        yield World(coordinator, caller, relay, counts)
+        yield World(coordinator, caller, relay, stats)
     await relay.stop(0)
     await server.stop(0)
 
@@ -164,15 +168,15 @@ async def test_a_stream_that_the_coordinator_ends_by_its_word_ends_so(world: Wor
 async def test_a_refusal_is_an_answer_too(world: World):
     refused = rich_status("LIMIT_EXCEEDED", "too many.", grpc.StatusCode.RESOURCE_EXHAUSTED)
     world.coordinator.turns = [says(then=refused)]
-    assert not world.counts.connected
+    assert not world.stats.connected
     assert await world.call() == ([], "LIMIT_EXCEEDED")
-    assert world.counts.connected
+    assert world.stats.connected
 
 
 async def test_a_failure_that_may_have_been_carried_out_is_its_callers(world: World):
     world.coordinator.turns = [breaks()]
     assert await world.call("/muster.v1.RunService/Forget") == ([], "UNAVAILABLE")
-    assert not world.counts.connected
+    assert not world.stats.connected
 
 
 async def test_a_connection_outlives_refusals_and_no_failure(world: World):
@@ -325,3 +329,35 @@ async def test_answer_is_refused_while_its_address_leaves_others_unread(world: W
     assert await world.call() == ([], "SLOW_CONSUMER")
     assert await world.call() == ([b"small"], "OK")
     unread.cancel()
+
+
+@in_virtual_time
+async def test_call_whose_request_does_not_come_is_refused_by_relay():
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", stats=RelayStats())
+
+    class Silent:
+        refused: grpc.Status
+
+        async def read(self) -> Any:
+            await asyncio.Event().wait()
+
+        def peer(self) -> str:
+            return "ipv4:10.0.0.7:1"
+
+        def invocation_metadata(self) -> None: ...
+
+        async def abort_with_status(self, status: grpc.Status) -> None:
+            self.refused = status
+
+    class Details:
+        method = "/muster.v1.StoreService/Set"
+
+    context = Silent()
+    handler = CallForwarder(upstream, AllowAll(), RelayStats(), Writes(never_slow)).service(Details())  # type: ignore[arg-type]
+    await handler.stream_stream(None, context)
+    assert f"must come within {READ_TIMEOUT:g} s" in context.refused.details
+    assert asyncio.get_running_loop().time() == START + READ_TIMEOUT
+
+
+def never_slow(reader: str, size: int) -> None:
+    raise AssertionError(f"{reader} has not read {size} bytes")

@@ -1,16 +1,10 @@
-"""What waits to be said on a stream of grpc.aio, and the task that says it."""
+"""Messages that wait to be written to a stream of grpc.aio, and the loop that writes them."""
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from muster.serving.queued import Queued
-
-MAX_UNSENT = 1_000
-"""Messages that may wait for a reader that does not read."""
-MAX_UNSENT_BYTES = 33 << 20
-"""Bytes of messages that may wait for a guest, as at the coordinator: the payloads of eight barriers."""
-
 
 Take = Callable[[], bytes | None]
 """Takes the next message out of an outbox; None: the outbox was cleared meanwhile."""
@@ -20,7 +14,7 @@ class Outbox:
     """Messages in order, until it is closed.
 
     Args:
-        queued: counts the messages of several outboxes; None: nobody asks.
+        queued: counts the messages of several outboxes; None: this one counts for itself.
     """
 
     def __init__(self, queued: Queued | None = None) -> None:
@@ -49,7 +43,8 @@ class Outbox:
             self._queued.add(data)
             self._notify()
 
-    def _take(self) -> bytes | None:
+    def take(self) -> bytes | None:
+        """Remove and return the next message; None if none waits."""
         if not self._waiting:
             return None
         data, own = self._waiting.popleft()
@@ -59,20 +54,20 @@ class Outbox:
         return data + own if own else data
 
     def close(self) -> None:
-        """Say no more than what waits already."""
+        """Accept no more messages; those that wait are still written."""
         self._closed = True
         self._fewer.set()
         self._notify()
 
     def clear(self) -> None:
-        """Do not say what waits."""
+        """Drop all messages that wait."""
         while self._waiting:
-            self._take()
+            self.take()
         self._fewer.set()
 
-    async def room(self, most: int) -> None:
-        """Wait until fewer than so many messages wait, or none is taken any more."""
-        while len(self._waiting) >= most and not self._closed:
+    async def room(self, limit: int) -> None:
+        """Wait until fewer than ``limit`` messages wait, or until the outbox is closed."""
+        while len(self._waiting) >= limit and not self._closed:
             self._fewer.clear()
             await self._fewer.wait()
 
@@ -81,7 +76,7 @@ class Outbox:
             self._wake.set_result(None)
 
     async def write(self, write: Callable[[int, Take], Awaitable[None]]) -> None:
-        """Say what comes, until it is closed and all is said.
+        """Write messages until the outbox is closed and empty.
 
         Args:
             write: takes and writes the next message, given its size. A message counts until it is taken.
@@ -89,7 +84,7 @@ class Outbox:
         loop = asyncio.get_running_loop()
         while True:
             while self._waiting:
-                await write(sum(map(len, self._waiting[0])), self._take)
+                await write(sum(map(len, self._waiting[0])), self.take)
             if self._closed:
                 return
             self._wake = loop.create_future()

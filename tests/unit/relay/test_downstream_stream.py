@@ -4,15 +4,15 @@ import pytest
 
 from muster.relay.refusals import Refused, info_of
 from muster.v1 import session_pb2 as pb
-from tests.support.world.relay_bench import Below, House, hello, process
+from tests.support.world.relay_bench import DownstreamEnd, RelayBench, hello, process
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def bench() -> RelayBench:
+    return RelayBench()
 
 
-def refused(below: Below, **message: object) -> tuple[str, str]:
+def refused(below: DownstreamEnd, **message: object) -> tuple[str, str]:
     with pytest.raises(Refused) as caught:
         below.say(**message)
     return str(info_of(caught.value.refusal).reason), str(caught.value)
@@ -24,55 +24,57 @@ def refused(below: Below, **message: object) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", b"\xff" * 50, b'\x0a\x02\x0a"'], ids=["empty", "0", "ff", "cut"]
 )
-def test_garbage_is_refused_in_a_sentence(house: House, data: bytes):
+def test_garbage_is_refused_in_a_sentence(bench: RelayBench, data: bytes):
     with pytest.raises(Refused, match=r"not a muster\.v1\.ConnectRequest"):
-        house.stream().guest.hear(data)
+        bench.stream().stream.receive(data)
 
 
 @pytest.mark.parametrize("kind", ["arrive", "join_group", "goodbye", "enter", "part", "inspected", "steps"])
-def test_a_hello_comes_first(house: House, kind: str):
-    reason, sentence = refused(house.stream(), **{kind: {}})
+def test_a_hello_comes_first(bench: RelayBench, kind: str):
+    reason, sentence = refused(bench.stream(), **{kind: {}})
     assert reason == "HELLO_REQUIRED"
     assert "say Hello first" in sentence
 
 
-def test_a_hello_comes_once(house: House):
-    worker = house.worker(0)
+def test_a_hello_comes_once(bench: RelayBench):
+    worker = bench.worker(0)
     assert refused(worker, hello=hello(0))[0] == "HELLO_REPEATED"
 
 
-def test_a_worker_of_another_protocol_is_told_which_one_is_spoken(house: House):
-    reason, sentence = refused(house.stream(), hello=hello(0, version=2))
+def test_a_worker_of_another_protocol_is_told_which_one_is_spoken(bench: RelayBench):
+    reason, sentence = refused(bench.stream(), hello=hello(0, version=2))
     assert reason == "PROTOCOL_VERSION"
     assert "protocol_version = 2: this relay (test) speaks version 1" in sentence
 
 
 @pytest.mark.parametrize("processes", [[], [process(3), process(3, "twin")]], ids=["none", "a rank twice"])
-def test_a_hello_that_every_coordinator_refuses_is_refused_here(house: House, processes: list[pb.Process]):
+def test_a_hello_that_every_coordinator_refuses_is_refused_here(
+    bench: RelayBench, processes: list[pb.Process]
+):
     said = pb.Hello(run_id="job", processes=processes, protocol_version=1)
-    assert refused(house.stream(), hello=said)[0] == "INVALID_ARGUMENT"
-    assert not house.aboves, "nobody is asked for it"
+    assert refused(bench.stream(), hello=said)[0] == "INVALID_ARGUMENT"
+    assert not bench.upstreams, "nobody is asked for it"
 
 
-def test_a_relay_names_no_processes_in_its_hello(house: House):
-    assert refused(house.stream(), hello=hello(0, relay="node-9:1"))[0] == "INVALID_ARGUMENT"
+def test_a_relay_names_no_processes_in_its_hello(bench: RelayBench):
+    assert refused(bench.stream(), hello=hello(0, relay="node-9:1"))[0] == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize("kind", ["enter", "part"])
-def test_only_a_relay_lets_others_enter_and_part(house: House, kind: str):
-    assert refused(house.worker(0), **{kind: {}})[0] == "INVALID_ARGUMENT"
+def test_only_a_relay_lets_others_enter_and_part(bench: RelayBench, kind: str):
+    assert refused(bench.worker(0), **{kind: {}})[0] == "INVALID_ARGUMENT"
 
 
-def test_a_list_that_would_end_the_shared_stream_ends_its_sender(house: House):
-    (worker,) = house.workers(0)
+def test_a_list_that_would_end_the_shared_stream_ends_its_sender(bench: RelayBench):
+    (worker,) = bench.workers(0)
     group = pb.JoinGroup(prefix="checkpoint", world_size=2, participants=range(65_537))
     reason, sentence = refused(worker, join_group=group)
     assert reason == "INVALID_ARGUMENT"
     assert "65,537 entries" in sentence
 
 
-def test_a_message_that_the_coordinator_would_take_from_nobody_ends_its_sender(house: House):
-    first, second = house.workers(0, 1)
+def test_a_message_that_the_coordinator_would_take_from_nobody_ends_its_sender(bench: RelayBench):
+    first, second = bench.workers(0, 1)
     arrivals = [pb.Arrival(rank=0, payload=b"x" * 2_000_000)]
     said = pb.Arrive(prefix="checkpoint", timeout_ms=1, arrivals=arrivals)
     reason, sentence = refused(first, arrive=said)
@@ -82,41 +84,41 @@ def test_a_message_that_the_coordinator_would_take_from_nobody_ends_its_sender(h
 
 
 @pytest.mark.parametrize("kind", ["arrive", "join_group"])
-def test_what_names_no_group_ends_its_sender_alone(house: House, kind: str):
-    first, second = house.workers(0, 1)
+def test_what_names_no_group_ends_its_sender_alone(bench: RelayBench, kind: str):
+    first, second = bench.workers(0, 1)
     reason, sentence = refused(first, **{kind: {}})
     assert reason == "INVALID_ARGUMENT"
     assert 'prefix = ""' in sentence
     assert not second.over
 
 
-def test_a_message_that_names_a_rank_twice_ends_its_sender(house: House):
-    (worker,) = house.workers(0)
+def test_a_message_that_names_a_rank_twice_ends_its_sender(bench: RelayBench):
+    (worker,) = bench.workers(0)
     twice = pb.Arrive(prefix="checkpoint", arrivals=[pb.Arrival(rank=0), pb.Arrival(rank=0)])
     assert refused(worker, arrive=twice)[0] == "INVALID_ARGUMENT"
 
 
-def test_a_worker_cannot_speak_for_another_ones_rank(house: House):
-    mine, other = house.workers(0, 1)
+def test_a_worker_cannot_speak_for_another_ones_rank(bench: RelayBench):
+    mine, other = bench.workers(0, 1)
     mine.arrive(1)
     (told,) = mine.take()
     assert info_of(told.refusal).reason == "RANK_NOT_IN_SESSION"
     assert (told.refusal.rank, told.refusal.prefix, told.refusal.sequence) == (1, "checkpoint", 0)
     mine.say(join_group=pb.JoinGroup(prefix="eval", world_size=2, ranks=[1]))
     assert mine.kinds() == ["refusal"]
-    house.timers.fire()
-    assert house.above.take() == []
+    bench.timers.fire()
+    assert bench.upstream.take() == []
     assert other.take() == []
 
 
-def test_a_run_that_a_token_is_not_for_is_refused_before_anyone_hears_of_it(house: House):
-    below = house.stream(refused_runs=("job",))
+def test_a_run_that_a_token_is_not_for_is_refused_before_anyone_hears_of_it(bench: RelayBench):
+    below = bench.stream(refused_runs=("job",))
     assert refused(below, hello=hello(0))[0] == "INVALID_ARGUMENT"
-    assert not house.aboves
+    assert not bench.upstreams
 
 
-def test_who_talks_on_and_on_before_it_is_welcomed_is_not_kept_in_memory(house: House):
-    worker = house.worker(0)
+def test_who_talks_on_and_on_before_it_is_welcomed_is_not_kept_in_memory(bench: RelayBench):
+    worker = bench.worker(0)
     for number in range(4):
         worker.arrive(0, sequence=number, payload=b"x" * 1_000_000)
     reason, sentence = refused(worker, goodbye=pb.Goodbye(reason="x" * 300_000))
@@ -125,69 +127,69 @@ def test_who_talks_on_and_on_before_it_is_welcomed_is_not_kept_in_memory(house: 
 
 
 @pytest.mark.parametrize("name", ["host", "incarnation"])
-def test_a_name_that_would_burst_the_shared_message_is_refused_for_itself(house: House, name: str):
+def test_a_name_that_would_burst_the_shared_message_is_refused_for_itself(bench: RelayBench, name: str):
     huge = pb.Process(rank=0, incarnation="life", host="node-0")
     setattr(huge, name, "x" * 1_025)
     said = pb.Hello(run_id="job", processes=[huge], protocol_version=1)
-    reason, sentence = refused(house.stream(), hello=said)
+    reason, sentence = refused(bench.stream(), hello=said)
     assert reason == "INVALID_ARGUMENT"
     assert f"{name} = 1,025 letters" in sentence
 
 
-def test_a_goodbye_says_why_in_few_words(house: House):
-    (worker,) = house.workers(0)
+def test_a_goodbye_says_why_in_few_words(bench: RelayBench):
+    (worker,) = bench.workers(0)
     assert refused(worker, goodbye=pb.Goodbye(reason="x" * 65_537))[0] == "INVALID_ARGUMENT"
 
 
 # ---------------------------------------------------------------------- a worker
 
 
-def test_a_welcome_is_the_coordinators_and_names_where_to_go_without_the_relay(house: House):
-    worker = house.worker(3)
-    house.above.welcome()
-    house.above.let_in(42)
+def test_a_welcome_is_the_coordinators_and_names_where_to_go_without_the_relay(bench: RelayBench):
+    worker = bench.worker(3)
+    bench.upstream.welcome()
+    bench.upstream.admit(42)
     (told,) = worker.take()
     assert list(told.welcome.ordinals) == [42]
     assert told.welcome.session_ttl_ms == 10_000
     assert list(told.welcome.replicas) == ["coordinator:7550"]
 
 
-def test_replicas_that_the_coordinator_names_are_handed_on_as_they_are(house: House):
-    worker = house.worker(3)
-    house.above.hear(welcome=pb.Welcome(replicas=["a:1", "b:1"], max_payload_bytes=1))
-    house.above.let_in(42)
+def test_replicas_that_the_coordinator_names_are_handed_on_as_they_are(bench: RelayBench):
+    worker = bench.worker(3)
+    bench.upstream.answer(welcome=pb.Welcome(replicas=["a:1", "b:1"], max_payload_bytes=1))
+    bench.upstream.admit(42)
     (told,) = worker.take()
     assert list(told.welcome.replicas) == ["a:1", "b:1"]
 
 
-def test_a_stream_of_several_processes_is_welcomed_when_all_are_in(house: House):
-    below = house.stream()
+def test_a_stream_of_several_processes_is_welcomed_when_all_are_in(bench: RelayBench):
+    below = bench.stream()
     below.say(hello=hello(0, 1))
-    house.above.welcome()
-    house.above.let_in(7, 8)
+    bench.upstream.welcome()
+    bench.upstream.admit(7, 8)
     (told,) = below.take()
     assert list(told.welcome.ordinals) == [7, 8]
 
 
-def test_a_stream_of_several_processes_of_which_one_is_refused_is_over_for_all(house: House):
-    below = house.stream()
+def test_a_stream_of_several_processes_of_which_one_is_refused_is_over_for_all(bench: RelayBench):
+    below = bench.stream()
     below.say(hello=hello(0, 1))
-    house.above.welcome()
-    house.above.take()
+    bench.upstream.welcome()
+    bench.upstream.take()
     refusal = pb.Refusal(code=7, message="evicted", rank=1)
-    house.above.hear(entered=pb.Entered(entries=[pb.Entry(ordinal=7), pb.Entry(refusal=refusal)]))
+    bench.upstream.answer(entered=pb.Entered(entries=[pb.Entry(ordinal=7), pb.Entry(refusal=refusal)]))
     assert below.over
-    part, *_ = house.above.take()
+    part, *_ = bench.upstream.take()
     assert list(part.part.ranks) == [0]
 
 
-def test_an_eviction_of_one_rank_of_a_worker_with_several_leaves_it_the_others(house: House):
-    below = house.stream()
+def test_an_eviction_of_one_rank_of_a_worker_with_several_leaves_it_the_others(bench: RelayBench):
+    below = bench.stream()
     below.say(hello=hello(0, 1))
-    house.above.welcome()
-    house.above.let_in(7, 8)
+    bench.upstream.welcome()
+    bench.upstream.admit(7, 8)
     below.take()
-    house.above.hear(refusal=pb.Refusal(code=7, message="rank 0 was evicted", rank=0))
+    bench.upstream.answer(refusal=pb.Refusal(code=7, message="rank 0 was evicted", rank=0))
     (told,) = below.take()
     assert told.refusal.rank == 0
     assert not below.over
@@ -196,179 +198,179 @@ def test_an_eviction_of_one_rank_of_a_worker_with_several_leaves_it_the_others(h
 # ---------------------------------------------------------------------- another relay
 
 
-def lower(house: House) -> Below:
+def lower(bench: RelayBench) -> DownstreamEnd:
     """Another relay, which was welcomed."""
-    below = house.stream()
+    below = bench.stream()
     below.say(hello=hello(relay="node-1:77"))
-    house.above.welcome()
+    bench.upstream.welcome()
     return below
 
 
-def test_another_relay_is_welcomed_without_processes(house: House):
-    below = lower(house)
+def test_another_relay_is_welcomed_without_processes(bench: RelayBench):
+    below = lower(bench)
     (told,) = below.take()
     assert told.WhichOneof("message") == "welcome"
     assert list(told.welcome.ordinals) == []
 
 
-def test_its_processes_enter_and_are_answered_in_its_own_order(house: House):
-    below = lower(house)
+def test_its_processes_enter_and_are_answered_in_its_own_order(bench: RelayBench):
+    below = lower(bench)
     below.take()
     below.say(enter=pb.Enter(processes=[process(5), process(4)]))
-    house.timers.fire()
-    (said,) = house.above.take()
+    bench.timers.fire()
+    (said,) = bench.upstream.take()
     assert [one.rank for one in said.enter.processes] == [5, 4]
     refusal = pb.Refusal(code=7, message="evicted")
-    house.above.hear(entered=pb.Entered(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=4)]))
+    bench.upstream.answer(entered=pb.Entered(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=4)]))
     (told,) = below.take()
     assert [one.ordinal for one in told.entered.entries] == [0, 4]
     assert not below.over, "one was refused, and the others go on"
 
 
-def test_answers_of_two_lines_keep_the_order_of_the_questions(house: House):
-    house.workers(0)
-    below = house.stream()
+def test_answers_of_two_lines_keep_the_order_of_the_questions(bench: RelayBench):
+    bench.workers(0)
+    below = bench.stream()
     below.say(hello=hello(relay="node-1:77"))
     below.take()
     below.say(enter=pb.Enter(processes=[process(0, "another life")]))
     below.say(enter=pb.Enter(processes=[process(1)]))
-    first, second = house.aboves
-    house.timers.fire()
-    first.let_in(11)
+    first, second = bench.upstreams
+    bench.timers.fire()
+    first.admit(11)
     assert below.take() == [], "the answer before it is still to come"
     second.welcome()
-    second.let_in(10)
+    second.admit(10)
     assert [one.entered.entries[0].ordinal for one in below.take()] == [10, 11]
 
 
-def test_its_processes_part_alone(house: House):
-    below = lower(house)
+def test_its_processes_part_alone(bench: RelayBench):
+    below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
-    house.timers.fire()
-    house.above.let_in(4, 5)
-    house.above.take()
+    bench.timers.fire()
+    bench.upstream.admit(4, 5)
+    bench.upstream.take()
     below.take()
     below.say(part=pb.Part(ranks=[5], goodbye=pb.Goodbye(reason="done")))
-    (said,) = house.above.take()
+    (said,) = bench.upstream.take()
     assert (list(said.part.ranks), said.part.goodbye.reason) == ([5], "done")
-    house.above.hear(parted=pb.Parted(ranks=[5]))
+    bench.upstream.answer(parted=pb.Parted(ranks=[5]))
     (told,) = below.take()
     assert list(told.parted.ranks) == [5]
 
 
-def test_parting_of_who_is_not_there_is_answered_all_the_same(house: House):
-    below = lower(house)
+def test_parting_of_who_is_not_there_is_answered_all_the_same(bench: RelayBench):
+    below = lower(bench)
     below.take()
     below.say(part=pb.Part(ranks=[9]))
     assert below.kinds() == ["parted"]
 
 
-def test_an_eviction_is_told_to_it_by_rank_and_its_stream_goes_on(house: House):
-    below = lower(house)
+def test_an_eviction_is_told_to_it_by_rank_and_its_stream_goes_on(bench: RelayBench):
+    below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
-    house.timers.fire()
-    house.above.let_in(4, 5)
+    bench.timers.fire()
+    bench.upstream.admit(4, 5)
     below.take()
-    house.above.hear(refusal=pb.Refusal(code=7, message="rank 4 was evicted", rank=4))
+    bench.upstream.answer(refusal=pb.Refusal(code=7, message="rank 4 was evicted", rank=4))
     (told,) = below.take()
     assert (told.refusal.rank, told.refusal.prefix) == (4, "")
     assert not below.over
 
 
-def test_a_decision_reaches_it_once_for_all_its_ranks(house: House):
-    below = lower(house)
+def test_a_decision_reaches_it_once_for_all_its_ranks(bench: RelayBench):
+    below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
-    house.timers.fire()
-    house.above.let_in(4, 5)
+    bench.timers.fire()
+    bench.upstream.admit(4, 5)
     below.take()
-    house.above.hear(decision={"prefix": "checkpoint"}, ranks=[4, 5])
+    bench.upstream.answer(decision={"prefix": "checkpoint"}, ranks=[4, 5])
     (told,) = below.take()
     assert list(told.ranks) == [4, 5]
 
 
-def test_when_it_is_lost_all_its_processes_part(house: House):
-    below = lower(house)
+def test_when_it_is_lost_all_its_processes_part(bench: RelayBench):
+    below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
-    house.timers.fire()
-    house.above.let_in(4, 5)
-    house.workers(0)
-    below.guest.lost()
-    (said,) = house.above.take()
+    bench.timers.fire()
+    bench.upstream.admit(4, 5)
+    bench.workers(0)
+    below.stream.connection_lost()
+    (said,) = bench.upstream.take()
     assert list(said.part.ranks) == [4, 5]
 
 
-def test_a_part_is_answered_though_its_line_is_not_connected_yet(house: House):
-    house.workers(0, 1)
-    below = lower_on(house)
+def test_a_part_is_answered_though_its_line_is_not_connected_yet(bench: RelayBench):
+    bench.workers(0, 1)
+    below = lower_on(bench)
     below.say(enter=pb.Enter(processes=[process(0, "another"), process(1, "another")]))
-    first, second = house.aboves
+    first, second = bench.upstreams
     below.say(part=pb.Part(ranks=[1]))
     second.welcome()
-    second.let_in(10)
+    second.admit(10)
     assert below.kinds() == ["entered", "parted"]
     below.say(enter=pb.Enter(processes=[process(5)]))
-    house.timers.fire()
-    first.let_in(11)
+    bench.timers.fire()
+    first.admit(11)
     assert below.kinds() == ["entered"], "what comes after is answered, too"
 
 
-def test_a_late_refusal_of_the_process_before_leaves_the_next_one_its_place(house: House):
-    below = lower(house)
+def test_a_late_refusal_of_the_process_before_leaves_the_next_one_its_place(bench: RelayBench):
+    below = lower(bench)
     below.take()
     below.say(enter=pb.Enter(processes=[process(0)]))
-    house.timers.fire()
+    bench.timers.fire()
     below.say(part=pb.Part(ranks=[0]))
     # Somebody else keeps the line.
-    house.worker(7)
+    bench.worker(7)
     below.say(enter=pb.Enter(processes=[process(0, "the next")]))
-    house.timers.fire()
-    above = house.aboves[0]
-    above.hear(entered=pb.Entered(entries=[pb.Entry(refusal=pb.Refusal(code=7, message="evicted"))]))
-    above.hear(parted=pb.Parted(ranks=[0]))
-    house.aboves[-1].welcome()
-    for other in dict.fromkeys([above, house.aboves[-1]]):
+    bench.timers.fire()
+    upstream = bench.upstreams[0]
+    upstream.answer(entered=pb.Entered(entries=[pb.Entry(refusal=pb.Refusal(code=7, message="evicted"))]))
+    upstream.answer(parted=pb.Parted(ranks=[0]))
+    bench.upstreams[-1].welcome()
+    for other in dict.fromkeys([upstream, bench.upstreams[-1]]):
         other.take()
-        if not other.line.ended:
-            other.let_in(20, 21)
+        if not other.stream.ended:
+            other.admit(20, 21)
     below.take()
     below.say(part=pb.Part(ranks=[0], goodbye=pb.Goodbye()))
-    said = [request for one in house.aboves for request in one.take() if request.HasField("part")]
+    said = [request for one in bench.upstreams for request in one.take() if request.HasField("part")]
     assert [list(request.part.ranks) for request in said] == [[0]], "its death is not hidden"
 
 
-def test_a_decision_names_to_it_only_those_that_are_its_own(house: House):
-    house.workers(8)
-    below = lower_on(house)
+def test_a_decision_names_to_it_only_those_that_are_its_own(bench: RelayBench):
+    bench.workers(8)
+    below = lower_on(bench)
     below.say(enter=pb.Enter(processes=[process(0), process(8, "another")]))
-    house.timers.fire()
-    first, second = house.aboves
-    first.let_in(1)
+    bench.timers.fire()
+    first, second = bench.upstreams
+    first.admit(1)
     second.welcome()
-    second.let_in(2)
+    second.admit(2)
     below.take()
-    first.hear(decision={"prefix": "checkpoint"}, ranks=[0, 8])
+    first.answer(decision={"prefix": "checkpoint"}, ranks=[0, 8])
     (told,) = below.take()
     assert list(told.ranks) == [0], "rank 8 of the decision is a process of another node"
 
 
-def test_relays_share_the_bytes_of_a_message(house: House, monkeypatch: pytest.MonkeyPatch):
-    relays = lower(house), lower_on(house)
+def test_relays_share_the_bytes_of_a_message(bench: RelayBench, monkeypatch: pytest.MonkeyPatch):
+    relays = lower(bench), lower_on(bench)
     for below, rank in zip(relays, (4, 5), strict=True):
         below.say(enter=pb.Enter(processes=[process(rank)]))
-    house.timers.fire()
-    house.above.let_in(4, 5)
+    bench.timers.fire()
+    bench.upstream.admit(4, 5)
     sent: list[tuple[bytes, bytes]] = []
-    monkeypatch.setattr(Below, "send", lambda _, data, own=b"": sent.append((data, own)))
-    house.above.hear(closed={"by": "an operator"}, ranks=[4, 5])
+    monkeypatch.setattr(DownstreamEnd, "send", lambda _, data, own=b"": sent.append((data, own)))
+    bench.upstream.answer(closed={"by": "an operator"}, ranks=[4, 5])
     (shared, own), (also_shared, other) = sent
     assert shared is also_shared
     told = [pb.ConnectResponse.FromString(shared + ranks) for ranks in (own, other)]
     assert [(one.closed.by, list(one.ranks)) for one in told] == [("an operator", [4]), ("an operator", [5])]
 
 
-def lower_on(house: House) -> Below:
+def lower_on(bench: RelayBench) -> DownstreamEnd:
     """Another relay, where the line is welcomed already."""
-    below = house.stream()
+    below = bench.stream()
     below.say(hello=hello(relay="node-1:77"))
     assert below.kinds() == ["welcome"]
     return below

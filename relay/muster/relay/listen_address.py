@@ -1,4 +1,4 @@
-"""Where a relay listens: a Unix socket that others may not take away, or an address."""
+"""The address where a relay listens: a port, or a Unix socket that no other user can replace."""
 
 import errno
 import os
@@ -13,30 +13,30 @@ from muster.client.errors import EnvironmentValueError
 
 
 class ListenError(ValueError):
-    """A relay cannot listen there; the message says why, and what to do."""
+    """A relay cannot listen there. The message says why, and what to do."""
 
 
 @dataclass(slots=True)
-class Listen:
-    """A place to listen at."""
+class ListenAddress:
+    """An address to listen at."""
 
     address: str
     """``unix:///PATH`` or ``HOST:PORT``."""
     _own: tuple[int, int] | None = None
-    """Device and inode of our socket, once it is there."""
+    """Device and inode of the relay's own socket, once it exists."""
 
     @property
     def path(self) -> Path | None:
-        """Of the Unix socket; None if it is none."""
+        """The path of the Unix socket; None for a port."""
         return Path(self.address.removeprefix(SOCKET)) if is_socket(self.address) else None
 
     @property
     def target(self) -> str:
-        """What gRPC calls it."""
+        """Its name in gRPC."""
         return target_of(self.address)
 
     def prepare(self) -> None:
-        """See that a relay may listen here. A folder that is missing is made; a dead one's socket goes.
+        """Check that a relay may listen here. Make a missing folder, and remove the socket of a dead relay.
 
         Raises:
             ListenError: it may not.
@@ -68,19 +68,19 @@ class Listen:
             ) from error
 
     def restrict(self, mode: int) -> None:
-        """Let only those connect whom the file's permissions name."""
+        """Set the permissions of the socket's file, which decide which users may connect."""
         if self.path is not None:
             self._own = _identity(self.path)
             self.path.chmod(mode)
 
     def remove(self) -> None:
-        """Take the socket away, once nobody listens; the next relay's may be there already, and stays."""
+        """Remove the socket. If the next relay's socket has replaced it, leave that one."""
         if self.path is not None and self._own is not None and _identity(self.path) == self._own:
             self.path.unlink(missing_ok=True)
 
 
-def listen_at(given: str) -> Listen:
-    """A place to listen at, from what a person wrote.
+def parse_listen_address(given: str) -> ListenAddress:
+    """Parse an address to listen at.
 
     Args:
         given: ``unix:///PATH`` or ``HOST:PORT``.
@@ -94,14 +94,14 @@ def listen_at(given: str) -> Listen:
         raise ListenError(str(error)) from None
     if "," in address:
         raise ListenError(f'"{given}" is more than one place to listen at. Name one.')
-    return Listen(address)
+    return ListenAddress(address)
 
 
 def _check_folder(path: Path) -> None:
-    """Whoever may write the folder may put a socket of their own there, and speak for the workers."""
+    """Refuse a folder that other users may write: they could put their own socket there."""
     folder = path.parent
     with suppress(OSError):
-        # /run is empty after a boot, and a pod's volume is for everyone. What is wrong is said below.
+        # /run is empty after a boot, and every user may write a pod's volume. A failure shows below.
         folder.mkdir(0o755)
     try:
         status = folder.stat()

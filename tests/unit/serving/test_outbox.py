@@ -1,6 +1,6 @@
 import asyncio
 
-from muster.relay.streams import Outbox, Take
+from muster.serving.outbox import Outbox, Take
 from tests.support.expect import some
 
 

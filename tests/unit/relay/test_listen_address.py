@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.relay.listening import ListenError, listen_at
+from muster.relay.listen_address import ListenError, parse_listen_address
 
 
 def unix(path: Path) -> str:
@@ -27,16 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_is_no_place_is_refused(given: str):
     with pytest.raises(ListenError):
-        listen_at(given)
+        parse_listen_address(given)
 
 
 def test_a_path_that_no_socket_can_have_is_refused_with_its_length():
     with pytest.raises(ListenError, match="107"):
-        listen_at(f"unix:///{'x' * 107}")
+        parse_listen_address(f"unix:///{'x' * 107}")
 
 
 def test_a_free_path_in_a_folder_of_ones_own_is_fine(folder: Path):
-    listen = listen_at(unix(folder / "relay.sock"))
+    listen = parse_listen_address(unix(folder / "relay.sock"))
     listen.prepare()
     assert listen.path == folder / "relay.sock"
 
@@ -44,24 +44,24 @@ def test_a_free_path_in_a_folder_of_ones_own_is_fine(folder: Path):
 def test_a_folder_that_others_may_write_is_refused(folder: Path):
     folder.chmod(0o777)
     with pytest.raises(ListenError, match="others may write its folder"):
-        listen_at(unix(folder / "relay.sock")).prepare()
+        parse_listen_address(unix(folder / "relay.sock")).prepare()
 
 
 def test_a_folder_that_is_not_there_is_made_so_that_nobody_else_may_write_it(folder: Path):
     folder.chmod(0o777)  # As a pod's volume is.
-    listen_at(unix(folder / "own" / "relay.sock")).prepare()
+    parse_listen_address(unix(folder / "own" / "relay.sock")).prepare()
     assert not (folder / "own").stat().st_mode & 0o022
 
 
 def test_a_folder_that_cannot_be_made_is_named(folder: Path):
     with pytest.raises(ListenError, match="nowhere/at/all, cannot be looked at"):
-        listen_at(unix(folder / "nowhere/at/all/relay.sock")).prepare()
+        parse_listen_address(unix(folder / "nowhere/at/all/relay.sock")).prepare()
 
 
 def test_a_folder_that_is_a_file_is_refused(folder: Path):
     (folder / "file").touch()
     with pytest.raises(ListenError):
-        listen_at(unix(folder / "file" / "relay.sock")).prepare()
+        parse_listen_address(unix(folder / "file" / "relay.sock")).prepare()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -72,7 +72,7 @@ def test_what_is_no_socket_is_left_alone(folder: Path, kind: str):
     else:
         path.mkdir()
     with pytest.raises(ListenError, match="something that is no socket"):
-        listen_at(unix(path)).prepare()
+        parse_listen_address(unix(path)).prepare()
     assert path.exists()
 
 
@@ -82,7 +82,7 @@ def test_a_socket_that_somebody_listens_to_is_left_alone(folder: Path):
         other.bind(os.fspath(path))
         other.listen()
         with pytest.raises(ListenError, match="somebody listens there"):
-            listen_at(unix(path)).prepare()
+            parse_listen_address(unix(path)).prepare()
         assert path.exists()
 
 
@@ -90,5 +90,5 @@ def test_the_socket_of_a_dead_relay_is_removed(folder: Path):
     path = folder / "relay.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(os.fspath(path))
-    listen_at(unix(path)).prepare()
+    parse_listen_address(unix(path)).prepare()
     assert not path.exists()

@@ -1,0 +1,20 @@
+"""Constants of ``muster.v1`` that both ends of a connection must agree on."""
+
+PROTOCOL_VERSION = 1
+"""The version of ``muster.v1`` that is spoken on streams."""
+NOT_LEADER_HEADER = "muster-not-leader"
+"""Names the leader that the caller could not reach; empty: the caller knows of none. A standby that knows no
+other leader holds the call for a while."""
+RELAY_HEADER = "muster-relay-bin"
+"""Names the relay in each call that it forwards."""
+ERROR_DOMAIN = "muster"
+"""The ``domain`` of every ErrorInfo."""
+MAX_ENTRIES = 65_536
+"""Entries of a repeated field."""
+MESSAGE_HEADROOM = 1 << 20
+"""Bytes of a message beyond the payloads in it."""
+MAX_UNSENT = 1_000
+"""Messages that may wait for one worker. For a relay ``MAX_ENTRIES`` may wait: each rank of a message may be
+answered by itself."""
+TTL_PINGS = 3
+"""A connection pings at a third of the TTL, so that a dead one is replaced within the TTL."""

@@ -14,7 +14,7 @@ from lab.patience import PATIENCE, until
 from lab.processes.etcd import Cluster, cluster, compact
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service.etcd import client as etcd_client
-from muster.service.etcd.client import TXN, Etcd, Line, Method
+from muster.service.etcd.client import TXN, Connection, Etcd, Method
 from muster.service.etcd.errors import EtcdError, UnreachableError
 from muster.service.etcd.location import Access, Location
 from muster.service.leadership.election import NameTakenError, campaign, enlist
@@ -67,9 +67,14 @@ class Unlucky(Etcd):
         self._loses = loses
 
     def _called(
-        self, line: Line, method: Method, request: Message, metadata: etcd_client.Metadata, timeout: float
+        self,
+        connection: Connection,
+        method: Method,
+        request: Message,
+        metadata: etcd_client.Metadata,
+        timeout: float,
     ) -> Message:
-        answer = super()._called(line, method, request, metadata, timeout)
+        answer = super()._called(connection, method, request, metadata, timeout)
         if method is TXN:
             self.transactions += 1
             if self.transactions == self._falls_after:
@@ -140,7 +145,7 @@ def test_who_may_not_lead_any_more_by_its_own_clock_does_not_even_ask(location: 
     engine = engine_of(client(location), location)
     engine.open()
     engine.check_lead()
-    engine._lead.lease.tenure.over()
+    engine._lead.lease.validity.end()
     with pytest.raises(LeadLostError, match="is over, or may be"):
         engine.check_lead()
     with pytest.raises(LeadLostError, match="is over, or may be"):
@@ -320,18 +325,18 @@ def test_a_lease_that_etcd_has_ended_is_lost_and_says_so(location: Location):
     etcd.revoke(lease.id, timeout=PATIENCE)
     until(lambda: bool(lost), "the loss is not noticed")
     assert "etcd says that it is over" in lost[0]
-    assert not lease.tenure.certain
+    assert not lease.validity.certain
 
 
 def test_a_lease_is_kept_until_it_is_given_up(location: Location):
     etcd = client(location)
     lease = Lease(etcd, 2)
-    granted = lease.tenure.now()
+    granted = lease.validity.now()
     lease.keep(lambda why: pytest.fail(why))
-    until(lambda: lease.tenure.now() - lease.tenure.age > granted, "it is not renewed")
+    until(lambda: lease.validity.now() - lease.validity.age > granted, "it is not renewed")
     lease.give_up()
     lease.give_up()
-    assert not lease.tenure.certain
+    assert not lease.validity.certain
 
 
 def test_a_mirror_has_what_was_there_and_what_comes(location: Location):
@@ -355,10 +360,10 @@ def test_a_mirror_whose_revision_was_compacted_reads_everything_again(etcd: Clus
     # Cut off, it misses what is compacted meanwhile.
     held = mirror._etcd.endpoints
     mirror._etcd.endpoints = ("127.0.0.1:1",)
-    line = mirror._etcd._line
-    assert line is not None
-    line.channel.close()
-    mirror._etcd._line = None
+    connection = mirror._etcd._connection
+    assert connection is not None
+    connection.channel.close()
+    mirror._etcd._connection = None
     until(lambda: bool(mirror.fault), "it does not notice")
     for number in range(5):
         engine.commit({b"a": b"%d" % number})
@@ -405,10 +410,10 @@ def test_a_user_and_a_password(tmp_path):
         assert mirror.rows(engine._revision, PATIENCE)
         # The token is over when the watch must be begun again: etcd says so on a stream that is well.
         etcd._token = "over.2"
-        line = etcd._line
-        assert line is not None
-        etcd._line = None
-        line.channel.close()
+        connection = etcd._connection
+        assert connection is not None
+        etcd._connection = None
+        connection.channel.close()
         until(lambda: etcd._token not in (None, "over.2"), "no other token is asked for")
         engine.commit({b"a": b"2"})
         assert mirror.rows(engine._revision, PATIENCE)
@@ -462,11 +467,11 @@ async def test_who_does_not_hear_that_it_leads_does_not_keep_the_lead_from_every
     replica = Replica(etcd, location.prefix, state_pb2.ReplicaRecord(address="a:1"), 2)
     async with asyncio.timeout(PATIENCE):
         lead = await replica.elected()
-    assert lead.lease.tenure.left > 0
+    assert lead.lease.validity.remaining > 0
     assert etcd.transactions > 3
     assert not replica.lost.done()
     await replica.resign()
-    assert lead.lease.tenure.left < 0
+    assert lead.lease.validity.remaining < 0
     etcd.close()
 
 

@@ -152,7 +152,7 @@ class Driver:
             session_ttl=session_ttl, limits=limits, retention=retention, epoch=epoch
         )
         try:
-            with _garbage_left():
+            with _gc_paused():
                 self.coordinator.restore(decode(engine.scan()), clock.now())
         except KeyError as error:
             raise StorageError(
@@ -278,7 +278,7 @@ class Driver:
         for watcher in self._watchers:
             watcher.set()
 
-    async def settled(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until what was taken in is finished: once retired, another coordinator may decide after it."""
         while not self.failed.done() and (self._pump_scheduled or not self._idle.is_set()):
             await asyncio.sleep(0)
@@ -440,7 +440,7 @@ def _look_away(_: Look) -> None:
 
 
 @contextmanager
-def _garbage_left() -> Iterator[None]:
+def _gc_paused() -> Iterator[None]:
     """A while without garbage collection, which would look at all that was read again and again."""
     collects = gc.isenabled()
     gc.disable()

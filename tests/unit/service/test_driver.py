@@ -879,7 +879,7 @@ async def test_a_driver_that_retires_finishes_what_it_has_taken_in_and_no_more()
         asked = asyncio.ensure_future(runs(driver))
         await settle()
         driver.retire()
-        retiring = asyncio.ensure_future(driver.settled())
+        retiring = asyncio.ensure_future(driver.wait_drained())
         await settle()
         rank.arrive()
         with pytest.raises(Refusal) as caught:
@@ -901,7 +901,7 @@ async def test_a_driver_that_has_failed_retires_at_once():
         Rank(driver, 0, world_size=1).hello()
         (await engine.begun.get()).end(StorageError("the disk is full"))
         driver.retire()
-        await asyncio.wait_for(driver.settled(), PATIENCE)
+        await asyncio.wait_for(driver.wait_drained(), PATIENCE)
         assert isinstance(driver.failed.exception(), StorageError)
 
 

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from muster.etcd.v3 import etcd_pb2 as pb
-from muster.service.etcd.errors import CompactedError, EtcdError, PassingError, UnreachableError, judged
+from muster.service.etcd.errors import CompactedError, EtcdError, TransientError, UnreachableError, classified
 from muster.service.etcd.location import Access
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -75,7 +75,7 @@ class _Nobody:
         pass
 
 
-class Line:
+class Connection:
     """A connection to one member."""
 
     def __init__(self, endpoint: str, access: Access) -> None:
@@ -112,7 +112,7 @@ class Etcd:
         self._observer = observer or _Nobody()
         self._lock = threading.Lock()
         self._turn = 0
-        self._line: Line | None = None
+        self._connection: Connection | None = None
         self._token: str | None = None
         self._failed = 0
         """Attempts without an answer, in a row."""
@@ -172,7 +172,7 @@ class Etcd:
             For how many seconds, from when the call was made; 0: it is over.
 
         Raises:
-            PassingError: no answer came.
+            TransientError: no answer came.
             EtcdError: etcd refused.
         """
         answer = self._attempt(KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease), self._attempt_timeout)
@@ -195,39 +195,39 @@ class Etcd:
             left = max(0.001, deadline - time.monotonic())
             try:
                 return self._attempt(method, request, min(left, self._attempt_timeout))
-            except PassingError as error:
+            except TransientError as error:
                 if time.monotonic() >= deadline or self._closed.is_set():
                     raise UnreachableError(self._unreachable(str(error), timeout)) from None
 
     def _attempt(self, method: Method, request: Message, timeout: float) -> Message:
-        line = self._line_now()
+        connection = self._current()
         began = time.monotonic()
         try:
-            answer = self._called(line, method, request, self._metadata(line, timeout), timeout)
+            answer = self._called(connection, method, request, self._metadata(connection, timeout), timeout)
         except grpc.RpcError as error:
             self._observer.etcd_called(method.path, error.code().name, time.monotonic() - began)
-            fault = judged(error, line.endpoint)
+            fault = classified(error, connection.endpoint)
             # Who had less time than others get is not at fault.
             hurried = timeout < self._attempt_timeout and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if isinstance(fault, PassingError) and not hurried:
-                self._give_up(line, fault)
+            if isinstance(fault, TransientError) and not hurried:
+                self._give_up(connection, fault)
             raise fault from None
-        except ValueError as error:  # Another thread has found the line dead, and closed it.
-            raise PassingError(f"{line.endpoint}: {error}") from None
+        except ValueError as error:  # Another thread has found the connection dead, and closed it.
+            raise TransientError(f"{connection.endpoint}: {error}") from None
         self._observer.etcd_called(method.path, "OK", time.monotonic() - began)
         self._failed = 0
         self._last.clear()
         return answer
 
     def _called(
-        self, line: Line, method: Method, request: Message, metadata: Metadata, timeout: float
+        self, connection: Connection, method: Method, request: Message, metadata: Metadata, timeout: float
     ) -> Message:
         if not method.streams:
-            unary = line.channel.unary_unary(
+            unary = connection.channel.unary_unary(
                 method.path, type(request).SerializeToString, method.response.FromString
             )
             return unary(request, timeout=timeout, metadata=metadata)
-        stream = line.channel.stream_stream(
+        stream = connection.channel.stream_stream(
             method.path, type(request).SerializeToString, method.response.FromString
         )
         call = stream(iter([request]), timeout=timeout, metadata=metadata)
@@ -236,9 +236,9 @@ class Etcd:
                 return answer
         finally:
             call.cancel()
-        raise PassingError(f"{line.endpoint} ended a stream without an answer")
+        raise TransientError(f"{connection.endpoint} ended a stream without an answer")
 
-    def _metadata(self, line: Line, timeout: float) -> Metadata:
+    def _metadata(self, connection: Connection, timeout: float) -> Metadata:
         # A member without a leader ends a stream then, instead of leaving it without news.
         metadata: Metadata = (("hasleader", "true"),)
         if not self._access.user:
@@ -248,7 +248,7 @@ class Etcd:
             assert self._access.password_file is not None
             password = _read(self._access.password_file).decode("utf-8", "replace").strip()
             request = pb.AuthenticateRequest(name=self._access.user, password=password)
-            answer = self._called(line, AUTHENTICATE, request, (), timeout)
+            answer = self._called(connection, AUTHENTICATE, request, (), timeout)
             token = self._token = cast(pb.AuthenticateResponse, answer).token
         return (*metadata, ("token", token))
 
@@ -259,19 +259,21 @@ class Etcd:
 
         Raises:
             CompactedError: the revision is gone.
-            PassingError: the connection broke; watch again, from what was heard last.
+            TransientError: the connection broke; watch again, from what was heard last.
             EtcdError: etcd refused.
         """
-        line = self._line_now()
+        connection = self._current()
         requests: SimpleQueue[pb.WatchRequest | None] = SimpleQueue()
         create = pb.WatchCreateRequest(key=key, range_end=end, start_revision=revision, fragment=True)
         requests.put(pb.WatchRequest(create=create))
         begun = None
         try:
-            stream = line.channel.stream_stream(
+            stream = connection.channel.stream_stream(
                 WATCH.path, pb.WatchRequest.SerializeToString, pb.WatchResponse.FromString
             )
-            call = stream(iter(requests.get, None), metadata=self._metadata(line, self._attempt_timeout))
+            call = stream(
+                iter(requests.get, None), metadata=self._metadata(connection, self._attempt_timeout)
+            )
             begun = threading.Timer(self._attempt_timeout, call.cancel)
             begun.daemon = True
             begun.start()
@@ -282,32 +284,34 @@ class Etcd:
                         f"revision {revision} is gone; the oldest is {response.compact_revision}"
                     )
                 if response.canceled:
-                    raise self._watch_ended(line, f": {response.cancel_reason}")
+                    raise self._watch_ended(connection, f": {response.cancel_reason}")
                 yield response
-            raise self._watch_ended(line)
+            raise self._watch_ended(connection)
         except grpc.RpcError as error:
-            fault = judged(error, line.endpoint)
-            if isinstance(fault, PassingError):
-                self._give_up(line, fault)
+            fault = classified(error, connection.endpoint)
+            if isinstance(fault, TransientError):
+                self._give_up(connection, fault)
             raise fault from None
         except ValueError as error:  # The channel was closed by another thread, that found it dead.
-            raise PassingError(f"{line.endpoint}: {error}") from None
+            raise TransientError(f"{connection.endpoint}: {error}") from None
         finally:
             requests.put(None)
             if begun is not None:
                 begun.cancel()
                 call.cancel()
 
-    def _watch_ended(self, line: Line, why: str = "") -> PassingError:
+    def _watch_ended(self, connection: Connection, why: str = "") -> TransientError:
         """Etcd ends a watch by a word of its own, and also so if it does not take our token any more."""
         known = bool(self._access.user)
-        fault = PassingError(f"{line.endpoint} ended a watch{why}", elsewhere=not known, token_refused=known)
-        self._give_up(line, fault)
+        fault = TransientError(
+            f"{connection.endpoint} ended a watch{why}", try_other=not known, token_refused=known
+        )
+        self._give_up(connection, fault)
         return fault
 
     # ------------------------------------------------------------------ members
 
-    def statuses(self, timeout: float) -> dict[str, pb.StatusResponse | EtcdError | PassingError]:
+    def statuses(self, timeout: float) -> dict[str, pb.StatusResponse | EtcdError | TransientError]:
         """Ask every member how it is.
 
         Returns:
@@ -315,59 +319,59 @@ class Etcd:
         """
         return {endpoint: self.status(endpoint, timeout) for endpoint in self.endpoints}
 
-    def status(self, endpoint: str, timeout: float) -> pb.StatusResponse | EtcdError | PassingError:
+    def status(self, endpoint: str, timeout: float) -> pb.StatusResponse | EtcdError | TransientError:
         """Ask one member how it is.
 
         Returns:
             Its answer, or why there is none.
         """
         try:
-            line = Line(endpoint, self._access)
+            connection = Connection(endpoint, self._access)
         except EtcdError as error:
             return error
         try:
-            metadata = self._metadata(line, timeout)
-            answer = self._called(line, STATUS, pb.StatusRequest(), metadata, timeout)
+            metadata = self._metadata(connection, timeout)
+            answer = self._called(connection, STATUS, pb.StatusRequest(), metadata, timeout)
             return cast(pb.StatusResponse, answer)
         except EtcdError as error:
             return error
         except grpc.RpcError as error:
-            return judged(error, endpoint)
+            return classified(error, endpoint)
         finally:
-            line.channel.close()
+            connection.channel.close()
 
     def close(self) -> None:
         """End all connections; calls that wait fail."""
         self._closed.set()
         with self._lock:
-            if self._line is not None:
-                self._line.channel.close()
+            if self._connection is not None:
+                self._connection.channel.close()
 
-    def _line_now(self) -> Line:
+    def _current(self) -> Connection:
         with self._lock:
-            if self._line is None:
+            if self._connection is None:
                 if self._closed.is_set():
                     raise EtcdError("the client is closed")
-                self._line = Line(self.endpoints[self._turn % len(self.endpoints)], self._access)
-            return self._line
+                self._connection = Connection(self.endpoints[self._turn % len(self.endpoints)], self._access)
+            return self._connection
 
-    def _give_up(self, line: Line, fault: PassingError) -> None:
+    def _give_up(self, connection: Connection, fault: TransientError) -> None:
         """Ask another member from now on, unless someone did so already."""
         if fault.token_refused:
             self._token = None
-        if not fault.elsewhere:
+        if not fault.try_other:
             self._closed.wait(PAUSE)
             return
         with self._lock:
-            if self._line is not line:
+            if self._connection is not connection:
                 return
-            self._line = None
+            self._connection = None
             self._turn += 1
             self._failed += 1
-            self._last[line.endpoint] = str(fault)
+            self._last[connection.endpoint] = str(fault)
             turned = self._failed % len(self.endpoints) == 0
         # Everything on it ends: what waits on a member that does not answer asks another one.
-        line.channel.close()
+        connection.channel.close()
         if turned:
             self._closed.wait(PAUSE)
 

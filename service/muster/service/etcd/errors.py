@@ -19,22 +19,22 @@ class LeaseGoneError(EtcdError):
     """The lease that a key was to hang on is over."""
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """One attempt failed; the next one may not.
 
     Args:
         message: why.
-        elsewhere: whether another member should be asked.
+        try_other: whether another member should be asked.
         token_refused: whether a new token must be asked for.
     """
 
-    def __init__(self, message: str, *, elsewhere: bool = True, token_refused: bool = False) -> None:
+    def __init__(self, message: str, *, try_other: bool = True, token_refused: bool = False) -> None:
         super().__init__(message)
-        self.elsewhere = elsewhere
+        self.try_other = try_other
         self.token_refused = token_refused
 
 
-PASSING = (
+TRANSIENT_CODES = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -99,7 +99,7 @@ TLS_FAULTS = (
 """Signs in gRPC's words that no waiting mends."""
 
 
-def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
+def classified(error: grpc.RpcError, endpoint: str) -> EtcdError | TransientError:
     """What a failed call means.
 
     Args:
@@ -109,9 +109,9 @@ def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
     code, details = error.code(), str(error.details() or "")
     said = f"{endpoint} said {code.name}: {details.removeprefix('etcdserver: ')}"
     if code is grpc.StatusCode.UNAUTHENTICATED or "auth store is old" in details:
-        return PassingError(said, elsewhere=False, token_refused=True)
+        return TransientError(said, try_other=False, token_refused=True)
     if "too many requests" in details:
-        return PassingError(said, elsewhere=False)
+        return TransientError(said, try_other=False)
     if "required revision has been compacted" in details:
         return CompactedError(said)
     if "requested lease not found" in details:
@@ -120,10 +120,10 @@ def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
         if sign in details:
             return EtcdError(f"{sentence}; {said}")
     if code is grpc.StatusCode.CANCELLED:
-        return PassingError(f"{endpoint} was given up: it did not answer another call")
-    if code in PASSING:
+        return TransientError(f"{endpoint} was given up: it did not answer another call")
+    if code in TRANSIENT_CODES:
         fault = tls_fault(details)
-        return PassingError(f"{endpoint}: {fault}" if fault else said)
+        return TransientError(f"{endpoint}: {fault}" if fault else said)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return EtcdError(f"{said}. Is that etcd, from 3.4 on?")
     return EtcdError(said)

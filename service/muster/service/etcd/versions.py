@@ -1,7 +1,7 @@
 """Whether a cluster of etcd is one that a coordinator can use."""
 
 from muster.service.etcd.client import Etcd
-from muster.service.etcd.errors import TLS_FAULTS, EtcdError, PassingError
+from muster.service.etcd.errors import TLS_FAULTS, EtcdError, TransientError
 
 OLDEST = (3, 4)
 """The first version that tells of the errors of a member, and splits large revisions for a watch."""
@@ -24,7 +24,7 @@ def check_versions(etcd: Etcd, timeout: float) -> str:
     for endpoint, status in etcd.statuses(timeout).items():
         if isinstance(status, EtcdError):
             raise status
-        if isinstance(status, PassingError):
+        if isinstance(status, TransientError):
             silent.append(str(status))
         elif parsed(status.version) < OLDEST:
             raise EtcdError(f"{endpoint} is etcd {status.version}; 3.4 is the oldest that Muster can use")

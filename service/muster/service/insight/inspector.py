@@ -15,17 +15,17 @@ ANSWER_TIMEOUT = 2.0
 """Seconds that a process has to answer. Its session's thread takes milliseconds, if it can run at all."""
 LOOK_SHARE = 0.75
 """Of the time that a barrier's missing are asked ahead: what they say must be here when it is to be told."""
-LEAST_SILENCE = 0.5
+MIN_SILENCE = 0.5
 """Seconds without an answer before a missing rank is said to give none: a busy machine needs some."""
-MOST_THREADS = MOST_FRAMES = 64
+MAX_THREADS = MAX_FRAMES = 64
 """Of an answer, and of one of its threads: as many as the SDK tells of."""
-MOST_NAMED = 256
+MAX_NAMED = 256
 """Barriers, or children, in an answer."""
-MOST_REPORT = 64 << 10
+MAX_REPORT = 64 << 10
 """Bytes of an answer about the main thread."""
-MOST_WHOLE_REPORT = 2 << 20
+MAX_WHOLE_REPORT = 2 << 20
 """Bytes of an answer about all threads; 64 of 64 frames with names of 200 bytes each are somewhat less."""
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 """So many questions that people ask may be open at once; each may concern every process of a run."""
 
 
@@ -85,13 +85,13 @@ class Inspector:
             self._people -= 1
 
     def _check_room(self) -> None:
-        if self._people >= MOST_AT_ONCE:
+        if self._people >= MAX_AT_ONCE:
             raise Refusal(
                 Reason.LIMIT_EXCEEDED,
-                f"{self._people} inspections are under way, and no more than {MOST_AT_ONCE} may be "
+                f"{self._people} inspections are under way, and no more than {MAX_AT_ONCE} may be "
                 "(max_inspections). Ask again in a few seconds.",
                 limit="max_inspections",
-                value=MOST_AT_ONCE,
+                value=MAX_AT_ONCE,
             )
 
     def look(self, look: Look) -> None:
@@ -106,7 +106,7 @@ class Inspector:
         sights = (
             SeenOne(one.asked.rank, one.asked.incarnation, words.line(one.report) if one.report else one.why)
             for one in await self._ask(look.processes, seconds)
-            if one.report or one.why != words.NO_ANSWER or seconds >= LEAST_SILENCE
+            if one.report or one.why != words.NO_ANSWER or seconds >= MIN_SILENCE
         )
         self._driver.submit(Seen(look.run_id, tuple(sights)))
 
@@ -151,11 +151,11 @@ def _is_bounded(answer: Inspected, all_threads: bool) -> bool:
     """Whether it is no more than was asked for; the SDK keeps to less."""
     report = answer.report
     return (
-        answer.ByteSize() <= (MOST_WHOLE_REPORT if all_threads else MOST_REPORT)
-        and len(report.threads) <= (MOST_THREADS if all_threads else 1)
-        and all(len(thread.frames) <= MOST_FRAMES for thread in report.threads)
-        and len(report.waits_at) <= MOST_NAMED
-        and len(report.saves) <= MOST_NAMED
+        answer.ByteSize() <= (MAX_WHOLE_REPORT if all_threads else MAX_REPORT)
+        and len(report.threads) <= (MAX_THREADS if all_threads else 1)
+        and all(len(thread.frames) <= MAX_FRAMES for thread in report.threads)
+        and len(report.waits_at) <= MAX_NAMED
+        and len(report.saves) <= MAX_NAMED
     )
 
 

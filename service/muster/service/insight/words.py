@@ -11,7 +11,7 @@ DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
 NO_SESSION = "has no session over which it could be asked"
 TOO_LARGE = "gave an answer that is too large"
 
-MOST_WAITS = 3
+MAX_WAITS = 3
 """Barriers that are named for one process; its threads may wait at more."""
 WRAPPERS = frozenset(
     {"wrapper", "wrapped", "inner", "decorated", "_fn", "__call__", "_call_impl", "_wrapped_call_impl"}
@@ -29,7 +29,7 @@ def line(said: Report) -> str:
     if said.still_ms:
         parts.append(f"for {report.seconds(said.still_ms / 1000)}")
     if said.waits_at:
-        parts.append(f"waits at {' and '.join(map(report.shown, said.waits_at[:MOST_WAITS]))}")
+        parts.append(f"waits at {' and '.join(map(report.shown, said.waits_at[:MAX_WAITS]))}")
     parts += [f"saves in pid {one.pid}{_state(one.state)}" for one in said.saves[:1]]
     return ", ".join(parts)
 

@@ -37,7 +37,7 @@ class Lead:
     @property
     def certain(self) -> bool:
         """Whether nobody else can lead yet."""
-        return self.lease.tenure.certain
+        return self.lease.validity.certain
 
 
 def enlist(etcd: Etcd, prefix: bytes, lease: Lease, record: state_pb2.ReplicaRecord) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from muster.service.etcd.client import Etcd
-from muster.service.etcd.errors import EtcdError, PassingError
-from muster.service.leadership.tenure import Tenure
+from muster.service.etcd.errors import EtcdError, TransientError
+from muster.service.leadership.lease_validity import LeaseValidity
 
 RENEWALS = 3
 """So many in the time of a lease: two may go astray."""
@@ -24,14 +24,14 @@ class Lease:
     """
 
     def __init__(self, etcd: Etcd, ttl: int) -> None:
-        self.tenure = Tenure()
+        self.validity = LeaseValidity()
         """For how long it certainly lasts."""
         self._etcd = etcd
-        sent = self.tenure.now()
+        sent = self.validity.now()
         granted = etcd.grant(ttl, timeout=ttl)
         self.id: int = granted.id
         self.ttl: int = granted.ttl
-        self.tenure.renewed(sent, granted.ttl)
+        self.validity.renewed(sent, granted.ttl)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -50,7 +50,7 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
-        self.tenure.over()
+        self.validity.end()
         with suppress(EtcdError):  # Then it ends by itself.
             self._etcd.revoke(self.id, timeout=self.ttl / RENEWALS)
 
@@ -59,21 +59,21 @@ class Lease:
         why = ""
         pause = interval
         while not self._ended.wait(pause):
-            sent = self.tenure.now()
+            sent = self.validity.now()
             try:
                 ttl = self._etcd.keep_alive(self.id)
-            except (PassingError, EtcdError) as error:
+            except (TransientError, EtcdError) as error:
                 why = str(error)
                 # The client asks another member at the next attempt, so it need not be far.
                 pause = interval / 10
             else:
                 if ttl <= 0:
-                    self.tenure.over()
+                    self.validity.end()
                     why = "etcd says that it is over"
                 else:
-                    self.tenure.renewed(sent, ttl)
+                    self.validity.renewed(sent, ttl)
                     pause = interval
-            if not self.tenure.certain and not self._ended.is_set():
-                self.tenure.over()
+            if not self.validity.certain and not self._ended.is_set():
+                self.validity.end()
                 lost(f"the lease of {self.ttl} s is over, or may be: {why or 'this process was stopped'}")
                 return

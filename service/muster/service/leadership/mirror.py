@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service.etcd.client import DELETED, Etcd
-from muster.service.etcd.errors import CompactedError, EtcdError, PassingError
+from muster.service.etcd.errors import CompactedError, EtcdError, TransientError
 
 TIMEOUT = 10.0
 """Seconds for a page, when all is read."""
@@ -91,7 +91,7 @@ class Mirror:
                         return
             except CompactedError:
                 known = False
-            except PassingError as error:
+            except TransientError as error:
                 self._doubt(str(error))
             except EtcdError as error:
                 self._doubt(str(error))

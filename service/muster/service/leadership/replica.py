@@ -88,7 +88,7 @@ class Replica:
     @property
     def lease_age(self) -> float:
         """Seconds since the last renewal of its lease; 0 if it has none."""
-        return 0.0 if self._lease is None else self._lease.tenure.age
+        return 0.0 if self._lease is None else self._lease.validity.age
 
     # ------------------------------------------------------------------ leading
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 PROTOCOL_VERSION = 1
 """The version of ``muster.v1`` sessions that this coordinator speaks."""
-MOST_ENTRIES = 65_536
+MAX_ENTRIES = 65_536
 """In a repeated field; ``max_world_size``, since no list is longer than one that names every rank."""
 STEPS_INTERVAL_MS = 5_000
 """Milliseconds between two messages of a process that tell how far its training has come."""
@@ -127,7 +127,7 @@ def _large_join(session: events.SessionId, participants: bytes, rest: bytes) -> 
     return events.JoinGroup(session, join.prefix, join.world_size, ranks, at_most("ranks", join.ranks))
 
 
-def at_most(field: str, values: Collection[T], most: int = MOST_ENTRIES) -> tuple[T, ...]:
+def at_most(field: str, values: Collection[T], most: int = MAX_ENTRIES) -> tuple[T, ...]:
     """The entries of a repeated field, before any work is done on them.
 
     Raises:
@@ -137,7 +137,7 @@ def at_most(field: str, values: Collection[T], most: int = MOST_ENTRIES) -> tupl
     return tuple(values)
 
 
-def check_count(field: str, values: Sized, most: int = MOST_ENTRIES) -> None:
+def check_count(field: str, values: Sized, most: int = MAX_ENTRIES) -> None:
     """Refuse a repeated field.
 
     Raises:

@@ -57,7 +57,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
-MOST_MESSAGE = 3_000
+MAX_MESSAGE_BYTES = 3_000
 """Bytes of a status message. It travels twice in the headers, once with three bytes for each that is not
 ASCII, and gRPC's clients take 16 KiB of them at the most."""
 RETRY_AFTER_MS = 500
@@ -98,6 +98,6 @@ def grpc_status(refusal: Refusal) -> grpc.Status:
 def _cut(message: str) -> str:
     """A message that a header can carry; what is told on a stream is not cut."""
     data = message.encode()
-    if len(data) <= MOST_MESSAGE:
+    if len(data) <= MAX_MESSAGE_BYTES:
         return message
-    return f"{data[:MOST_MESSAGE].decode('utf-8', 'ignore')} …"
+    return f"{data[:MAX_MESSAGE_BYTES].decode('utf-8', 'ignore')} …"

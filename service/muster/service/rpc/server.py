@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.interceptors.audit import AuditInterceptor
 from muster.service.rpc.interceptors.guard import GuardInterceptor
 from muster.service.rpc.interceptors.refusals import CallInterceptor, CallObserver

@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.service.replicas import NOT_LEADER_HEADER
+from muster.service.replica_list import NOT_LEADER_HEADER
 from muster.service.rpc.interceptors.guard import GuardInterceptor
 from muster.service.rpc.interceptors.refusals import CallInterceptor, CallObserver
 from muster.service.rpc.server import HEALTH, METHODS, SERVICES, methods_of, options

@@ -30,9 +30,9 @@ JOURNAL = b"journal/"
 READY = b"journal-is-whole"
 DATA = b"data/"
 
-MOST_OPERATIONS = 100
+MAX_OPERATIONS = 100
 """Of one transaction; etcd's default bound is 128."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of one transaction; etcd's default bound for a request is 1.5 MiB."""
 PART_BYTES = 512 * 1024
 """A value that is larger is kept in several keys."""
@@ -249,7 +249,7 @@ class EtcdEngine:
         self._revision = done.header.revision if done.succeeded else commits[0].mod_revision
 
     def _time_left(self) -> float:
-        left = self._lead.lease.tenure.left
+        left = self._lead.lease.validity.remaining
         if left <= 0:
             raise self._unsure()
         return left
@@ -286,7 +286,7 @@ class _Steps:
 
     def add(self, operation: pb.Operation) -> None:
         size = operation.ByteSize()
-        full = self._bytes + size > MOST_BYTES or (self.all and len(self.all[-1]) >= MOST_OPERATIONS)
+        full = self._bytes + size > MAX_BYTES or (self.all and len(self.all[-1]) >= MAX_OPERATIONS)
         if self._apart or full:
             self.all.append([])
             self._bytes = 0

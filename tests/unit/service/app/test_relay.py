@@ -6,7 +6,7 @@ import hashlib
 import pytest
 
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.relay import REQUESTS, GuardDoor
+from muster.service.app.relay import REQUESTS, RelayAuthenticator
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
 from muster.service.security.config import TrafficLimits
@@ -40,15 +40,15 @@ def bearing(role: Role) -> list[tuple[str, str | bytes]]:
     return [("user-agent", "x"), ("authorization", f"Bearer {SECRETS[role]}")]
 
 
-def guard(access: Access | None, **limits: int) -> GuardDoor:
-    return GuardDoor(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
+def guard(access: Access | None, **limits: int) -> RelayAuthenticator:
+    return RelayAuthenticator(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
 
 
 def reason_of(refused: Refused) -> str:
     return str(info_of(refused.refusal).reason)
 
 
-async def outcome(door: GuardDoor, method: str, role: Role, run_id: str = "job") -> str:
+async def outcome(door: RelayAuthenticator, method: str, role: Role, run_id: str = "job") -> str:
     """What becomes of a call: a reason, or OK."""
     try:
         async with door.admitted(method, bearing(role), PEER) as visitor:
@@ -164,7 +164,7 @@ async def test_relay_hands_messages_on_at_the_rate_of_their_address():
         return b"said"
 
     limits = TrafficLimits(max_messages_per_second_per_peer=1)
-    door = GuardDoor(None, Traffic(limits, lambda: 0.0, sleep))
+    door = RelayAuthenticator(None, Traffic(limits, lambda: 0.0, sleep))
     async with door.admitted(CONNECT, (), PEER) as visitor:
         paced = visitor.paced(read)
         assert [await paced(), await paced()] == [b"said"] * 2

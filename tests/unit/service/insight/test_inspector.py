@@ -10,7 +10,7 @@ from muster.service.core.vocabulary.events import Event, Seen, SeenOne
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import inspector as module
 from muster.service.insight import words
-from muster.service.insight.inspector import MOST_AT_ONCE, MOST_REPORT, Inspector
+from muster.service.insight.inspector import MAX_AT_ONCE, MAX_REPORT, Inspector
 from muster.v1.insight_pb2 import ChildOfSave, Frame, Inspected, Report, Thread
 
 REPORT = Report(
@@ -68,7 +68,7 @@ async def test_a_single_process_is_asked_for_all_its_threads(sessions: Sessions)
 async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
     sessions.answers = {
         2: [Inspected(rank=2, report=Report(declined=True))],
-        3: [Inspected(rank=3, report=Report(waits_at=["x" * MOST_REPORT]))],
+        3: [Inspected(rank=3, report=Report(waits_at=["x" * MAX_REPORT]))],
     }
     found = await sessions.inspector.ask([process(0, None), *(process(rank, rank) for rank in (1, 2, 3))])
     assert [(one.report, one.why) for one in found] == [
@@ -144,7 +144,7 @@ async def test_the_first_answer_counts(sessions: Sessions):
 
 
 async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
-    asking = [asyncio.create_task(sessions.inspector.ask([process(0, 1)])) for _ in range(MOST_AT_ONCE)]
+    asking = [asyncio.create_task(sessions.inspector.ask([process(0, 1)])) for _ in range(MAX_AT_ONCE)]
     await asyncio.sleep(0)
     with pytest.raises(Refusal, match="max_inspections") as caught:
         await sessions.inspector.ask([process(0, 1)])

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from muster.client import addresses
 from muster.client.replicas import resolve
 from muster.service.address import Address
-from muster.service.replicas import NOT_LEADER_HEADER
+from muster.service.replica_list import NOT_LEADER_HEADER
 
 MOST_FOLLOWED = 8
 """Standbys whose word is followed in one turn."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from muster.client.calls import RELAY_HEADER
 from muster.service.driver import Driver
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.interceptors.guard import ADMISSION
 from muster.service.security.grants import Grant
 from muster.service.version import VERSION

@@ -21,7 +21,7 @@ MAX_UNSENT = 100
 """Pushes that may wait for a node that does not read; few are ever sent."""
 
 
-class Attendance:
+class NodeMembership:
     """The stream of one node: what the driver delivers, in order.
 
     Args:
@@ -80,7 +80,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self._driver = driver
         self._replicas = replicas
         self._keepalive_ms = keepalive_ms
-        self._attendances: set[Attendance] = set()
+        self._memberships: set[NodeMembership] = set()
         self._draining = False
 
     async def Join(  # noqa: N802
@@ -89,12 +89,12 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         """Ask for a place in a round, and hold it."""
         if self._draining:
             raise DRAINING
-        attendance = Attendance(self._driver)
-        self._attendances.add(attendance)
+        membership = NodeMembership(self._driver)
+        self._memberships.add(membership)
         try:
-            self._driver.submit(codec.join_rendezvous(attendance.id, request))
+            self._driver.submit(codec.join_rendezvous(membership.id, request))
             told = False
-            async for message in attendance:
+            async for message in membership:
                 if not told and (addresses := self._replicas()):
                     yield rendezvous_pb2.JoinResponse(
                         replicas=rendezvous_pb2.Replicas(addresses=addresses, keepalive_ms=self._keepalive_ms)
@@ -102,9 +102,9 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
                 told = True
                 yield codec.join_response(message)
         finally:
-            self._attendances.discard(attendance)
-            self._driver.disconnect(attendance.id)
-            self._driver.submit(Disconnected(attendance.id))
+            self._memberships.discard(membership)
+            self._driver.disconnect(membership.id)
+            self._driver.submit(Disconnected(membership.id))
 
     async def Leave(  # noqa: N802
         self, request: rendezvous_pb2.LeaveRequest, context: Any
@@ -155,5 +155,5 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
     def drain(self) -> None:
         """End every stream; its node comes back to its place."""
         self._draining = True
-        for attendance in list(self._attendances):
-            attendance.end(DRAINING)
+        for membership in list(self._memberships):
+            membership.end(DRAINING)

@@ -269,7 +269,7 @@ class Session:
             self._name = _name(event)
             self._join_turn = self._join_turn or self._join_turns.of(event.run_id)
             if event.relay:
-                self._max_unsent = max(self._max_unsent, codec.MOST_ENTRIES)
+                self._max_unsent = max(self._max_unsent, codec.MAX_ENTRIES)
         return event
 
 

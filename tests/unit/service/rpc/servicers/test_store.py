@@ -8,7 +8,7 @@ import pytest
 
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
-from muster.service.rpc.codec import MOST_ENTRIES
+from muster.service.rpc.codec import MAX_ENTRIES
 from muster.service.rpc.servicers import store
 from muster.service.rpc.servicers.store import StoreServicer
 from muster.v1 import store_pb2 as pb
@@ -119,12 +119,12 @@ async def test_a_drain_ends_those_who_wait_and_not_those_who_write(ask: Service)
 
 @pytest.mark.parametrize("method", ["Get", "Wait", "Check"])
 async def test_a_message_has_bounds(ask: Service, method: str):
-    refusal = await ask.refused(method, keys=[""] * (MOST_ENTRIES + 1))
+    refusal = await ask.refused(method, keys=[""] * (MAX_ENTRIES + 1))
     assert refusal.metadata == {"field": "keys"}
 
 
 async def test_a_set_has_bounds(ask: Service):
-    refusal = await ask.refused("Set", entries=[entry("", b"")] * (MOST_ENTRIES + 1))
+    refusal = await ask.refused("Set", entries=[entry("", b"")] * (MAX_ENTRIES + 1))
     assert refusal.metadata == {"field": "entries"}
 
 

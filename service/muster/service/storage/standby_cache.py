@@ -12,7 +12,7 @@ from muster.service.storage.engine import StorageError
 from muster.service.storage.etcd import STATE, whole_key
 
 
-class Warm:
+class StandbyCache:
     """What a replica must have at hand to take over at once.
 
     Args:

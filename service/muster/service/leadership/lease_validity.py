@@ -7,12 +7,12 @@ DRIFT = 0.05
 """What part of a lease is not counted on: the clock of etcd's leader may run faster than ours."""
 
 
-def seconds_awake_or_not() -> float:
+def boottime() -> float:
     """A clock that never jumps, and goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Tenure:
+class LeaseValidity:
     """A lease as its holder knows it: it lasts from when a renewal was *sent*, which etcd got later.
 
     Threads may share it. Once it is over it stays so, whatever a renewal that was under way brings.
@@ -21,10 +21,10 @@ class Tenure:
         clock: seconds, on a clock that never jumps.
     """
 
-    def __init__(self, clock: Callable[[], float] = seconds_awake_or_not) -> None:
+    def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self._clock = clock
         self._until = float("-inf")
-        self._over = False
+        self._ended = False
         self._sent = clock()
 
     def now(self) -> float:
@@ -41,9 +41,9 @@ class Tenure:
         self._until = max(self._until, sent + ttl * (1 - DRIFT))
         self._sent = sent
 
-    def over(self) -> None:
+    def end(self) -> None:
         """Etcd says that the lease is over, or we have given it up."""
-        self._over = True
+        self._ended = True
 
     @property
     def age(self) -> float:
@@ -51,11 +51,11 @@ class Tenure:
         return self._clock() - self._sent
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds for which it certainly lasts; 0 or less: it may be over."""
-        return float("-inf") if self._over else self._until - self._clock()
+        return float("-inf") if self._ended else self._until - self._clock()
 
     @property
     def certain(self) -> bool:
         """Whether the lease certainly lasts at this moment."""
-        return not self._over and self._clock() < self._until
+        return not self._ended and self._clock() < self._until

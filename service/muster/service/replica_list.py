@@ -1,17 +1,17 @@
-"""What the parts of the service say to each other of several coordinators of one state."""
+"""The list of all coordinators of one state, and the header of clients that look for the leader."""
 
 from collections.abc import Callable, Sequence
 
 from muster.v1 import coordinator_pb2
 
 NOT_LEADER_HEADER = "muster-not-leader"
-"""In it a client names the leader that it could not reach; empty: it knows of none. A standby that knows no
-other one holds the call for a while."""
+"""Metadata key: the leader that a client could not reach; empty: the client knows no leader. If a standby
+knows no other leader, it holds the call for a moment."""
 
 Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
-"""Tells which coordinators there are of one state."""
+"""Lists the coordinators of one state."""
 
 
 def no_replicas() -> Sequence[coordinator_pb2.Replica]:
-    """This one is the only one that there can be."""
+    """Return no replicas: this coordinator cannot have any."""
     return ()

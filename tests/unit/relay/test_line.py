@@ -445,7 +445,7 @@ def test_a_line_that_breaks_ends_all_its_streams_and_nothing_is_kept(house: Hous
         {"drain": pb.Drain(retry_after_ms=1)},
     ],
 )
-def test_answers_that_nobody_asked_for_end_the_line_and_not_the_relay(
+def test_answers_that_ignore_answer_for_end_the_line_and_not_the_relay(
     house: House, nonsense: dict[str, object]
 ):
     workers = house.workers(0, 1)

@@ -49,7 +49,7 @@ async def test_a_barrier_is_decided_at_its_deadline_and_told_of_at_half():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         rank, missing = Rank(driver, 0).hello().arrive(timeout=300.0), Rank(driver, 1).hello()
         looks: list[tuple[float, Look]] = []
-        driver.look = lambda look: looks.append((asyncio.get_running_loop().time(), look))
+        driver.probe = lambda look: looks.append((asyncio.get_running_loop().time(), look))
         progress = await rank.hears(Progress)
         assert asyncio.get_running_loop().time() == START + 150
         assert progress.arrived == 1

@@ -85,7 +85,7 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         metrics.commit_open.set_function(driver.commit_age)
         state = StateCollector(driver.coordinator, metrics, context.clock)
         inspector = Inspector(driver)
-        driver.look = inspector.look
+        driver.probe = inspector.probe
         snapshots = Snapshots()
         rpc = build_server(
             driver,

@@ -1,26 +1,26 @@
-"""What goes wrong with etcd, in sentences that say what to do next."""
+"""The errors of etcd, in sentences that say what to do next."""
 
 import grpc
 
 
 class EtcdError(Exception):
-    """Etcd refused, and would refuse again. The message says what, why, and what to do next."""
+    """Etcd refused a call, and would refuse it again. The message says what, why, and what to do next."""
 
 
 class UnreachableError(EtcdError):
-    """No member answered in time. A change that was asked for may have been carried out."""
+    """No member answered in time. A requested change may have been carried out."""
 
 
 class CompactedError(EtcdError):
-    """The revision asked for is gone: read everything again."""
+    """The requested revision was compacted: read everything again."""
 
 
 class LeaseGoneError(EtcdError):
-    """The lease that a key was to hang on is over."""
+    """The lease for a new key is over."""
 
 
 class TransientError(Exception):
-    """One attempt failed; the next one may not.
+    """One attempt failed; the next one may succeed.
 
     Args:
         message: why.
@@ -42,7 +42,7 @@ TRANSIENT_CODES = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-"""How a call ends that another member, or the same one a little later, may answer."""
+"""Status codes after which another member, or the same one a little later, may answer."""
 
 _SENTENCES = (
     (
@@ -96,14 +96,14 @@ TLS_FAULTS = (
     ),
     ("Ssl handshake failed", "the TLS handshake failed; look at --etcd-ca, --etcd-cert and --etcd-key"),
 )
-"""Signs in gRPC's words that no waiting mends."""
+"""Errors in gRPC's words that do not go away by waiting."""
 
 
 def classified(error: grpc.RpcError, endpoint: str) -> EtcdError | TransientError:
-    """What a failed call means.
+    """Return the error that a failed call means.
 
     Args:
-        error: how it ended; it is also the call, which knows its status.
+        error: the failed call, with its status.
         endpoint: the member that was asked.
     """
     code, details = error.code(), str(error.details() or "")
@@ -130,5 +130,5 @@ def classified(error: grpc.RpcError, endpoint: str) -> EtcdError | TransientErro
 
 
 def tls_fault(details: str) -> str:
-    """What is wrong with TLS, from what gRPC says of a connection; empty if it is something else."""
+    """Explain a TLS error in gRPC's message about a connection; empty: it has no TLS error."""
     return next((sentence for sign, sentence in TLS_FAULTS if sign in details), "")

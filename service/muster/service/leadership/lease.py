@@ -1,4 +1,4 @@
-"""A lease of etcd's, renewed by a thread of its own for as long as it can be."""
+"""A lease of etcd, renewed by a thread of its own."""
 
 import threading
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from muster.service.etcd.errors import EtcdError, TransientError
 from muster.service.leadership.lease_validity import LeaseValidity
 
 RENEWALS = 3
-"""So many in the time of a lease: two may go astray."""
+"""Renewals within the TTL of a lease: two of them may fail."""
 
 
 class Lease:
-    """A lease that lasts until it is given up, or etcd cannot be reached for too long.
+    """A lease that lasts until it is given up, or until etcd is unreachable for too long.
 
     Args:
         etcd: the client.
-        ttl: seconds that it lasts when it is not renewed; etcd may give more.
+        ttl: seconds that the lease lasts without a renewal; etcd may grant more.
 
     Raises:
         EtcdError: etcd refused, or did not answer.
@@ -25,7 +25,7 @@ class Lease:
 
     def __init__(self, etcd: Etcd, ttl: int) -> None:
         self.validity = LeaseValidity()
-        """For how long it certainly lasts."""
+        """For how long the lease certainly lasts."""
         self._etcd = etcd
         sent = self.validity.now()
         granted = etcd.grant(ttl, timeout=ttl)
@@ -36,22 +36,22 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def keep(self, lost: Callable[[str], None]) -> None:
-        """Renew it from now on.
+        """Renew the lease from now on.
 
         Args:
-            lost: called once, on the renewing thread, when it is over or may be, with why; not when it is
-                given up.
+            lost: called once, on the renewing thread, with the reason, when the lease may be over. It is not
+                called when the lease is given up.
         """
         self._thread = threading.Thread(target=self._renew, args=(lost,), name="muster-lease", daemon=True)
         self._thread.start()
 
     def give_up(self) -> None:
-        """End it now, so that nobody needs to wait for its end; etcd is told if it can be reached."""
+        """End the lease now, so that no replica needs to wait for its end. Tell etcd if it is reachable."""
         if self._ended.is_set():
             return
         self._ended.set()
         self.validity.end()
-        with suppress(EtcdError):  # Then it ends by itself.
+        with suppress(EtcdError):  # Then the lease expires.
             self._etcd.revoke(self.id, timeout=self.ttl / RENEWALS)
 
     def _renew(self, lost: Callable[[str], None]) -> None:
@@ -64,7 +64,7 @@ class Lease:
                 ttl = self._etcd.keep_alive(self.id)
             except (TransientError, EtcdError) as error:
                 why = str(error)
-                # The client asks another member at the next attempt, so it need not be far.
+                # The next attempt asks another member, so it can come soon.
                 pause = interval / 10
             else:
                 if ttl <= 0:

@@ -1,21 +1,22 @@
-"""For how long a lease certainly lasts, by our own clock."""
+"""For how long a lease certainly lasts, by this machine's clock."""
 
 import time
 from collections.abc import Callable
 
 DRIFT = 0.05
-"""What part of a lease is not counted on: the clock of etcd's leader may run faster than ours."""
+"""The part of a lease that is not relied on: the clock of etcd's leader may run faster than ours."""
 
 
 def boottime() -> float:
-    """A clock that never jumps, and goes on while the machine sleeps."""
+    """Return the time of a clock that never jumps and goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseValidity:
-    """A lease as its holder knows it: it lasts from when a renewal was *sent*, which etcd got later.
+    """The time for which the holder of a lease may rely on it.
 
-    Threads may share it. Once it is over it stays so, whatever a renewal that was under way brings.
+    The lease counts from when a renewal was *sent*; etcd received it later. Threads may share this object.
+    Once the lease has ended, the answer to a renewal in flight does not revive it.
 
     Args:
         clock: seconds, on a clock that never jumps.
@@ -28,31 +29,31 @@ class LeaseValidity:
         self._sent = clock()
 
     def now(self) -> float:
-        """The clock's time, to be read before a renewal is sent."""
+        """Return the clock's time. Read it before sending a renewal."""
         return self._clock()
 
     def renewed(self, sent: float, ttl: float) -> None:
-        """Etcd has answered a renewal.
+        """Take note of the answer to a renewal.
 
         Args:
-            sent: when it was sent.
-            ttl: the seconds that etcd gave.
+            sent: the time at which the renewal was sent.
+            ttl: the seconds that etcd granted.
         """
         self._until = max(self._until, sent + ttl * (1 - DRIFT))
         self._sent = sent
 
     def end(self) -> None:
-        """Etcd says that the lease is over, or we have given it up."""
+        """Take note that etcd reports the end of the lease, or that we gave it up."""
         self._ended = True
 
     @property
     def age(self) -> float:
-        """Seconds since the last renewal that etcd has answered was sent."""
+        """Seconds since the last answered renewal was sent."""
         return self._clock() - self._sent
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it certainly lasts; 0 or less: it may be over."""
+        """Seconds for which the lease certainly lasts; 0 or less: it may be over."""
         return float("-inf") if self._ended else self._until - self._clock()
 
     @property

@@ -58,20 +58,20 @@ CODES: dict[Reason, grpc.StatusCode] = {
 }
 
 MAX_MESSAGE_BYTES = 3_000
-"""Bytes of a status message. It travels twice in the headers, once with three bytes for each that is not
-ASCII, and gRPC's clients take 16 KiB of them at the most."""
+"""Bytes of a status message. The headers have it twice, once with three bytes for each byte that is not
+ASCII, and gRPC's clients accept at most 16 KiB of headers."""
 RETRY_AFTER_MS = 500
-"""What a draining coordinator advises."""
+"""Milliseconds after which a draining coordinator advises to retry."""
 
 
 def code(refusal: Refusal) -> int:
-    """The canonical code (google.rpc.Code) of a refusal."""
+    """Return the canonical code (google.rpc.Code) of a refusal."""
     number: int = CODES[refusal.reason].value[0]
     return number
 
 
 def error_info(refusal: Refusal) -> Any:
-    """The refusal's ErrorInfo, packed."""
+    """Return the refusal's ErrorInfo, packed."""
     packed = Any()
     packed.Pack(ErrorInfo(reason=refusal.reason.name, domain=DOMAIN, metadata=refusal.metadata))
     return packed
@@ -83,7 +83,7 @@ async def end_with(refusal: Refusal, context: "grpc.aio.ServicerContext[object, 
 
 
 def grpc_status(refusal: Refusal) -> grpc.Status:
-    """The status that ends a call, with its details."""
+    """Return the status that ends a call, with its details."""
     message = _cut(refusal.message)
     status = Status(code=code(refusal), message=message, details=[error_info(refusal)])
     if refusal.reason is Reason.COORDINATOR_DRAINING:
@@ -96,7 +96,7 @@ def grpc_status(refusal: Refusal) -> grpc.Status:
 
 
 def _cut(message: str) -> str:
-    """A message that a header can carry; what is told on a stream is not cut."""
+    """Cut a message to the size that a header can carry."""
     data = message.encode()
     if len(data) <= MAX_MESSAGE_BYTES:
         return message

@@ -105,7 +105,7 @@ async def test_threads_that_were_not_asked_for_are_too_many(sessions: Sessions):
 
 async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
+    sessions.inspector.probe(Look("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
     seen = await sessions.submitted.get()
     assert isinstance(seen, Seen)
     assert [(one.rank, one.doing) for one in seen.sights] == [
@@ -155,10 +155,10 @@ async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
 
 async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(Look("job", (process(0, 1), process(1, 2)), 0.7))
+    sessions.inspector.probe(Look("job", (process(0, 1), process(1, 2)), 0.7))
     assert await sessions.submitted.get() == Seen(
         "job",
         (SeenOne(0, "life-0", "main thread in f, t.py:3"), SeenOne(1, "life-1", words.NO_ANSWER)),
     )
-    sessions.inspector.look(Look("job", (), 2.0))
+    sessions.inspector.probe(Look("job", (), 2.0))
     assert len(sessions.told) == 2

@@ -22,7 +22,7 @@ from muster.service.core.vocabulary.events import (
 from muster.service.core.vocabulary.model import Instant, NodeInfo, RendezvousSettings
 from muster.service.draining import DRAINING
 from muster.service.insight import words
-from muster.service.insight.inspector import Sighting
+from muster.service.insight.inspector import ProcessAnswer
 from muster.v1.insight_pb2 import Report
 
 T = TypeVar("T")
@@ -47,9 +47,9 @@ class Scene:
             raise DRAINING
         return ask(self.coordinator, self.instant)
 
-    async def ask(self, processes: Sequence[ProbeTarget]) -> list[Sighting]:
+    async def ask(self, processes: Sequence[ProbeTarget]) -> list[ProcessAnswer]:
         return [
-            Sighting(one, said := self.says.get(one.rank), "" if said else words.NO_ANSWER)
+            ProcessAnswer(one, said := self.says.get(one.rank), "" if said else words.NO_ANSWER)
             for one in processes
         ]
 

@@ -1,12 +1,11 @@
 """A state moves from SQLite to etcd and back, with all that it holds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.leaders import client, successive_leaders, take_the_lead
-from lab.processes.etcd import Cluster, cluster
+from lab.processes.etcd import Cluster
 from muster.service.etcd.location import Location
 from muster.service.storage import moving
 from muster.service.storage.backup import backup, read, restore
@@ -19,12 +18,6 @@ ROWS = {
     b"decision\0job1\0checkpoint\x000": b"\0\xff" * 500_000,
     b"storekey\0job1\0k": b"",
 }
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Cluster]:
-    with cluster() as members:
-        yield members
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from lab import records
 from lab.leaders import successive_leaders
-from lab.processes.etcd import Cluster, cluster
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.effects import (
     CheckpointsRecord,
@@ -126,12 +125,6 @@ ALL_KINDS: list[StoredRecord] = [
     CHECKPOINTS,
     *STORE,
 ]
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Cluster]:
-    with cluster() as members:
-        yield members
 
 
 class Place:

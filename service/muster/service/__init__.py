@@ -1,1 +1,1 @@
-"""The coordinator of Muster: decides barriers, keeps the decisions, and tells every rank the same."""
+"""The coordinator of Muster: decides barriers, stores the decisions, and tells every rank the same."""

@@ -1,4 +1,4 @@
-"""``HOST:PORT``, as every flag takes it."""
+"""Addresses of the form ``HOST:PORT``, as in every flag."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen, or whom to reach."""
+    """An address to listen at, or to connect to."""
 
     host: str
     port: int
@@ -16,7 +16,7 @@ class Address:
         """Read ``HOST:PORT``; an IPv6 host stands in brackets.
 
         Raises:
-            ValueError: it is no such text.
+            ValueError: the text does not have this form.
         """
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -26,7 +26,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

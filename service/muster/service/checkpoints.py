@@ -1,4 +1,4 @@
-"""The save history of a run, in words."""
+"""Text about the save history of a run."""
 
 from muster.service.cells import NOTHING, duration, size
 from muster.service.core.vocabulary import report

@@ -1,4 +1,4 @@
-"""The one place where the service reads a clock."""
+"""The only module of the service that reads a clock."""
 
 import time
 from typing import Protocol
@@ -7,10 +7,10 @@ from muster.service.core.vocabulary.model import Instant
 
 
 class Clock(Protocol):
-    """Where the driver takes the time from."""
+    """Tells the driver the time."""
 
     def now(self) -> Instant:
-        """This moment."""
+        """Return the present time."""
         ...
 
 
@@ -18,5 +18,5 @@ class SystemClock:
     """The machine's clocks."""
 
     def now(self) -> Instant:
-        """This moment."""
+        """Return the present time."""
         return Instant(time.monotonic(), time.time())

@@ -1,4 +1,4 @@
-"""What a coordinator is told at its start."""
+"""The settings of a coordinator."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from muster.service.security.config import Security
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that ``muster serve`` may be told."""
+    """All settings of ``muster serve``."""
 
     listen: Address
     http: Address
@@ -19,14 +19,14 @@ class Config:
     session_ttl: float = 10.0
     """Seconds that a lost session may take to come back."""
     drain_grace: float = 5.0
-    """Seconds that calls in flight get when the coordinator stops."""
+    """Seconds that calls in flight have to finish when the coordinator stops."""
     limits: Limits = field(default_factory=Limits)
     security: Security = field(default_factory=Security)
     insecure: bool = False
-    """Whether it may listen to other machines without TLS, or without asking who they are."""
+    """Whether it may listen to other machines without TLS, or without checking their tokens."""
     retention: Retention = field(default_factory=Retention)
     advertise: Address | None = None
-    """Where workers reach this replica; None: where it listens."""
+    """The address at which workers reach this replica; None: the address that it listens at."""
     lease_ttl: float = 5.0
     """Seconds without news of the leader after which another replica leads."""
     etcd: Access = field(default_factory=Access)

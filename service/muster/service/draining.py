@@ -1,4 +1,4 @@
-"""What whoever comes too late is told by a coordinator that stops."""
+"""The refusal of calls that reach a coordinator while it stops."""
 
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 

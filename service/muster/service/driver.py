@@ -1,17 +1,17 @@
-"""Feeds events to the core and carries out what it asks for.
+"""Feeds events to the core, commits its records and delivers its messages.
 
 Invariant 2 (durable before delivered) holds because only this module delivers, and always in these steps:
 
-1. Events are taken in batches, in the order in which they came.
-2. A batch's records are committed at once, all or nothing.
-3. Only then are its messages delivered, its decisions reported and its queries answered.
-4. The next batch gathers meanwhile; it is committed after the one before has been delivered.
-5. When a commit fails, nothing more is delivered and the coordinator stops: what it would say is
-   not on disk, and a restarted coordinator may decide otherwise.
-6. When a step of the core or an answer raises, nothing of its batch is committed or delivered: half of the
-   step is in it. A commit that was under way is of an earlier batch, and is delivered.
-7. Nothing is delivered, and nothing answered, unless at that moment nobody else can lead: what needs no
-   commit may be otherwise by now at the coordinator that leads.
+1. The driver takes events in batches, in the order of their arrival.
+2. It commits the records of a batch at once, all or nothing.
+3. Only then it delivers the batch's messages, reports its decisions and answers its queries.
+4. Meanwhile the next batch gathers. The driver commits it after delivering the batch before.
+5. If a commit fails, the driver delivers nothing more and the coordinator stops: the messages are not on
+   disk, and a restarted coordinator may decide otherwise.
+6. If a step of the core or an answer raises, the driver commits and delivers nothing of its batch, which has
+   half of a step. A commit in flight belongs to an earlier batch, and that one is delivered.
+7. The driver delivers and answers only while no other replica can lead. Otherwise the leader's state may
+   already differ, even where no commit is needed.
 """
 
 import asyncio
@@ -49,27 +49,27 @@ from muster.service.storage.engine import Engine, StorageError
 T = TypeVar("T")
 
 LATE = 1.0
-"""Seconds: a timer that fires later than that shows that this process stood still."""
+"""Seconds. If a timer fires later than that, this process stood still."""
 MAX_PUT_OFF = 3
-"""How often a tick is put off, so that a process that is always late still lets time pass."""
+"""Limit of postponed ticks, so that time passes even in a process that is always late."""
 COMMITS_REMEMBERED = 128
-"""To tell how long a commit takes at present."""
+"""Number of commits from which the present commit time is computed."""
 
 
 class Sink(Protocol):
-    """Where the messages of one session go."""
+    """Receives the messages of one session."""
 
     def deliver(self, outgoing: "Outgoing", ranks: AbstractSet[int] = NO_RANKS) -> None:
-        """Take one message, perhaps for these ranks of the session alone; must not block."""
+        """Take a message, for these ranks of the session or for all; must not block."""
         ...
 
 
 class Outgoing:
-    """One message on its way to any number of sessions, encoded at most once.
+    """One message to any number of sessions, encoded at most once.
 
     Args:
-        message: what is said.
-        encode: how it is put on the wire.
+        message: the message.
+        encode: puts the message on the wire.
     """
 
     def __init__(self, message: Message, encode: Callable[[Message], bytes]) -> None:
@@ -78,31 +78,31 @@ class Outgoing:
 
     @cached_property
     def data(self) -> bytes:
-        """The message on the wire."""
+        """The bytes of the message on the wire."""
         return self._encode(self.message)
 
 
 class Observer(Protocol):
-    """Who is told, after the commit, what happened."""
+    """Is told after the commit what happened."""
 
     def decided(self, decision: Decision) -> None:
-        """A barrier was decided."""
+        """Take note of the decision of a barrier."""
         ...
 
     def round_completed(self, record: RoundRecord) -> None:
-        """A rendezvous has brought its nodes together."""
+        """Take note of a complete rendezvous round."""
         ...
 
     def noticed(self, notice: Notice) -> None:
-        """Something that an operator may want to know."""
+        """Take note of an event that an operator may want to know."""
         ...
 
     def forgotten(self, run_id: str) -> None:
-        """Nothing is left of a run."""
+        """Take note that a run was removed."""
         ...
 
     def committed(self, seconds: float) -> None:
-        """A batch of records is durable."""
+        """Take note that a batch of records is durable."""
         ...
 
 
@@ -117,7 +117,7 @@ class _Batch:
     effects: Effects = field(default_factory=Effects)
     answers: list[Callable[[], None]] = field(default_factory=list)
     wakes_watchers: bool = False
-    """Whether an event was taken. A query changes nothing: a watcher that looks must not wake the others."""
+    """Whether the batch has an event. A query changes nothing, so it must not wake other watchers."""
 
     @property
     def empty(self) -> bool:
@@ -131,13 +131,13 @@ class Driver:
 
     Args:
         engine: an engine that has not been opened.
-        clock: where the time comes from.
-        observer: who is told of decisions.
-        encode: how a message is put on the wire.
+        clock: tells the time.
+        observer: is told of decisions.
+        encode: puts a message on the wire.
         session_ttl: seconds that a lost session may take to come back.
         limits: the coordinator's bounds.
-        retention: how long runs are kept that nobody uses.
-        decode: makes records of the engine's rows.
+        retention: for how long unused runs are kept.
+        decode: decodes the engine's rows.
 
     Raises:
         StorageError: the state cannot be opened or read.
@@ -160,7 +160,7 @@ class Driver:
             session_ttl=session_ttl, limits=limits, retention=retention, epoch=epoch
         )
         try:
-            with _garbage_left():
+            with _gc_paused():
                 self.coordinator.restore(decode(engine.scan()), clock.now())
         except KeyError as error:
             raise StorageError(
@@ -180,31 +180,31 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._no_tick_before = float("-inf")
-        """After a pause of this process: until then queued input is read first."""
+        """After a pause of this process: the time until which queued input is read first."""
         self._put_off = 0
-        """How often the next tick was put off."""
+        """How often the next tick was postponed."""
         self._serves = False
         self._sinks: dict[SessionId, Sink] = {}
         self._last_session = 0
         self._watchers: set[asyncio.Event] = set()
         self.commit_seconds = deque([engine.opening_seconds], maxlen=COMMITS_REMEMBERED)
-        """How long the last commits took; the first is that of the epoch."""
-        self.look: Callable[[ProbeRequest], None] = _look_away
-        """Asks processes what they are doing; whoever can do so sets it."""
+        """Durations of the last commits; the first one is that of the epoch."""
+        self.probe: Callable[[ProbeRequest], None] = _ignore_probe
+        """Asks processes what they are doing. The inspector sets it."""
         self.retired = False
-        """Whether the coordinator is about to stop, and takes nothing more in."""
+        """Whether the coordinator is about to stop, and accepts no more events."""
         self._idle = asyncio.Event()
-        """Whether no commit is under way."""
+        """Set while no commit is in flight."""
         self._idle.set()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        """Ends with the exception that stopped the driver; otherwise it stays pending."""
+        """Ends with the exception that stopped the driver; stays pending otherwise."""
 
     # ------------------------------------------------------------------ in
 
     def serve(self) -> None:
-        """Callers can reach the coordinator from now on: the time begins for those who were there before.
+        """Start the time of restored members, because clients can reach the coordinator from now on.
 
-        The first event or query begins it as well.
+        The first event or query starts it as well.
         """
         self._serves = True
         now = self._clock.now()
@@ -212,7 +212,7 @@ class Driver:
         self._arm_timer(now)
 
     def connect(self, sink: Sink) -> SessionId:
-        """Name a new stream or call; its answers go to ``sink`` until :meth:`disconnect`.
+        """Give a new stream or call its id. Its messages go to ``sink`` until :meth:`disconnect`.
 
         Raises:
             Refusal: COORDINATOR_DRAINING, once the driver retires.
@@ -223,20 +223,20 @@ class Driver:
         return self._last_session
 
     def disconnect(self, session: SessionId) -> None:
-        """Deliver no more to this session. Submit ``Disconnected`` as well if it said hello."""
+        """Deliver nothing more to this session. Submit ``Disconnected`` as well if it said hello."""
         self._sinks.pop(session, None)
 
     def submit(self, event: Event) -> None:
-        """Hand an event in; it is taken in order, soon."""
+        """Queue an event. The driver takes events in order."""
         self._enter(event)
 
     def tell(self, session: SessionId, message: Message, ranks: AbstractSet[int] = NO_RANKS) -> None:
-        """Say something that nothing follows from, past the order of events.
+        """Send a message that has no effect on the state, without waiting for queued events.
 
         Args:
-            session: to whom; nothing happens if it is over.
-            message: what.
-            ranks: to which of a relay's ranks.
+            session: the receiver; nothing happens if it has ended.
+            message: the message.
+            ranks: the ranks of a relay that the message is for.
         """
         sink = self._sinks.get(session)
         if sink is None or self.failed.done():
@@ -249,7 +249,7 @@ class Driver:
         sink.deliver(Outgoing(message, self._encode), ranks)
 
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
-        """Look at the state in order with the events; the answer waits until what it shows is durable.
+        """Read the state in order with the events. The answer waits until the state that it shows is durable.
 
         Raises:
             Refusal: as ``ask`` raises it; or COORDINATOR_DRAINING, once the driver retires.
@@ -260,24 +260,24 @@ class Driver:
         return await answer
 
     def commit_age(self) -> float:
-        """Seconds that the commit under way has taken; 0 if there is none."""
+        """Return the seconds since the commit in flight began; 0: no commit is in flight."""
         since = self._committing_since
         return 0.0 if since is None else self._clock.now().monotonic - since
 
     def watch(self) -> asyncio.Event:
-        """An event that is set whenever something may have changed; end with :meth:`unwatch`."""
+        """Return an event that is set whenever the state may have changed. End with :meth:`unwatch`."""
         event = asyncio.Event()
         self._watchers.add(event)
         return event
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Set this event no more."""
+        """Stop setting an event of :meth:`watch`."""
         self._watchers.discard(event)
 
     def retire(self) -> None:
-        """Take nothing more in, and let no more time pass.
+        """Accept no more events, and let no more time pass.
 
-        Whoever is asked to connect to the next coordinator must not be taken for dead meanwhile.
+        Clients are asked to connect to the next coordinator. This one must not take them for dead meanwhile.
         """
         self.retired = True
         if self._timer is not None:
@@ -286,8 +286,8 @@ class Driver:
         for watcher in self._watchers:
             watcher.set()
 
-    async def settled(self) -> None:
-        """Wait until what was taken in is finished: once retired, another coordinator may decide after it."""
+    async def wait_drained(self) -> None:
+        """Wait until all accepted events are processed, so that another coordinator may decide."""
         while not self.failed.done() and (self._pump_scheduled or not self._idle.is_set()):
             await asyncio.sleep(0)
             await self._idle.wait()
@@ -386,7 +386,7 @@ class Driver:
         for run_id in batch.effects.forgotten:
             self._observer.forgotten(run_id)
         for look in batch.effects.probes:
-            self.look(look)
+            self.probe(look)
         for answer in batch.answers:
             answer()
         if batch.wakes_watchers:
@@ -418,8 +418,8 @@ class Driver:
         self._timer = None
         self._timer_at = float("inf")
         if late > LATE and self._put_off < MAX_PUT_OFF:
-            # This process stood still (SIGSTOP, a frozen cgroup), and what came meanwhile is not read yet:
-            # arrivals, and members that come back. Their time must not be over before they are heard.
+            # This process stood still (SIGSTOP, a frozen cgroup). Arrivals and returning members that came
+            # meanwhile are not read yet. Their time must not end before they are read.
             self._put_off += 1
             self._no_tick_before = now.monotonic + RECONNECT_GRACE
             try:
@@ -433,7 +433,7 @@ class Driver:
     # ------------------------------------------------------------------ end
 
     async def close(self) -> None:
-        """Finish the commit in flight and let go of the storage."""
+        """Finish the commit in flight and close the storage."""
         if self._timer is not None:
             self._timer.cancel()
         await self._idle.wait()
@@ -443,13 +443,13 @@ class Driver:
             self.failed.cancel()
 
 
-def _look_away(_: ProbeRequest) -> None:
-    """Where nobody asks."""
+def _ignore_probe(_: ProbeRequest) -> None:
+    """Ignore a request to ask processes."""
 
 
 @contextmanager
-def _garbage_left() -> Iterator[None]:
-    """A while without garbage collection, which would look at all that was read again and again."""
+def _gc_paused() -> Iterator[None]:
+    """Pause garbage collection, which would scan all restored objects again and again."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -460,7 +460,7 @@ def _garbage_left() -> Iterator[None]:
 
 
 def _answer(query: _Query, coordinator: Coordinator, now: Instant) -> Callable[[], None]:
-    """Look now, so that the answer has its place among the events; tell later."""
+    """Read the state now, in order with the events, and return a function that answers later."""
     answer = query.answer
     try:
         value = query.ask(coordinator, now)

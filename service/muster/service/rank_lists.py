@@ -1,7 +1,7 @@
-"""Lists of participants off the wire and from storage: the same bytes are the same list, decoded once.
+"""Lists of participants from the wire and from storage: equal bytes are decoded once, to one shared list.
 
-Every rank of a subset group sends the whole list of its participants with its join. To decode a list takes
-far longer than to find out that it is one of those that came before.
+Every rank of a subset group sends the whole list of participants with its join. Decoding a list takes far
+longer than finding out that the same list came before.
 """
 
 from collections import OrderedDict
@@ -11,17 +11,17 @@ from muster.service.core.vocabulary.model import Ranks
 from muster.v1 import session_pb2
 
 MAX_RANKS = 65_536
-"""In one list that is remembered, which is ``max_world_size``."""
+"""Ranks of one cached list: ``max_world_size``."""
 MAX_RANKS_IN_ALL = 4 * MAX_RANKS
-"""In all lists that are remembered: about 10 MiB."""
+"""Ranks of all cached lists together: about 10 MiB."""
 LIST_COST = 16
-"""How many ranks take as much memory as a list does besides its ranks."""
+"""The memory of a list without its ranks, as a number of ranks."""
 MIN_BYTES = 1_024
-"""Of a message, from which on it pays to look whether its list is known."""
+"""Size of a message from which on a lookup of its list is faster than decoding it."""
 MAX_BYTES = 4 * MAX_RANKS
-"""Of a message with a list that may be remembered: a rank takes 3 bytes at most."""
+"""Size limit of a message whose list may be cached: a rank takes at most 3 bytes."""
 MAX_FIELDS = 4
-"""Of a ``JoinGroup``."""
+"""Number of fields of a ``JoinGroup``."""
 _VARINT, _LENGTH_DELIMITED = 0, 2
 """Wire types of protobuf."""
 _JOIN_GROUP = session_pb2.ConnectRequest.JOIN_GROUP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
@@ -29,10 +29,10 @@ _PARTICIPANTS = session_pb2.JoinGroup.PARTICIPANTS_FIELD_NUMBER << 3 | _LENGTH_D
 
 
 class RankLists:
-    """Decodes lists, and remembers those that were used last.
+    """Decodes lists, and caches the most recently used ones.
 
     Args:
-        max_ranks: in all remembered lists, with ``LIST_COST`` for each list.
+        max_ranks: limit of the ranks in all cached lists, plus ``LIST_COST`` for each list.
     """
 
     def __init__(self, max_ranks: int = MAX_RANKS_IN_ALL) -> None:
@@ -41,17 +41,17 @@ class RankLists:
         self._count = 0
 
     def shared(self, ranks: Iterable[int]) -> Ranks:
-        """The list that joins with these participants share."""
+        """Return the list that all joins with these participants share."""
         return self.decode(session_pb2.JoinGroup(participants=ranks).SerializeToString())
 
     def decode(self, participants: bytes) -> Ranks:
-        """A list of participants.
+        """Decode a list of participants.
 
         Args:
-            participants: a ``JoinGroup`` that has nothing else, as bytes.
+            participants: the bytes of a ``JoinGroup`` without other fields.
 
         Raises:
-            DecodeError: they are none.
+            DecodeError: the bytes are not such a message.
         """
         known = self._known.get(participants)
         if known is None:
@@ -72,18 +72,18 @@ class RankLists:
 
 
 RANK_LISTS = RankLists()
-"""Of this process."""
+"""The cache of this process."""
 
 
 def split_join(data: bytes) -> tuple[bytes, bytes] | None:
-    """Part a large ``JoinGroup`` into its participants and all else, without decoding them.
+    """Split a large ``JoinGroup`` into its participants and the other fields, without decoding them.
 
     Args:
         data: a ``ConnectRequest``.
 
     Returns:
-        Two ``JoinGroup`` messages, as bytes, which together are the one in ``data``. None: it is another
-        message, or an unusual encoding, so protobuf must decode it.
+        The bytes of two ``JoinGroup`` messages that together are the one in ``data``. None: it is another
+        message, or has an unusual encoding, so that protobuf must decode it.
     """
     if not MIN_BYTES <= len(data) <= MAX_BYTES or data[0] != _JOIN_GROUP:
         return None
@@ -107,10 +107,10 @@ def split_join(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends.
+    """Decode a number, and return it with the position behind it.
 
     Raises:
-        IndexError: there is none.
+        IndexError: the data ends within the number.
     """
     value = 0
     for shift in range(0, 64, 7):

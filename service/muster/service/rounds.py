@@ -1,4 +1,4 @@
-"""The rounds of a rendezvous as rows: the one that comes together or runs, and those that are over."""
+"""The rounds of a rendezvous as rows: the current round and the finished ones."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from muster.v1 import rendezvous_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """One round; it has no clock that runs, so a row that differs is news."""
+    """One round. A row has no running time, so that it differs only if the round has changed."""
 
     round: int
     state: str
     """``FORMING``, ``COMPLETE``, ``CLOSED`` (the last one of a closed run) or ``OVER``."""
     nodes: str
-    """While it forms, how many of the most have come; then how many of its nodes are still in it."""
+    """While the round forms: joined nodes of the maximum. Afterwards: nodes still in it of all its nodes."""
     waiting: str = NOTHING
     standing_by: str = NOTHING
     joined_in: str = NOTHING
@@ -26,7 +26,7 @@ class RoundRow:
 
 
 def rounds_of(rendezvous: rendezvous_pb2.Rendezvous) -> list[RoundRow]:
-    """All rounds that are known, newest first."""
+    """Return all known rounds, newest first."""
     current = [_current(rendezvous)] if rendezvous.max_nodes else []
     over = [
         RoundRow(
@@ -43,14 +43,14 @@ def rounds_of(rendezvous: rendezvous_pb2.Rendezvous) -> list[RoundRow]:
 
 
 def current_state(rendezvous: rendezvous_pb2.Rendezvous) -> str:
-    """How the current round stands."""
+    """Return the state of the current round."""
     if rendezvous.HasField("closed"):
         return "CLOSED"
     return "COMPLETE" if rendezvous.complete else "FORMING"
 
 
 def round_key(row: RoundRow) -> Hashable:
-    """Which round it is."""
+    """Return the number of a row's round."""
     return row.round
 
 

@@ -1,4 +1,4 @@
-"""The groups of a job's saves, as docs/saves.md names them."""
+"""The barrier groups of saves, as docs/saves.md names them."""
 
 SAVES = {
     "save": "save: writes",
@@ -7,4 +7,4 @@ SAVES = {
     "save/agreement": "save: agreement",
     "save/sync": "save: at once",
 }
-"""What each of them is for people, by prefix."""
+"""The description of each group for people, by prefix."""

@@ -1,4 +1,4 @@
-"""Views of runs, made once for everyone who looks at about the same time."""
+"""Views of runs, made once for all watches that read them at about the same time."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from muster.service.core.vocabulary.model import Instant
 from muster.service.security.patterns import matches
 
 INTERVAL = 0.2
-"""Seconds for which a view is shown again: one of 16,384 ranks takes milliseconds of the loop."""
+"""Seconds for which a view is reused: a view of 16,384 ranks takes milliseconds of the event loop."""
 ALL = ("*",)
 """The patterns that all runs match."""
 
@@ -21,7 +21,7 @@ class RunSnapshot:
 
     view: views.RunView
     counts: views.RunView
-    """The view without what changes all the time. It is the same object for as long as it is the same."""
+    """The view without values that change all the time. It stays the same object while it is equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class Snapshot:
     """The runs that match some patterns, by id."""
 
     taken_at: float
-    """On the monotonic clock; the state may have changed since."""
+    """Time on the monotonic clock. The state may have changed since then."""
     runs: tuple[RunSnapshot, ...]
 
 
 class Snapshots:
-    """Makes the views of runs: of each run one in an :data:`INTERVAL`, and none that nobody asks for."""
+    """Makes views of runs on request, at most one of each run within an :data:`INTERVAL`."""
 
     def __init__(self) -> None:
         self._taken_at = float("-inf")
         self._made: dict[str, tuple[Run, RunSnapshot]] = {}
         self._before: dict[str, tuple[Run, RunSnapshot]] = {}
-        """Of the last interval, for their counts."""
+        """The views of the last interval, for their counts."""
         self._matching: dict[tuple[str, ...], Snapshot] = {}
 
     def take(self, coordinator: Coordinator, now: Instant, patterns: tuple[str, ...] = ALL) -> Snapshot:
@@ -55,13 +55,13 @@ class Snapshots:
         return found
 
     def take_one(self, coordinator: Coordinator, now: Instant, run_id: str) -> Snapshot:
-        """Return the run of an id, as it was at most an interval ago; nothing if it is not known."""
+        """Return one run as it was at most an interval ago; an unknown run gives an empty snapshot."""
         self._begin(now)
         run = coordinator.runs.get(run_id)
         return Snapshot(self._taken_at, () if run is None else (self._made_of(run, now),))
 
     def _begin(self, now: Instant) -> None:
-        """Begin a new interval, if the last one is over."""
+        """Begin a new interval if the last one is over."""
         if now.monotonic - self._taken_at >= INTERVAL:
             self._taken_at = now.monotonic
             self._before, self._made = self._made, {}
@@ -80,7 +80,7 @@ class Snapshots:
 
 
 def _counts(view: views.RunView) -> views.RunView:
-    """Return a view without what changes all the time: a store's use, training steps, a checkpoint's age."""
+    """Return a view without values that change all the time: store size, training steps, checkpoint age."""
     checkpoints = view.checkpoints
     if checkpoints is not None:
         checkpoints = dataclasses.replace(checkpoints, age=0.0, unsaved=None)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def first(*waits: Awaitable[Any]) -> None:
-    """Wait until one of them is over, and end the others."""
+    """Wait until one of the awaitables is done, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Between the core's words and views and the messages of ``muster.v1``: for network, storage and people."""
+"""Conversion between the core's types and the messages of ``muster.v1``, for network, storage and people."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ from muster.v1 import common_pb2 as pb
 
 
 def decision_to_pb(decision: Decision) -> pb.Decision:
-    """A decision as a message."""
+    """Convert a decision to a message."""
     return pb.Decision(
         run_id=decision.run_id,
         prefix=decision.prefix,
@@ -53,10 +53,10 @@ def decision_to_pb(decision: Decision) -> pb.Decision:
 
 
 def decision_from_pb(message: pb.Decision) -> Decision:
-    """A message as a decision.
+    """Convert a message to a decision.
 
     Raises:
-        ValueError: the outcome or a missing state is not known to this version.
+        ValueError: this version does not know the outcome or a missing state.
     """
     return Decision(
         run_id=message.run_id,
@@ -78,7 +78,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
 
 
 def missing_to_pb(missing: MissingRank) -> pb.MissingRank:
-    """A missing rank as a message."""
+    """Convert a missing rank to a message."""
     return pb.MissingRank(
         rank=missing.rank,
         host=missing.host,
@@ -91,10 +91,10 @@ def missing_to_pb(missing: MissingRank) -> pb.MissingRank:
 
 
 def missing_from_pb(message: pb.MissingRank) -> MissingRank:
-    """A message as a missing rank.
+    """Convert a message to a missing rank.
 
     Raises:
-        ValueError: its state is not known to this version.
+        ValueError: this version does not know the rank's state.
     """
     return MissingRank(
         rank=message.rank,
@@ -108,7 +108,7 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
 
 
 def write_report_from_pb(message: pb.WriteReport) -> WriteReport:
-    """A message as a rank's report of its part of a save."""
+    """Convert a message to a rank's report of its part of a save."""
     return WriteReport(
         step=message.step if message.HasField("step") else None,
         bytes=message.bytes if message.HasField("bytes") else None,
@@ -119,27 +119,27 @@ def write_report_from_pb(message: pb.WriteReport) -> WriteReport:
 
 
 def closed_to_pb(closed: Closed) -> pb.Closed:
-    """How a run was closed, as a message."""
+    """Convert the record of a run's closing to a message."""
     return pb.Closed(by=closed.by, reason=closed.reason, closed_at=timestamp_to_pb(closed.at))
 
 
 def closed_from_pb(message: pb.Closed) -> Closed:
-    """A message as how a run was closed."""
+    """Convert a message to the record of a run's closing."""
     return Closed(message.by, message.reason, timestamp_from_pb(message.closed_at))
 
 
 def node_to_pb(node: NodeInfo) -> rendezvous_pb2.Node:
-    """A node as a message."""
+    """Convert a node to a message."""
     return rendezvous_pb2.Node(incarnation=node.incarnation, address=node.address, pid=node.pid)
 
 
 def node_from_pb(message: rendezvous_pb2.Node) -> NodeInfo:
-    """A message as a node."""
+    """Convert a message to a node."""
     return NodeInfo(message.incarnation, message.address, message.pid)
 
 
 def settings_from_pb(message: rendezvous_pb2.JoinRequest | state_pb2.ParticipantRecord) -> RendezvousSettings:
-    """What a node wants of a round, from the messages that carry it."""
+    """Read a node's rendezvous settings from a message that carries them."""
     return RendezvousSettings(
         min_nodes=message.min_nodes,
         max_nodes=message.max_nodes,
@@ -150,26 +150,26 @@ def settings_from_pb(message: rendezvous_pb2.JoinRequest | state_pb2.Participant
 
 
 def timestamp_to_pb(wall: float) -> Timestamp:
-    """Seconds since 1970 as a message: rounded, not cut, so it stays the same however often it is stored."""
+    """Convert seconds since 1970, rounded so that they stay equal however often they are stored."""
     seconds, micros = divmod(round(wall * 1_000_000), 1_000_000)
     return Timestamp(seconds=seconds, nanos=micros * 1000)
 
 
 def timestamp_from_pb(message: Timestamp) -> float:
-    """A message as seconds since 1970."""
+    """Convert a message to seconds since 1970."""
     return message.seconds + message.nanos / 1e9
 
 
 def milliseconds(seconds: float) -> int:
-    """A duration as the wire has it."""
+    """Convert a duration to the unit of the wire."""
     return max(0, round(seconds * 1000))
 
 
-# ---------------------------------------------------------------------- what people see
+# ---------------------------------------------------------------------- for people
 
 
 def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
-    """A barrier as people see it: without the payloads, which are for its ranks and may be large."""
+    """Convert a barrier for people: without payloads, which are for its ranks and may be large."""
     decision = None
     if view.decision is not None:
         decision = decision_to_pb(dataclasses.replace(view.decision, payloads=()))
@@ -189,7 +189,7 @@ def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
 
 
 def run_to_pb(view: views.RunView) -> run_pb2.Run:
-    """A run as people see it."""
+    """Convert a run for people."""
     return run_pb2.Run(
         run_id=view.run_id,
         generation=view.generation,
@@ -211,7 +211,7 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
 
 
 def save_to_pb(save: Save) -> run_pb2.Save:
-    """A save that was asked for, as people see it."""
+    """Convert a save that was asked for."""
     return run_pb2.Save(
         number=save.number,
         state=run_pb2.SaveState.ValueType(save.state),
@@ -225,11 +225,11 @@ def save_to_pb(save: Save) -> run_pb2.Save:
 
 
 def save_from_pb(message: run_pb2.Save, since: int) -> Save:
-    """The same, as the core keeps it.
+    """Convert a message to a save that was asked for.
 
     Args:
-        message: what people see of it.
-        since: the first barrier of its group that is about it.
+        message: the message.
+        since: the sequence of the first barrier that is about this save.
     """
     return Save(
         number=message.number,
@@ -245,7 +245,7 @@ def save_from_pb(message: run_pb2.Save, since: int) -> Save:
 
 
 def checkpoints_to_pb(view: views.CheckpointsView) -> run_pb2.Checkpoints:
-    """The save history of a run, as people see it."""
+    """Convert the save history of a run for people."""
     history = view.history
     return run_pb2.Checkpoints(
         newest=checkpoint_to_pb(history.newest) if history.newest is not None else None,
@@ -257,7 +257,7 @@ def checkpoints_to_pb(view: views.CheckpointsView) -> run_pb2.Checkpoints:
 
 
 def checkpoint_to_pb(checkpoint: Checkpoint) -> run_pb2.Checkpoint:
-    """A committed checkpoint as a message."""
+    """Convert a committed checkpoint to a message."""
     slowest = checkpoint.slowest
     return run_pb2.Checkpoint(
         step=checkpoint.step,
@@ -273,7 +273,7 @@ def checkpoint_to_pb(checkpoint: Checkpoint) -> run_pb2.Checkpoint:
 
 
 def checkpoint_from_pb(message: run_pb2.Checkpoint) -> Checkpoint:
-    """A message as a committed checkpoint."""
+    """Convert a message to a committed checkpoint."""
     slowest = message.slowest
     return Checkpoint(
         step=message.step if message.HasField("step") else None,
@@ -290,7 +290,7 @@ def checkpoint_from_pb(message: run_pb2.Checkpoint) -> Checkpoint:
 
 
 def failed_save_to_pb(failed: FailedSave) -> run_pb2.FailedSave:
-    """A save that was not committed, as a message."""
+    """Convert a failed save to a message."""
     return run_pb2.FailedSave(
         step=failed.step,
         failed_at=timestamp_to_pb(failed.failed_at),
@@ -300,7 +300,7 @@ def failed_save_to_pb(failed: FailedSave) -> run_pb2.FailedSave:
 
 
 def failed_save_from_pb(message: run_pb2.FailedSave) -> FailedSave:
-    """A message as a save that was not committed."""
+    """Convert a message to a failed save."""
     return FailedSave(
         step=message.step if message.HasField("step") else None,
         failed_at=timestamp_from_pb(message.failed_at),
@@ -311,12 +311,12 @@ def failed_save_from_pb(message: run_pb2.FailedSave) -> FailedSave:
 
 
 def steps_to_pb(view: views.StepsView) -> run_pb2.RunSteps:
-    """How far a run has come, as people see it."""
+    """Convert the training steps of a run for people."""
     return run_pb2.RunSteps(highest=view.highest, lowest=view.lowest, lowest_rank=view.lowest_rank)
 
 
 def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
-    """A rendezvous as people see it."""
+    """Convert a rendezvous for people."""
     settings = view.settings
     return rendezvous_pb2.Rendezvous(
         run_id=view.run_id,
@@ -358,12 +358,12 @@ def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
 
 
 def barrier_names_to_pb(names: Iterable[tuple[str, int]]) -> list[pb.BarrierName]:
-    """Prefixes and sequences as messages."""
+    """Convert prefixes and sequences to messages."""
     return [pb.BarrierName(prefix=prefix, sequence=sequence) for prefix, sequence in names]
 
 
 def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
-    """Members as people see them."""
+    """Convert members for people."""
     return [
         run_pb2.Member(
             rank=member.rank,
@@ -387,5 +387,5 @@ def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
 
 
 def as_dict(message: Message) -> dict[str, Any]:
-    """A message for JSON, with the names of its proto and with its zeros."""
+    """Convert a message for JSON, with the names of its proto and with zero values."""
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service import driver
 from muster.service.cli.main import app
+from muster.service.leadership.lease_validity import LeaseValidity
 from muster.service.leadership.replica import Replica
-from muster.service.leadership.tenure import Tenure
 from muster.service.storage.etcd import EtcdEngine
 
 
@@ -39,8 +39,8 @@ def telling_first() -> None:
 
 def trusting() -> None:
     """A lease is taken to last for ever, and nobody is told that it does not."""
-    Tenure.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    Tenure.left = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
+    LeaseValidity.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    LeaseValidity.remaining = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
     Replica._end_lead = lambda self, why: None  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""The life of one coordinator: open the state, serve, drain, close."""
+"""One coordinator process: open the state, serve, drain, close."""
 
 from muster.service.app.ports import StartError
 from muster.service.app.serving import serve

@@ -9,19 +9,19 @@ import structlog
 from prometheus_client.registry import Collector
 
 from muster.service.address import Address
+from muster.service.app.context import AppContext
 from muster.service.app.ports import (
-    most_connections,
+    max_connections,
     rpc_guard,
     site_runner,
     start_rpc,
     start_site,
     warn_if_open,
 )
-from muster.service.app.surroundings import Surroundings
 from muster.service.core.vocabulary.effects import StoredRecord
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
 from muster.service.rpc.server import RpcServer, build_server
 from muster.service.snapshots import Snapshots
@@ -39,53 +39,53 @@ async def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What a coordinator is among others; by itself, it is the only one."""
+class ReplicaHooks:
+    """What a coordinator does as one of several replicas. The defaults are for a single one."""
 
     replicas: Replicas = no_replicas
-    """All that there are."""
+    """Lists all replicas."""
     keepalive_ms: int = 0
-    """How soon its clients are to notice that it does not answer; 0: by the session TTL."""
-    about_to_serve: Callable[[], Awaitable[None]] = _nothing
-    """Called when the state was read, and before the ports are bound."""
-    serving: Callable[[], Awaitable[None]] = _nothing
-    """Called when they are."""
+    """Clients ping after so many milliseconds without data; 0: a third of the session TTL."""
+    before_serving: Callable[[], Awaitable[None]] = _nothing
+    """Called when the state is read, before the ports are bound."""
+    on_serving: Callable[[], Awaitable[None]] = _nothing
+    """Called when the ports are bound."""
     decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[StoredRecord]] = codec.decode_all
-    """Makes records of the rows of the state."""
-    retired: Callable[[], Awaitable[None]] = _nothing
-    """Called when it decides nothing more, and tells nothing that it has not decided already."""
-    deposed: asyncio.Future[None] | None = None
-    """Ends with an exception when it may lead no longer."""
+    """Decodes the rows of the state."""
+    on_retired: Callable[[], Awaitable[None]] = _nothing
+    """Called when this coordinator decides nothing more, so that another replica may lead."""
+    lead_lost: asyncio.Future[None] | None = None
+    """Ends with an exception when this coordinator may no longer lead."""
 
 
-ALONE = Part()
+STANDALONE = ReplicaHooks()
 
 
-async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
-    """Open the state and serve it, until told to stop.
+async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDALONE) -> None:
+    """Open the state and serve it until the process is told to stop.
 
     Raises:
         StartError: a port cannot be bound.
         StorageError: the state cannot be opened, read or written.
     """
-    config, gate, metrics, stop = around.config, around.gate, around.metrics, around.stop
+    config, security, metrics, stop = context.config, context.security, context.metrics, context.stop
     log = structlog.get_logger()
     driver = Driver(
         engine,
-        clock=around.clock,
+        clock=context.clock,
         observer=Observers(EventLog(), metrics),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
         retention=config.retention,
-        decode=part.decode,
+        decode=hooks.decode,
     )
     try:
-        metrics.began(driver.coordinator.epoch, around.clock.now().wall)
+        metrics.began(driver.coordinator.epoch, context.clock.now().wall)
         metrics.commit_open.set_function(driver.commit_age)
-        state = StateCollector(driver.coordinator, metrics, around.clock)
+        state = StateCollector(driver.coordinator, metrics, context.clock)
         inspector = Inspector(driver)
-        driver.look = inspector.look
+        driver.probe = inspector.probe
         snapshots = Snapshots()
         rpc = build_server(
             driver,
@@ -93,28 +93,28 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
             session_ttl=config.session_ttl,
             limits=config.limits,
             observer=metrics,
-            guard=rpc_guard(config.security, gate),
-            max_connections=most_connections(),
-            replicas=part.replicas,
-            keepalive_ms=part.keepalive_ms,
+            guard=rpc_guard(config.security, security),
+            max_connections=max_connections(),
+            replicas=hooks.replicas,
+            keepalive_ms=hooks.keepalive_ms,
             snapshots=snapshots,
-            audit=gate.audit,
+            audit=security.audit,
         )
         application = build_site(
             lambda: _scrape(engine, state, metrics),
             lambda: _why_not_ready(driver, stop),
             driver,
             inspector.ask,
-            part.replicas,
+            hooks.replicas,
             snapshots,
         )
-        site = site_runner(application, config, gate)
-        freshness = asyncio.create_task(gate.keep_fresh())
+        site = site_runner(application, config, security)
+        freshness = asyncio.create_task(security.keep_fresh())
         try:
-            await part.about_to_serve()
-            port = await start_rpc(rpc.server, config.listen, gate)
-            http = await start_site(site, config, gate)
-            await part.serving()
+            await hooks.before_serving()
+            port = await start_rpc(rpc.server, config.listen, security)
+            http = await start_site(site, config, security)
+            await hooks.on_serving()
             driver.serve()
             warn_if_open(config)
             log.info(
@@ -125,11 +125,11 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
                 epoch=driver.coordinator.epoch,
                 version=VERSION,
             )
-            await _until_stopped(stop, driver, freshness, part.deposed)
+            await _until_stopped(stop, driver, freshness, hooks.lead_lost)
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
-            await _end(driver, rpc, part, config.drain_grace if stop.is_set() else 0)
+            await _end(driver, rpc, hooks, config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
         if driver.failed.done():
             driver.failed.result()
@@ -141,32 +141,32 @@ async def run(around: Surroundings, engine: Engine, part: Part = ALONE) -> None:
     log.info("stopped")
 
 
-async def _end(driver: Driver, rpc: RpcServer, part: Part, grace: float) -> None:
-    """Decide nothing more, let another one lead, and ask everyone to connect to it.
+async def _end(driver: Driver, rpc: RpcServer, hooks: ReplicaHooks, grace: float) -> None:
+    """Decide nothing more, let another replica lead, and ask all clients to connect to it.
 
     Args:
-        driver: takes nothing more in.
+        driver: accepts no more events.
         rpc: ends its calls.
-        part: steps down.
-        grace: seconds for what was taken in, and for calls in flight.
+        hooks: its ``on_retired`` gives the lead up.
+        grace: seconds for accepted events and calls in flight.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + grace
     driver.retire()
-    settling = asyncio.ensure_future(driver.settled())
-    ends: list[asyncio.Future[None]] = [settling, driver.failed]
-    if part.deposed is not None:
-        ends.append(part.deposed)
-    # A commit may hang, and whoever waits here must hear that somebody else goes on.
+    draining = asyncio.ensure_future(driver.wait_drained())
+    ends: list[asyncio.Future[None]] = [draining, driver.failed]
+    if hooks.lead_lost is not None:
+        ends.append(hooks.lead_lost)
+    # A commit may hang. Its callers must still learn that they should connect elsewhere.
     await asyncio.wait(ends, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-    settling.cancel()
+    draining.cancel()
     left = 0.0 if driver.failed.done() else max(0.0, until - loop.time())
-    # Who is asked to connect again finds the next one the sooner.
-    await asyncio.gather(part.retired(), rpc.drain(left))
+    # Both at once: a client that is asked to connect again then finds the next leader sooner.
+    await asyncio.gather(hooks.on_retired(), rpc.drain(left))
 
 
 def _scrape(engine: Engine, state: StateCollector, metrics: Metrics) -> Collector:
-    """What /metrics shows: nothing of the state if another coordinator may lead."""
+    """Return what /metrics shows: nothing of the state if another coordinator may lead."""
     try:
         engine.check_lead()
     except LeadLostError:
@@ -178,13 +178,13 @@ async def _until_stopped(
     stop: asyncio.Event,
     driver: Driver,
     freshness: asyncio.Task[None],
-    deposed: asyncio.Future[None] | None,
+    lead_lost: asyncio.Future[None] | None,
 ) -> None:
-    """Wait for a signal, or raise what ended the driver, the lead, or the look at the files."""
+    """Wait for a signal, or raise the error of the driver, the lease or the file watcher."""
     stopped = asyncio.ensure_future(stop.wait())
     ends: list[asyncio.Future[Any]] = [driver.failed, freshness]
-    if deposed is not None:
-        ends.append(deposed)
+    if lead_lost is not None:
+        ends.append(lead_lost)
     await asyncio.wait([stopped, *ends], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     for ended in ends:

@@ -1,4 +1,4 @@
-"""The two ports, and who is let in at each."""
+"""The two ports, and the checks of callers at each."""
 
 import resource
 import ssl
@@ -13,8 +13,8 @@ from muster.service.address import Address
 from muster.service.config import Config
 from muster.service.rpc.interceptors.guard import GuardInterceptor
 from muster.service.security.config import Security, TrafficLimits
+from muster.service.security.context import SecurityContext
 from muster.service.security.files import FileError
-from muster.service.security.gate import Gate
 from muster.service.web.access import guarded
 from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
 from muster.service.web.hosts import known_hosts
@@ -28,36 +28,36 @@ class StartError(Exception):
     """The coordinator cannot start. The message says what, why, and what to do next."""
 
 
-def open_gate(security: Security) -> Gate:
-    """Who is let in.
+def open_security(settings: Security) -> SecurityContext:
+    """Load certificates, tokens and rates.
 
     Raises:
         StartError: a certificate or the tokens file cannot be used.
     """
     try:
-        return Gate(security)
+        return SecurityContext(settings)
     except FileError as error:
         raise StartError(str(error)) from error
 
 
-def rpc_guard(security: Security, gate: Gate) -> GuardInterceptor | None:
-    """What lets calls in; None if everyone may do everything."""
-    if gate.access is None and gate.audit is None and security.traffic == TrafficLimits():
+def rpc_guard(settings: Security, security: SecurityContext) -> GuardInterceptor | None:
+    """Return the interceptor that checks calls; None if everyone may do everything."""
+    if security.access is None and security.audit is None and settings.traffic == TrafficLimits():
         return None
-    return GuardInterceptor(gate.access, gate.traffic)
+    return GuardInterceptor(security.access, security.traffic)
 
 
-def _http_guard(security: Security, gate: Gate) -> Middleware:
+def _http_guard(settings: Security, security: SecurityContext) -> Middleware:
     return guarded(
-        gate.access if security.http_tokens else None,
-        needs_certificate=security.http_tls and security.knows_clients,
-        knows_operators=security.http_knows_operators,
-        audit=gate.audit,
+        security.access if settings.http_tokens else None,
+        needs_certificate=settings.http_tls and settings.knows_clients,
+        knows_operators=settings.http_knows_operators,
+        audit=security.audit,
     )
 
 
-def most_connections() -> int:
-    """How many gRPC may hold open, with as many open files as the system lets us have."""
+def max_connections() -> int:
+    """Raise the limit of open files, and return how many connections gRPC may hold open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
@@ -65,18 +65,18 @@ def most_connections() -> int:
     return min(MAX_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
 
 
-async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> int:
+async def start_rpc(server: grpc.aio.Server, address: Address, security: SecurityContext) -> int:
     """Serve gRPC.
 
     Returns:
         The port.
 
     Raises:
-        StartError: it cannot be bound.
+        StartError: the port cannot be bound.
     """
     try:
-        if gate.tls is not None:
-            port = server.add_secure_port(str(address), gate.tls.grpc_credentials())
+        if security.tls is not None:
+            port = server.add_secure_port(str(address), security.tls.grpc_credentials())
         else:
             port = server.add_insecure_port(str(address))
     except RuntimeError as error:
@@ -85,22 +85,22 @@ async def start_rpc(server: grpc.aio.Server, address: Address, gate: Gate) -> in
     return int(port)
 
 
-def site_runner(application: web.Application, config: Config, gate: Gate) -> web.AppRunner:
-    """What serves a site, behind its guard."""
-    application.middlewares.append(_http_guard(config.security, gate))
+def site_runner(application: web.Application, config: Config, security: SecurityContext) -> web.AppRunner:
+    """Make the runner of a site behind its guard."""
+    application.middlewares.append(_http_guard(config.security, security))
     return open_site_runner(application)
 
 
 def open_site_runner(application: web.Application) -> web.AppRunner:
-    """What serves a site that is for everyone."""
+    """Make the runner of a site that is open to everyone."""
     return web.AppRunner(
         application, access_log=None, handle_signals=False, keepalive_timeout=SILENCE_TIMEOUT
     )
 
 
-async def start_site(runner: web.AppRunner, config: Config, gate: Gate) -> Address:
-    """Serve HTTP, with TLS where it is asked for; as :func:`start_site_at`."""
-    context = gate.tls.http_context() if gate.tls is not None and config.security.http_tls else None
+async def start_site(runner: web.AppRunner, config: Config, security: SecurityContext) -> Address:
+    """Serve HTTP, with TLS if the settings ask for it; see :func:`start_site_at`."""
+    context = security.tls.http_context() if security.tls is not None and config.security.http_tls else None
     return await start_site_at(runner, config.http, context, config.security.http_hosts)
 
 
@@ -113,14 +113,14 @@ async def start_site_at(
     """Serve HTTP.
 
     Args:
-        runner: serves the site; it has not been set up.
-        address: where.
+        runner: serves the site; it is not set up yet.
+        address: the address to listen at.
         context: for TLS.
         hosts: the names by which the port may be called, beside IP addresses and ``localhost``. Without any,
             other names are refused on loopback alone.
 
     Returns:
-        Where.
+        The address with the port that was bound.
 
     Raises:
         StartError: the port cannot be bound.
@@ -142,16 +142,16 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
 
 
 def check_exposed(address: Address, security: Security, *, insecure: bool, use: str) -> None:
-    """See that a port for workers is closed to strangers on other machines, or need not be.
+    """Check that strangers on other machines cannot use a port for workers, unless the operator allows it.
 
     Args:
-        address: where it listens.
-        security: what guards it.
-        insecure: whether it may be open to them.
+        address: the address at which the port listens.
+        security: the settings that guard the port.
+        insecure: whether the port may be open to strangers.
         use: what a stranger could do there, for people.
 
     Raises:
-        StartError: it is open.
+        StartError: the port is open to strangers.
     """
     lacking = [
         flags
@@ -171,7 +171,7 @@ def check_exposed(address: Address, security: Security, *, insecure: bool, use: 
 
 
 def warn_if_open(config: Config) -> None:
-    """Say in the log what others may do that can reach the HTTP port."""
+    """Log what other machines may do if they can reach the HTTP port."""
     security, address = config.security, config.http
     knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
     if address.is_loopback:
@@ -180,12 +180,12 @@ def warn_if_open(config: Config) -> None:
     if not security.http_tls:
         structlog.get_logger().warning(
             "open.port",
-            reason=f"{where} without TLS whoever is on the way can read and change what is said. Give "
+            reason=f"{where} without TLS anyone on the way can read and change the traffic. Give "
             "--http-tls, or keep it in a trusted network.",
         )
     if not knows_clients:
         structlog.get_logger().warning(
             "open.port",
-            reason=f"{where} asks nobody who they are: whoever reaches it can see the runs and the metrics. "
+            reason=f"{where} asks for no token: anyone can see the runs and the metrics. "
             "Give --http-tokens, or keep it in a trusted network.",
         )

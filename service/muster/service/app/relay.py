@@ -1,4 +1,4 @@
-"""The life of a relay that is a process of its own: listen, pass on, drain."""
+"""A relay as a process of its own: listen, forward, drain."""
 
 import asyncio
 import signal
@@ -20,8 +20,8 @@ from muster.service.address import Address
 from muster.service.app.ports import (
     StartError,
     check_exposed,
-    most_connections,
-    open_gate,
+    max_connections,
+    open_security,
     open_site_runner,
     start_site_at,
 )
@@ -44,12 +44,12 @@ REQUESTS = {
     for service in SERVICES
     for method in service.methods
 }
-"""What each method is asked with."""
+"""The request class of each method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """What ``muster relay`` was told."""
+    """The settings of ``muster relay``."""
 
     listen: ListenAddress
     upstream: str
@@ -58,9 +58,9 @@ class RelaySettings:
     """Seconds."""
     socket_mode: int
     insecure: bool
-    """Whether it may listen to other machines without TLS, or without asking who they are."""
+    """Whether it may listen to other machines without TLS, or without checking their tokens."""
     max_message_bytes: int
-    """Of one message of a worker."""
+    """Limit of one message from a worker."""
     security: Security
 
 
@@ -74,15 +74,15 @@ async def run_relay(settings: RelaySettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # Of a socket, its permissions say who may connect.
+    # The permissions of a Unix socket decide which users may connect.
     if settings.listen.path is None:
         check_exposed(
             Address.parse(settings.listen.address),
             settings.security,
             insecure=settings.insecure,
-            use="whoever reaches it, or is on the way, could speak for every rank, with its own token",
+            use="anyone who reaches it, or is on the way, could speak for every rank by its own token",
         )
-    gate = open_gate(settings.security)
+    security = open_security(settings.security)
     stats = RelayStats()
     config = RelayConfig(
         listen=settings.listen,
@@ -90,16 +90,16 @@ async def run_relay(settings: RelaySettings) -> None:
         version=VERSION,
         fold_window=settings.fold_window,
         socket_mode=settings.socket_mode,
-        tls=gate.tls.grpc_credentials() if gate.tls is not None else None,
-        authenticator=TokenAuthenticator(gate.access, gate.traffic),
-        max_connections=most_connections(),
+        tls=security.tls.grpc_credentials() if security.tls is not None else None,
+        authenticator=RelayAuthenticator(security.access, security.traffic),
+        max_connections=max_connections(),
         max_message_bytes=settings.max_message_bytes,
     )
     try:
         served = await start(config, stats)
     except (ListenError, RuntimeError, OSError) as error:
         raise StartError(str(error)) from error
-    fresh = asyncio.create_task(gate.keep_fresh())
+    fresh = asyncio.create_task(security.keep_fresh())
     site = None
     log = structlog.get_logger()
     try:
@@ -121,20 +121,20 @@ async def run_relay(settings: RelaySettings) -> None:
 def _site(stats: RelayStats, stop: asyncio.Event) -> web.Application:
     metrics = RelayMetrics(stats)
     site = web.Application()
-    # Without the coordinator it is ready all the same: it says so, and its workers find their way.
+    # A relay without a coordinator is ready as well: it tells its workers to connect directly.
     add_probes(site, lambda: metrics.registry, lambda: "draining" if stop.is_set() else None, "ok: relaying")
     return site
 
 
-class TokenAuthenticator:
-    """Asks for a token and holds the rates, as the coordinator does.
+class RelayAuthenticator:
+    """Checks tokens and rates as the coordinator does.
 
-    What is passed on bears the relay's token and not the caller's, so nothing is that a worker's does not
-    allow.
+    A forwarded call bears the relay's token and not the caller's. So the relay forwards only calls that a
+    worker's token allows.
 
     Args:
-        access: checks tokens; None: none are asked for.
-        traffic: the bounds of peers.
+        access: checks tokens; None: callers need no token.
+        traffic: the limits of peers.
     """
 
     def __init__(self, access: Access | None, traffic: Traffic) -> None:
@@ -145,13 +145,13 @@ class TokenAuthenticator:
     async def admit(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Caller]:
         """See ``Authenticator``."""
         address = address_of(peer)
-        with as_relays(), self._counted(method, address):
+        with refusals_of_relay(), self._counted(method, address):
             async with self._granted(method, metadata) as grant:
-                yield GrantedCaller(grant, self._traffic, address)
+                yield AdmittedCaller(grant, self._traffic, address)
 
     @contextmanager
     def _counted(self, method: str, address: str) -> Iterator[None]:
-        """Count a stream; what is not known here, the coordinator refuses."""
+        """Count a stream. The coordinator refuses methods that this relay does not know."""
         if METHODS.get(method, "unary") == "unary":
             yield
             return
@@ -169,18 +169,18 @@ class TokenAuthenticator:
 
 
 @dataclass(frozen=True, slots=True)
-class GrantedCaller:
-    """An admitted caller."""
+class AdmittedCaller:
+    """A caller that was admitted."""
 
     grant: Grant | None
-    """None: no token was asked for."""
+    """None: callers need no token."""
     traffic: Traffic
     address: str
 
     def check_run(self, run_id: str) -> None:
         """See ``Caller``."""
         if self.grant is not None:
-            with as_relays():
+            with refusals_of_relay():
                 access.check_run(self.grant, run_id)
 
     def check_request(self, method: str, data: bytes) -> None:
@@ -188,8 +188,8 @@ class GrantedCaller:
         if self.grant is None:
             return
         rule = access.RULES.get(method, access.OPERATES)
-        with as_relays():
-            # What shows things of several runs would show those that the relay's own token may see.
+        with refusals_of_relay():
+            # A response about several runs would show all runs that the relay's own token may see.
             if rule.role > Role.WORKER or rule.shows:
                 raise Refusal(
                     Reason.ROLE_TOO_LOW,
@@ -205,11 +205,11 @@ class GrantedCaller:
 
 
 @contextmanager
-def as_relays() -> Iterator[None]:
-    """Refusals of the coordinator's kind are raised as a relay's.
+def refusals_of_relay() -> Iterator[None]:
+    """Turn a coordinator's refusal into a relay's.
 
     Raises:
-        Refused: what was refused.
+        Refused: the refusal.
     """
     try:
         yield

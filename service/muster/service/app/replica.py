@@ -1,4 +1,4 @@
-"""One of several coordinators: it stands by until it leads, and serves until it may lead no longer."""
+"""One of several coordinators: it stands by until it leads, and serves while it may lead."""
 
 import asyncio
 import math
@@ -8,11 +8,10 @@ import structlog
 
 from muster.service.address import Address
 from muster.service.app import coordinator
-from muster.service.app.coordinator import Part
+from muster.service.app.context import AppContext
+from muster.service.app.coordinator import ReplicaHooks
 from muster.service.app.ports import StartError
-from muster.service.app.replicas import replicas
-from muster.service.app.standby import Standby
-from muster.service.app.surroundings import Surroundings
+from muster.service.app.standby import Standby, replicas_to_pb
 from muster.service.etcd.client import Etcd
 from muster.service.etcd.errors import EtcdError
 from muster.service.etcd.location import Location
@@ -21,46 +20,46 @@ from muster.service.leadership.election import Lead
 from muster.service.leadership.replica import LeadLost, Replica
 from muster.service.storage.engine import LeadLostError
 from muster.service.storage.etcd import EtcdEngine
-from muster.service.storage.warm import Warm
+from muster.service.storage.standby_cache import StandbyCache
 from muster.service.telemetry.cluster import ClusterMetrics, EtcdCalls
 from muster.service.version import VERSION
 from muster.service.wire import timestamp_to_pb
 from muster.v1 import state_pb2
 
 ATTEMPTS = 3
-"""Of one renewal, in the time of a lease: a member that does not answer costs one of them."""
+"""Attempts of one lease renewal within the lease's TTL: a member that does not answer uses one."""
 KEEPALIVES = 3
-"""A client notices a stopped leader after two of so many parts of its lease: before another one leads."""
+"""Pings of clients within the lease's TTL: after two of them a client has noticed a stopped leader."""
 
 
-async def run(around: Surroundings) -> None:
+async def run(context: AppContext) -> None:
     """Stand by, lead, and end.
 
     Raises:
         StartError: a port cannot be bound; or etcd refuses.
-        StorageError: the state cannot be opened, read or written; or another replica leads, or may.
+        StorageError: the state cannot be opened, read or written; or another replica may lead.
     """
-    config = around.config
+    config = context.config
     location = Location.parse(config.state)
     etcd = Etcd(
         location.endpoints,
         config.etcd,
         attempt_timeout=config.lease_ttl / ATTEMPTS,
-        observer=EtcdCalls(around.metrics.registry),
+        observer=EtcdCalls(context.metrics.registry),
     )
     record = state_pb2.ReplicaRecord(
         address=str(_advertised(config.advertise, config.listen)),
         version=VERSION,
-        started_at=timestamp_to_pb(around.clock.now().wall),
+        started_at=timestamp_to_pb(context.clock.now().wall),
     )
     try:
         unreachable = await asyncio.to_thread(check_versions, etcd, config.lease_ttl)
         if unreachable:
             structlog.get_logger().warning("etcd.unreachable", reason=unreachable)
         replica = Replica(etcd, location.prefix, record, math.ceil(config.lease_ttl))
-        counting = asyncio.create_task(ClusterMetrics(around.metrics.registry, replica).follow())
+        counting = asyncio.create_task(ClusterMetrics(context.metrics.registry, replica).follow())
         try:
-            await _serve(around, replica, etcd, location)
+            await _serve(context, replica, etcd, location)
         finally:
             counting.cancel()
             await replica.resign()
@@ -72,39 +71,39 @@ async def run(around: Surroundings) -> None:
         etcd.close()
 
 
-async def _serve(around: Surroundings, replica: Replica, etcd: Etcd, location: Location) -> None:
-    warm = Warm(etcd, location)
-    standby = Standby(around, replica)
+async def _serve(context: AppContext, replica: Replica, etcd: Etcd, location: Location) -> None:
+    cache = StandbyCache(etcd, location)
+    standby = Standby(context, replica)
     await standby.start()
     try:
-        lead = await _until_elected(around, replica)
+        lead = await _until_elected(context, replica)
         if lead is None:
             return
         structlog.get_logger().info("elected", address=replica.record.address, revision=lead.revision)
 
         def copy(revision: int) -> Mapping[bytes, bytes]:
-            return warm.rows(revision, around.config.lease_ttl)
+            return cache.rows(revision, context.config.lease_ttl)
 
-        part = Part(
-            replicas=lambda: replicas(replica),
+        hooks = ReplicaHooks(
+            replicas=lambda: replicas_to_pb(replica),
             keepalive_ms=round(replica.ttl * 1000 / KEEPALIVES),
-            about_to_serve=standby.close,
-            serving=replica.announce,
-            decode=warm.records,
-            retired=replica.step_down,
-            deposed=replica.lost,
+            before_serving=standby.close,
+            on_serving=replica.announce,
+            decode=cache.records,
+            on_retired=replica.step_down,
+            lead_lost=replica.lost,
         )
-        await coordinator.run(around, EtcdEngine(etcd, location, lead, copy), part)
+        await coordinator.run(context, EtcdEngine(etcd, location, lead, copy), hooks)
     finally:
-        warm.close()
+        cache.close()
         await standby.close()
 
 
-async def _until_elected(around: Surroundings, replica: Replica) -> Lead | None:
-    """Wait until this replica leads; None if it is to stop before."""
+async def _until_elected(context: AppContext, replica: Replica) -> Lead | None:
+    """Wait until this replica leads; None if the process is told to stop before."""
     elected = asyncio.ensure_future(replica.elected())
-    stopped = asyncio.ensure_future(around.stop.wait())
-    freshness = asyncio.create_task(around.gate.keep_fresh())
+    stopped = asyncio.ensure_future(context.stop.wait())
+    freshness = asyncio.create_task(context.security.keep_fresh())
     try:
         await asyncio.wait([elected, stopped, freshness], return_when=asyncio.FIRST_COMPLETED)
         if freshness.done():
@@ -115,7 +114,7 @@ async def _until_elected(around: Surroundings, replica: Replica) -> Lead | None:
     finally:
         for task in (elected, stopped, freshness):
             task.cancel()
-        # Whoever takes part gives its lease up at the end.
+        # The cancelled task gives its lease up.
         await asyncio.wait([elected])
 
 

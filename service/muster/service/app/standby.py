@@ -1,59 +1,61 @@
-"""What a replica serves until it leads."""
+"""The two ports of a replica that does not lead."""
+
+from collections.abc import Sequence
 
 import structlog
 
 from muster.service.address import Address
+from muster.service.app.context import AppContext
 from muster.service.app.ports import (
-    most_connections,
+    max_connections,
     rpc_guard,
     site_runner,
     start_rpc,
     start_site,
     warn_if_open,
 )
-from muster.service.app.replicas import replicas
-from muster.service.app.surroundings import Surroundings
 from muster.service.leadership.replica import Replica
 from muster.service.rpc.standby import StandbyServer
 from muster.service.version import VERSION
 from muster.service.web.standby import build_standby_site
+from muster.v1 import coordinator_pb2
 
 
 class Standby:
     """The two ports of a replica that does not lead.
 
     Args:
-        around: what it runs in.
-        replica: who leads, as it knows it.
+        context: settings, security and metrics of the process.
+        replica: knows the leader and the other replicas.
     """
 
-    def __init__(self, around: Surroundings, replica: Replica) -> None:
-        config = around.config
-        self._around = around
+    def __init__(self, context: AppContext, replica: Replica) -> None:
+        config = context.config
+        self._context = context
         self._replica = replica
         self._rpc = StandbyServer(
             replica,
             session_ttl=config.session_ttl,
             limits=config.limits,
-            observer=around.metrics,
-            guard=rpc_guard(config.security, around.gate),
-            max_connections=most_connections(),
+            observer=context.metrics,
+            guard=rpc_guard(config.security, context.security),
+            max_connections=max_connections(),
         )
         site = build_standby_site(
-            replica, lambda: replicas(replica), lambda: around.metrics.registry, self._why_not_ready
+            replica, lambda: replicas_to_pb(replica), lambda: context.metrics.registry, self._why_not_ready
         )
-        self._site = site_runner(site, config, around.gate)
+        self._site = site_runner(site, config, context.security)
         self._closed = False
 
     async def start(self) -> None:
         """Serve both ports.
 
         Raises:
-            StartError: one cannot be bound.
+            StartError: a port cannot be bound.
         """
-        config, gate = self._around.config, self._around.gate
-        port = await start_rpc(self._rpc.server, config.listen, gate)
-        http = await start_site(self._site, config, gate)
+        config, security = self._context.config, self._context.security
+        port = await start_rpc(self._rpc.server, config.listen, security)
+        http = await start_site(self._site, config, security)
         warn_if_open(config)
         structlog.get_logger().info(
             "standing by",
@@ -65,7 +67,7 @@ class Standby:
         )
 
     async def close(self) -> None:
-        """Let both ports go."""
+        """Close both ports."""
         if self._closed:
             return
         self._closed = True
@@ -73,7 +75,21 @@ class Standby:
         await self._site.cleanup()
 
     def _why_not_ready(self) -> str | None:
-        """A standby is ready when it could take over."""
-        if self._around.stop.is_set():
+        """Return why this standby could not take over; None if it could."""
+        if self._context.stop.is_set():
             return "draining"
         return self._replica.trouble or self._replica.members.fault or None
+
+
+def replicas_to_pb(replica: Replica) -> Sequence[coordinator_pb2.Replica]:
+    """Convert all replicas that one of them knows to messages."""
+    leader = replica.members.leader
+    return [
+        coordinator_pb2.Replica(
+            address=record.address,
+            version=record.version,
+            started_at=record.started_at,
+            leads=leader is not None and record.address == leader.address,
+        )
+        for record in replica.members.replicas
+    ]

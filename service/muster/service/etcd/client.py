@@ -1,7 +1,7 @@
-"""A client of etcd: several members, one of which is asked until it does not answer.
+"""A client of etcd: it asks one member until that member does not answer, and then the next.
 
-It is synchronous and may be used by several threads. What it sends again after a lost answer must be safe to
-be carried out twice, or be bound by a comparison: that is the caller's part.
+It is synchronous, and threads may share it. It sends a request again if the answer got lost. So the caller
+must make requests safe to repeat, or bind them by a comparison.
 """
 
 import threading
@@ -16,15 +16,15 @@ import grpc
 from google.protobuf.message import Message
 
 from muster.etcd.v3 import etcd_pb2 as pb
-from muster.service.etcd.errors import CompactedError, EtcdError, PassingError, UnreachableError, judged
+from muster.service.etcd.errors import CompactedError, EtcdError, TransientError, UnreachableError, classified
 from muster.service.etcd.location import Access
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 PAUSE = 0.1
-"""Seconds after a turn around all members that nobody answered."""
+"""Seconds to wait after no member answered."""
 KEEPALIVE_MS = 10_000
-"""Without data, so long until a ping. Etcd ends the connection of who pings more often than every 5 s."""
+"""Time without data until a ping. Etcd ends a connection with pings more often than every 5 s."""
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -40,12 +40,12 @@ VERSION, CREATE = 0, 1
 DELETED = 1
 """Etcd's number for the event that a key was deleted."""
 PAGE = 1_000
-"""Keys of one answer, when many are read."""
+"""Keys of one page of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One of etcd's calls."""
+    """An RPC method of etcd."""
 
     path: str
     response: type[Message]
@@ -63,19 +63,19 @@ STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusResponse)
 
 
 class CallObserver(Protocol):
-    """Who is told how long etcd takes."""
+    """Is told how long calls of etcd take."""
 
     def etcd_called(self, method: str, code: str, seconds: float) -> None:
-        """An attempt ended, with this status code."""
+        """Take note that an attempt ended with this status code."""
         ...
 
 
-class _Nobody:
+class _NoObserver:
     def etcd_called(self, method: str, code: str, seconds: float) -> None:
         pass
 
 
-class Line:
+class Connection:
     """A connection to one member."""
 
     def __init__(self, endpoint: str, access: Access) -> None:
@@ -89,13 +89,13 @@ class Line:
 
 
 class Etcd:
-    """A client.
+    """A client of one cluster.
 
     Args:
         endpoints: ``HOST:PORT`` of the cluster's members.
-        access: what to show them.
-        attempt_timeout: seconds that one member has to answer, before another is asked.
-        observer: who is told of the calls.
+        access: the credentials.
+        attempt_timeout: seconds that a member has to answer before another is asked.
+        observer: is told of the calls.
     """
 
     def __init__(
@@ -109,32 +109,32 @@ class Etcd:
         self.endpoints = tuple(endpoints)
         self._access = access
         self._attempt_timeout = attempt_timeout
-        self._observer = observer or _Nobody()
+        self._observer = observer or _NoObserver()
         self._lock = threading.Lock()
         self._turn = 0
-        self._line: Line | None = None
+        self._connection: Connection | None = None
         self._token: str | None = None
         self._failed = 0
-        """Attempts without an answer, in a row."""
+        """Consecutive attempts without an answer."""
         self._last: dict[str, str] = {}
-        """What each member said last, of those that did not answer."""
+        """The last error of each member that did not answer."""
         self._closed = threading.Event()
 
     # ------------------------------------------------------------------ calls
 
     def snapshot(self, key: bytes, end: bytes, *, timeout: float) -> tuple[list[pb.KeyValue], int]:
-        """Every key from one to another, as they all are at one moment: as the cluster has decided.
+        """Read a range of keys as of one revision.
 
         Args:
-            key: the first one.
-            end: the one after the last.
-            timeout: seconds for each thousand.
+            key: the first key.
+            end: the key after the last one.
+            timeout: seconds for each thousand keys.
 
         Returns:
-            The keys, ascending, and the revision that they are of.
+            The keys, ascending, and their revision.
 
         Raises:
-            CompactedError: it took so long that the revision is gone.
+            CompactedError: the revision was compacted meanwhile.
             EtcdError: etcd refused, or did not answer.
         """
         kvs: list[pb.KeyValue] = []
@@ -149,30 +149,30 @@ class Etcd:
             key = kvs[-1].key + b"\0"
 
     def txn(self, request: pb.TxnRequest, *, timeout: float) -> pb.TxnResponse:
-        """Carry out a transaction; it is sent again while no answer comes, so a comparison must bind it.
+        """Carry out a transaction. It is sent again while no answer comes, so a comparison must bind it.
 
         Raises:
-            UnreachableError: no answer came in time; it may have been carried out.
+            UnreachableError: no answer came in time. The transaction may have been carried out.
             EtcdError: etcd refused.
         """
         return cast(pb.TxnResponse, self.call(TXN, request, timeout))
 
     def grant(self, ttl: int, *, timeout: float) -> pb.LeaseGrantResponse:
-        """Ask for a lease; one that was granted in an answer that got lost ends by itself."""
+        """Ask for a lease. A lease whose answer got lost expires by itself."""
         return cast(pb.LeaseGrantResponse, self.call(GRANT, pb.LeaseGrantRequest(ttl=ttl), timeout))
 
     def revoke(self, lease: int, *, timeout: float) -> None:
-        """End a lease, and the keys that hang on it."""
+        """End a lease and delete its keys."""
         self.call(REVOKE, pb.LeaseRevokeRequest(id=lease), timeout)
 
     def keep_alive(self, lease: int) -> int:
         """Renew a lease, in one attempt at one member.
 
         Returns:
-            For how many seconds, from when the call was made; 0: it is over.
+            The TTL in seconds, from when the call was made; 0: the lease is over.
 
         Raises:
-            PassingError: no answer came.
+            TransientError: no answer came.
             EtcdError: etcd refused.
         """
         answer = self._attempt(KEEP_ALIVE, pb.LeaseKeepAliveRequest(id=lease), self._attempt_timeout)
@@ -182,12 +182,12 @@ class Etcd:
         """Call until a member answers.
 
         Args:
-            method: what to call.
-            request: with what.
+            method: the method.
+            request: the request.
             timeout: seconds for all attempts.
 
         Raises:
-            UnreachableError: none did in time.
+            UnreachableError: no member answered in time.
             EtcdError: etcd refused.
         """
         deadline = time.monotonic() + timeout
@@ -195,39 +195,39 @@ class Etcd:
             left = max(0.001, deadline - time.monotonic())
             try:
                 return self._attempt(method, request, min(left, self._attempt_timeout))
-            except PassingError as error:
+            except TransientError as error:
                 if time.monotonic() >= deadline or self._closed.is_set():
                     raise UnreachableError(self._unreachable(str(error), timeout)) from None
 
     def _attempt(self, method: Method, request: Message, timeout: float) -> Message:
-        line = self._line_now()
+        connection = self._current()
         began = time.monotonic()
         try:
-            answer = self._called(line, method, request, self._metadata(line, timeout), timeout)
+            answer = self._called(connection, method, request, self._metadata(connection, timeout), timeout)
         except grpc.RpcError as error:
             self._observer.etcd_called(method.path, error.code().name, time.monotonic() - began)
-            fault = judged(error, line.endpoint)
-            # Who had less time than others get is not at fault.
+            fault = classified(error, connection.endpoint)
+            # A member that had less time than usual is not at fault.
             hurried = timeout < self._attempt_timeout and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if isinstance(fault, PassingError) and not hurried:
-                self._give_up(line, fault)
+            if isinstance(fault, TransientError) and not hurried:
+                self._give_up(connection, fault)
             raise fault from None
-        except ValueError as error:  # Another thread has found the line dead, and closed it.
-            raise PassingError(f"{line.endpoint}: {error}") from None
+        except ValueError as error:  # Another thread found the connection dead and closed it.
+            raise TransientError(f"{connection.endpoint}: {error}") from None
         self._observer.etcd_called(method.path, "OK", time.monotonic() - began)
         self._failed = 0
         self._last.clear()
         return answer
 
     def _called(
-        self, line: Line, method: Method, request: Message, metadata: Metadata, timeout: float
+        self, connection: Connection, method: Method, request: Message, metadata: Metadata, timeout: float
     ) -> Message:
         if not method.streams:
-            unary = line.channel.unary_unary(
+            unary = connection.channel.unary_unary(
                 method.path, type(request).SerializeToString, method.response.FromString
             )
             return unary(request, timeout=timeout, metadata=metadata)
-        stream = line.channel.stream_stream(
+        stream = connection.channel.stream_stream(
             method.path, type(request).SerializeToString, method.response.FromString
         )
         call = stream(iter([request]), timeout=timeout, metadata=metadata)
@@ -236,10 +236,10 @@ class Etcd:
                 return answer
         finally:
             call.cancel()
-        raise PassingError(f"{line.endpoint} ended a stream without an answer")
+        raise TransientError(f"{connection.endpoint} ended a stream without an answer")
 
-    def _metadata(self, line: Line, timeout: float) -> Metadata:
-        # A member without a leader ends a stream then, instead of leaving it without news.
+    def _metadata(self, connection: Connection, timeout: float) -> Metadata:
+        # With this, a member without a leader ends a stream instead of leaving it silent.
         metadata: Metadata = (("hasleader", "true"),)
         if not self._access.user:
             return metadata
@@ -248,30 +248,32 @@ class Etcd:
             assert self._access.password_file is not None
             password = _read(self._access.password_file).decode("utf-8", "replace").strip()
             request = pb.AuthenticateRequest(name=self._access.user, password=password)
-            answer = self._called(line, AUTHENTICATE, request, (), timeout)
+            answer = self._called(connection, AUTHENTICATE, request, (), timeout)
             token = self._token = cast(pb.AuthenticateResponse, answer).token
         return (*metadata, ("token", token))
 
     # ------------------------------------------------------------------ watching
 
     def watch(self, key: bytes, end: bytes, revision: int) -> Iterator[pb.WatchResponse]:
-        """What happens to keys, from a revision on, until the connection breaks.
+        """Yield the changes of keys from a revision on, until the connection breaks.
 
         Raises:
-            CompactedError: the revision is gone.
-            PassingError: the connection broke; watch again, from what was heard last.
+            CompactedError: the revision was compacted.
+            TransientError: the connection broke. Watch again from the last revision received.
             EtcdError: etcd refused.
         """
-        line = self._line_now()
+        connection = self._current()
         requests: SimpleQueue[pb.WatchRequest | None] = SimpleQueue()
         create = pb.WatchCreateRequest(key=key, range_end=end, start_revision=revision, fragment=True)
         requests.put(pb.WatchRequest(create=create))
         begun = None
         try:
-            stream = line.channel.stream_stream(
+            stream = connection.channel.stream_stream(
                 WATCH.path, pb.WatchRequest.SerializeToString, pb.WatchResponse.FromString
             )
-            call = stream(iter(requests.get, None), metadata=self._metadata(line, self._attempt_timeout))
+            call = stream(
+                iter(requests.get, None), metadata=self._metadata(connection, self._attempt_timeout)
+            )
             begun = threading.Timer(self._attempt_timeout, call.cancel)
             begun.daemon = True
             begun.start()
@@ -282,92 +284,94 @@ class Etcd:
                         f"revision {revision} is gone; the oldest is {response.compact_revision}"
                     )
                 if response.canceled:
-                    raise self._watch_ended(line, f": {response.cancel_reason}")
+                    raise self._watch_ended(connection, f": {response.cancel_reason}")
                 yield response
-            raise self._watch_ended(line)
+            raise self._watch_ended(connection)
         except grpc.RpcError as error:
-            fault = judged(error, line.endpoint)
-            if isinstance(fault, PassingError):
-                self._give_up(line, fault)
+            fault = classified(error, connection.endpoint)
+            if isinstance(fault, TransientError):
+                self._give_up(connection, fault)
             raise fault from None
-        except ValueError as error:  # The channel was closed by another thread, that found it dead.
-            raise PassingError(f"{line.endpoint}: {error}") from None
+        except ValueError as error:  # Another thread found the connection dead and closed it.
+            raise TransientError(f"{connection.endpoint}: {error}") from None
         finally:
             requests.put(None)
             if begun is not None:
                 begun.cancel()
                 call.cancel()
 
-    def _watch_ended(self, line: Line, why: str = "") -> PassingError:
-        """Etcd ends a watch by a word of its own, and also so if it does not take our token any more."""
+    def _watch_ended(self, connection: Connection, why: str = "") -> TransientError:
+        """Return the error of a watch that etcd ended. It also ends one if it no longer accepts our token."""
         known = bool(self._access.user)
-        fault = PassingError(f"{line.endpoint} ended a watch{why}", elsewhere=not known, token_refused=known)
-        self._give_up(line, fault)
+        fault = TransientError(
+            f"{connection.endpoint} ended a watch{why}", try_other=not known, token_refused=known
+        )
+        self._give_up(connection, fault)
         return fault
 
     # ------------------------------------------------------------------ members
 
-    def statuses(self, timeout: float) -> dict[str, pb.StatusResponse | EtcdError | PassingError]:
-        """Ask every member how it is.
+    def statuses(self, timeout: float) -> dict[str, pb.StatusResponse | EtcdError | TransientError]:
+        """Ask every member for its status.
 
         Returns:
-            By endpoint: its answer, or why there is none.
+            By endpoint: the answer or the error.
         """
         return {endpoint: self.status(endpoint, timeout) for endpoint in self.endpoints}
 
-    def status(self, endpoint: str, timeout: float) -> pb.StatusResponse | EtcdError | PassingError:
-        """Ask one member how it is.
+    def status(self, endpoint: str, timeout: float) -> pb.StatusResponse | EtcdError | TransientError:
+        """Ask one member for its status.
 
         Returns:
-            Its answer, or why there is none.
+            The answer or the error.
         """
         try:
-            line = Line(endpoint, self._access)
+            connection = Connection(endpoint, self._access)
         except EtcdError as error:
             return error
         try:
-            metadata = self._metadata(line, timeout)
-            answer = self._called(line, STATUS, pb.StatusRequest(), metadata, timeout)
+            metadata = self._metadata(connection, timeout)
+            answer = self._called(connection, STATUS, pb.StatusRequest(), metadata, timeout)
             return cast(pb.StatusResponse, answer)
         except EtcdError as error:
             return error
         except grpc.RpcError as error:
-            return judged(error, endpoint)
+            return classified(error, endpoint)
         finally:
-            line.channel.close()
+            connection.channel.close()
 
     def close(self) -> None:
-        """End all connections; calls that wait fail."""
+        """Close all connections. Waiting calls fail."""
         self._closed.set()
         with self._lock:
-            if self._line is not None:
-                self._line.channel.close()
+            if self._connection is not None:
+                self._connection.channel.close()
 
-    def _line_now(self) -> Line:
+    def _current(self) -> Connection:
         with self._lock:
-            if self._line is None:
+            if self._connection is None:
                 if self._closed.is_set():
                     raise EtcdError("the client is closed")
-                self._line = Line(self.endpoints[self._turn % len(self.endpoints)], self._access)
-            return self._line
+                self._connection = Connection(self.endpoints[self._turn % len(self.endpoints)], self._access)
+            return self._connection
 
-    def _give_up(self, line: Line, fault: PassingError) -> None:
-        """Ask another member from now on, unless someone did so already."""
+    def _give_up(self, connection: Connection, fault: TransientError) -> None:
+        """Ask another member from now on, unless another thread switched already."""
         if fault.token_refused:
             self._token = None
-        if not fault.elsewhere:
+        if not fault.try_other:
             self._closed.wait(PAUSE)
             return
         with self._lock:
-            if self._line is not line:
+            if self._connection is not connection:
                 return
-            self._line = None
+            self._connection = None
             self._turn += 1
             self._failed += 1
-            self._last[line.endpoint] = str(fault)
+            self._last[connection.endpoint] = str(fault)
             turned = self._failed % len(self.endpoints) == 0
-        # Everything on it ends: what waits on a member that does not answer asks another one.
-        line.channel.close()
+        # All calls on the connection end: those that wait for this member then ask another one.
+        connection.channel.close()
         if turned:
             self._closed.wait(PAUSE)
 

@@ -1,40 +1,40 @@
-"""What goes wrong with etcd, in sentences that say what to do next."""
+"""The errors of etcd, in sentences that say what to do next."""
 
 import grpc
 
 
 class EtcdError(Exception):
-    """Etcd refused, and would refuse again. The message says what, why, and what to do next."""
+    """Etcd refused a call, and would refuse it again. The message says what, why, and what to do next."""
 
 
 class UnreachableError(EtcdError):
-    """No member answered in time. A change that was asked for may have been carried out."""
+    """No member answered in time. A requested change may have been carried out."""
 
 
 class CompactedError(EtcdError):
-    """The revision asked for is gone: read everything again."""
+    """The requested revision was compacted: read everything again."""
 
 
 class LeaseGoneError(EtcdError):
-    """The lease that a key was to hang on is over."""
+    """The lease for a new key is over."""
 
 
-class PassingError(Exception):
-    """One attempt failed; the next one may not.
+class TransientError(Exception):
+    """One attempt failed; the next one may succeed.
 
     Args:
         message: why.
-        elsewhere: whether another member should be asked.
+        try_other: whether another member should be asked.
         token_refused: whether a new token must be asked for.
     """
 
-    def __init__(self, message: str, *, elsewhere: bool = True, token_refused: bool = False) -> None:
+    def __init__(self, message: str, *, try_other: bool = True, token_refused: bool = False) -> None:
         super().__init__(message)
-        self.elsewhere = elsewhere
+        self.try_other = try_other
         self.token_refused = token_refused
 
 
-PASSING = (
+TRANSIENT_CODES = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -42,7 +42,7 @@ PASSING = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-"""How a call ends that another member, or the same one a little later, may answer."""
+"""Status codes after which another member, or the same one a little later, may answer."""
 
 _SENTENCES = (
     (
@@ -96,22 +96,22 @@ TLS_FAULTS = (
     ),
     ("Ssl handshake failed", "the TLS handshake failed; look at --etcd-ca, --etcd-cert and --etcd-key"),
 )
-"""Signs in gRPC's words that no waiting mends."""
+"""Errors in gRPC's words that do not go away by waiting."""
 
 
-def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
-    """What a failed call means.
+def classified(error: grpc.RpcError, endpoint: str) -> EtcdError | TransientError:
+    """Return the error that a failed call means.
 
     Args:
-        error: how it ended; it is also the call, which knows its status.
+        error: the failed call, with its status.
         endpoint: the member that was asked.
     """
     code, details = error.code(), str(error.details() or "")
     said = f"{endpoint} said {code.name}: {details.removeprefix('etcdserver: ')}"
     if code is grpc.StatusCode.UNAUTHENTICATED or "auth store is old" in details:
-        return PassingError(said, elsewhere=False, token_refused=True)
+        return TransientError(said, try_other=False, token_refused=True)
     if "too many requests" in details:
-        return PassingError(said, elsewhere=False)
+        return TransientError(said, try_other=False)
     if "required revision has been compacted" in details:
         return CompactedError(said)
     if "requested lease not found" in details:
@@ -120,15 +120,15 @@ def judged(error: grpc.RpcError, endpoint: str) -> EtcdError | PassingError:
         if sign in details:
             return EtcdError(f"{sentence}; {said}")
     if code is grpc.StatusCode.CANCELLED:
-        return PassingError(f"{endpoint} was given up: it did not answer another call")
-    if code in PASSING:
+        return TransientError(f"{endpoint} was given up: it did not answer another call")
+    if code in TRANSIENT_CODES:
         fault = tls_fault(details)
-        return PassingError(f"{endpoint}: {fault}" if fault else said)
+        return TransientError(f"{endpoint}: {fault}" if fault else said)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return EtcdError(f"{said}. Is that etcd, from 3.4 on?")
     return EtcdError(said)
 
 
 def tls_fault(details: str) -> str:
-    """What is wrong with TLS, from what gRPC says of a connection; empty if it is something else."""
+    """Explain a TLS error in gRPC's message about a connection; empty: it has no TLS error."""
     return next((sentence for sign, sentence in TLS_FAULTS if sign in details), "")

@@ -1,4 +1,4 @@
-"""Where a state in etcd is: ``etcd://HOST:PORT[,HOST:PORT…]/PREFIX``, and as whom to go there."""
+"""The location of a state in etcd, ``etcd://HOST:PORT[,HOST:PORT…]/PREFIX``, and the credentials."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,26 +10,26 @@ SCHEME = "etcd://"
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A prefix of the keys of one cluster."""
+    """A cluster and a prefix of its keys."""
 
     endpoints: tuple[str, ...]
-    """``HOST:PORT`` of its members."""
+    """``HOST:PORT`` of the members."""
     prefix: bytes
-    """What every key begins with; its last byte is a slash."""
+    """Every key begins so. The last byte is a slash."""
 
     @classmethod
     def parse(cls, text: str) -> "Location":
         """Read ``etcd://HOST:PORT[,HOST:PORT…]/PREFIX``.
 
         Raises:
-            ValueError: it is no such text; the sentence says what is wrong with it.
+            ValueError: the text does not have this form; the message says what is wrong.
         """
         hosts, _, path = text.removeprefix(SCHEME).partition("/")
         name = path.strip("/")
         if not text.startswith(SCHEME) or not hosts:
             raise ValueError(f'"{text}" is not etcd://HOST:PORT[,HOST:PORT…]/PREFIX')
         if "@" in hosts:
-            # Not repeated: what stands before it is a password.
+            # Do not repeat the address: it has a password.
             raise ValueError(
                 "a user and a password do not belong into the address of etcd: give --etcd-user and "
                 "--etcd-password-file"
@@ -48,10 +48,10 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What etcd is shown, and what is expected of it. The files are read again for each connection."""
+    """Credentials for etcd, and the authorities of its certificates. Each connection reads the files."""
 
     ca: Path | None = None
-    """If given, TLS is spoken, and each member must show a certificate of these authorities."""
+    """If given, connections use TLS, and each member must show a certificate of these authorities."""
     cert: Path | None = None
     key: Path | None = None
     user: str = ""

@@ -1,30 +1,30 @@
-"""Whether a cluster of etcd is one that a coordinator can use."""
+"""The check that a coordinator can use a cluster of etcd."""
 
 from muster.service.etcd.client import Etcd
-from muster.service.etcd.errors import TLS_FAULTS, EtcdError, PassingError
+from muster.service.etcd.errors import TLS_FAULTS, EtcdError, TransientError
 
 OLDEST = (3, 4)
-"""The first version that tells of the errors of a member, and splits large revisions for a watch."""
+"""The first version that reports the errors of a member, and splits large revisions for a watch."""
 
 
 def check_versions(etcd: Etcd, timeout: float) -> str:
-    """See that no member is too old, and that it is not TLS that keeps all of them out of reach.
+    """Check that no member is too old, and that TLS does not fail with all of them.
 
     Args:
         etcd: the client.
         timeout: seconds for each member.
 
     Returns:
-        Why nobody can be reached now, as may pass; empty if someone can.
+        Why no member is reachable at present; empty: a member is.
 
     Raises:
-        EtcdError: one is too old, or refuses; or TLS fails with all of them.
+        EtcdError: a member is too old or refuses; or TLS fails with all members.
     """
     silent: list[str] = []
     for endpoint, status in etcd.statuses(timeout).items():
         if isinstance(status, EtcdError):
             raise status
-        if isinstance(status, PassingError):
+        if isinstance(status, TransientError):
             silent.append(str(status))
         elif parsed(status.version) < OLDEST:
             raise EtcdError(f"{endpoint} is etcd {status.version}; 3.4 is the oldest that Muster can use")
@@ -36,7 +36,7 @@ def check_versions(etcd: Etcd, timeout: float) -> str:
 
 
 def parsed(text: str) -> tuple[int, ...]:
-    """A version's first two numbers; 0 if it is none."""
+    """Return a version's first two numbers; 0: the text is not a version."""
     try:
         return tuple(int(part) for part in text.split(".")[:2])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Asks connected processes what they are doing, and waits no longer than a moment for their answers."""
+"""Asks connected processes what they are doing, and waits a short time for their answers."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -12,49 +12,49 @@ from muster.service.insight import words
 from muster.v1.insight_pb2 import Inspected, Report
 
 ANSWER_TIMEOUT = 2.0
-"""Seconds that a process has to answer. Its session's thread takes milliseconds, if it can run at all."""
-LOOK_SHARE = 0.75
-"""Of the time that a barrier's missing are asked ahead: what they say must be here when it is to be told."""
-LEAST_SILENCE = 0.5
-"""Seconds without an answer before a missing rank is said to give none: a busy machine needs some."""
-MOST_THREADS = MOST_FRAMES = 64
-"""Of an answer, and of one of its threads: as many as the SDK tells of."""
-MOST_NAMED = 256
+"""Seconds that a process has to answer. The session's thread takes milliseconds if it can run at all."""
+PROBE_SHARE = 0.75
+"""The part of the time before a progress report in which missing ranks must answer to be in the report."""
+MIN_SILENCE = 0.5
+"""Seconds without an answer before a missing rank counts as unresponsive: a busy machine needs some time."""
+MAX_THREADS = MAX_FRAMES = 64
+"""Threads of an answer, and frames of a thread: the SDK sends no more."""
+MAX_NAMED = 256
 """Barriers, or children, in an answer."""
-MOST_REPORT = 64 << 10
-"""Bytes of an answer about the main thread."""
-MOST_WHOLE_REPORT = 2 << 20
-"""Bytes of an answer about all threads; 64 of 64 frames with names of 200 bytes each are somewhat less."""
-MOST_AT_ONCE = 4
-"""So many questions that people ask may be open at once; each may concern every process of a run."""
+MAX_REPORT = 64 << 10
+"""Bytes of an answer about the main thread only."""
+MAX_WHOLE_REPORT = 2 << 20
+"""Bytes of an answer about all threads: 64 threads of 64 frames with names of 200 bytes are somewhat less."""
+MAX_AT_ONCE = 4
+"""Inspections by people that may be open at once. Each may ask every process of a run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """What came of asking one process."""
+class ProcessAnswer:
+    """The answer of one process, or why there is no answer."""
 
     asked: ProbeTarget
     report: Report | None
-    """None: it said nothing."""
+    """None: the process gave no answer."""
     why: str = ""
-    """Why it said nothing."""
+    """Why the process gave no answer."""
 
 
 @dataclass(slots=True)
 class _Question:
     waits_for: set[tuple[SessionId, int]]
     answers: dict[tuple[SessionId, int], Report | None]
-    """None: it was too large."""
+    """None: the answer was too large."""
     all_threads: bool
-    """Whether they were asked for, and not the main one alone."""
+    """Whether all threads were asked for, and not only the main thread."""
     complete: asyncio.Event
 
 
 class Inspector:
-    """Asks through the sessions that processes hold.
+    """Asks processes over their sessions.
 
     Args:
-        driver: carries the questions, and takes what the core is to tell of the missing.
+        driver: sends the questions, and receives the answers that the core needs.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -62,20 +62,20 @@ class Inspector:
         self._questions: dict[int, _Question] = {}
         self._last = 0
         self._people = 0
-        """Questions of people that are open."""
+        """Open inspections by people."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, processes: Sequence[ProbeTarget]) -> list[Sighting]:
-        """Ask for people; of a single process for all its threads.
+    async def ask(self, processes: Sequence[ProbeTarget]) -> list[ProcessAnswer]:
+        """Ask for people. A single process is asked for all its threads.
 
         Args:
-            processes: whom; those without a session are answered for at once.
+            processes: the processes to ask. A process without a session gives no answer.
 
         Returns:
-            What each said, in their order.
+            The answer of each process, in their order.
 
         Raises:
-            Refusal: LIMIT_EXCEEDED: too many people ask at once.
+            Refusal: LIMIT_EXCEEDED: too many inspections are open.
         """
         self._check_room()
         self._people += 1
@@ -85,60 +85,60 @@ class Inspector:
             self._people -= 1
 
     def _check_room(self) -> None:
-        if self._people >= MOST_AT_ONCE:
+        if self._people >= MAX_AT_ONCE:
             raise Refusal(
                 Reason.LIMIT_EXCEEDED,
-                f"{self._people} inspections are under way, and no more than {MOST_AT_ONCE} may be "
+                f"{self._people} inspections are under way, and no more than {MAX_AT_ONCE} may be "
                 "(max_inspections). Ask again in a few seconds.",
                 limit="max_inspections",
-                value=MOST_AT_ONCE,
+                value=MAX_AT_ONCE,
             )
 
-    def look(self, look: ProbeRequest) -> None:
-        """Ask on behalf of a barrier, and hand in what is seen; nobody waits for it."""
+    def probe(self, look: ProbeRequest) -> None:
+        """Ask on behalf of a barrier, and submit the answers later."""
         if look.processes:
-            task = asyncio.get_running_loop().create_task(self._look(look))
+            task = asyncio.get_running_loop().create_task(self._probe(look))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, look: ProbeRequest) -> None:
-        seconds = LOOK_SHARE * look.ahead
-        sights = (
+    async def _probe(self, look: ProbeRequest) -> None:
+        seconds = PROBE_SHARE * look.ahead
+        seen = (
             ProbeResult(
                 one.asked.rank, one.asked.incarnation, words.line(one.report) if one.report else one.why
             )
             for one in await self._ask(look.processes, seconds)
-            if one.report or one.why != words.NO_ANSWER or seconds >= LEAST_SILENCE
+            if one.report or one.why != words.NO_ANSWER or seconds >= MIN_SILENCE
         )
-        self._driver.submit(ProbeResults(look.run_id, tuple(sights)))
+        self._driver.submit(ProbeResults(look.run_id, tuple(seen)))
 
     async def _ask(
         self, processes: Sequence[ProbeTarget], seconds: float, *, all_threads: bool = False
-    ) -> list[Sighting]:
+    ) -> list[ProcessAnswer]:
         self._last += 1
         number = self._last
-        lines: dict[SessionId, set[int]] = {}
+        ranks_of: dict[SessionId, set[int]] = {}
         for one in processes:
             if one.session is not None:
-                lines.setdefault(one.session, set()).add(one.rank)
-        waits_for = {(session, rank) for session, ranks in lines.items() for rank in ranks}
+                ranks_of.setdefault(one.session, set()).add(one.rank)
+        waits_for = {(session, rank) for session, ranks in ranks_of.items() for rank in ranks}
         question = self._questions[number] = _Question(waits_for, {}, all_threads, asyncio.Event())
         try:
             message = Inspect(number, all_threads)
             relayed = {one.session for one in processes if one.relayed}
-            for session, ranks in lines.items():
+            for session, ranks in ranks_of.items():
                 self._driver.tell(session, message, frozenset(ranks) if session in relayed else NO_RANKS)
             if waits_for:
                 async with asyncio.timeout(seconds):
                     await question.complete.wait()
         except TimeoutError:
-            pass  # Who has not answered is told of as such.
+            pass  # The missing answers are reported as such.
         finally:
             del self._questions[number]
-        return list(_sightings(processes, question))
+        return list(_answers(processes, question))
 
     def hear(self, session: SessionId, answer: Inspected) -> None:
-        """Take an answer. One that nobody waits for, or waits for no more, is of no interest."""
+        """Take an answer, and drop it unless a question waits for it."""
         question = self._questions.get(answer.question)
         key = session, answer.rank
         if question is None or key not in question.waits_for:
@@ -150,26 +150,26 @@ class Inspector:
 
 
 def _is_bounded(answer: Inspected, all_threads: bool) -> bool:
-    """Whether it is no more than was asked for; the SDK keeps to less."""
+    """Return whether an answer is within the limits; the SDK sends less."""
     report = answer.report
     return (
-        answer.ByteSize() <= (MOST_WHOLE_REPORT if all_threads else MOST_REPORT)
-        and len(report.threads) <= (MOST_THREADS if all_threads else 1)
-        and all(len(thread.frames) <= MOST_FRAMES for thread in report.threads)
-        and len(report.waits_at) <= MOST_NAMED
-        and len(report.saves) <= MOST_NAMED
+        answer.ByteSize() <= (MAX_WHOLE_REPORT if all_threads else MAX_REPORT)
+        and len(report.threads) <= (MAX_THREADS if all_threads else 1)
+        and all(len(thread.frames) <= MAX_FRAMES for thread in report.threads)
+        and len(report.waits_at) <= MAX_NAMED
+        and len(report.saves) <= MAX_NAMED
     )
 
 
-def _sightings(processes: Sequence[ProbeTarget], question: _Question) -> Iterable[Sighting]:
+def _answers(processes: Sequence[ProbeTarget], question: _Question) -> Iterable[ProcessAnswer]:
     for one in processes:
         if one.session is None:
-            yield Sighting(one, None, words.NO_SESSION)
+            yield ProcessAnswer(one, None, words.NO_SESSION)
         elif (key := (one.session, one.rank)) not in question.answers:
-            yield Sighting(one, None, words.NO_ANSWER)
+            yield ProcessAnswer(one, None, words.NO_ANSWER)
         elif (said := question.answers[key]) is None:
-            yield Sighting(one, None, words.TOO_LARGE)
+            yield ProcessAnswer(one, None, words.TOO_LARGE)
         elif said.declined:
-            yield Sighting(one, None, words.DECLINED)
+            yield ProcessAnswer(one, None, words.DECLINED)
         else:
-            yield Sighting(one, said)
+            yield ProcessAnswer(one, said)

@@ -1,4 +1,4 @@
-"""What processes are doing, in words: for the command, the status page and the lines about the missing."""
+"""Text about what processes are doing: for the command, the status page and the reports of missing ranks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,36 +11,36 @@ DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
 NO_SESSION = "has no session over which it could be asked"
 TOO_LARGE = "gave an answer that is too large"
 
-MOST_WAITS = 3
-"""Barriers that are named for one process; its threads may wait at more."""
+MAX_WAITS = 3
+"""Barriers that the text names for one process. Its threads may wait at more."""
 WRAPPERS = frozenset(
     {"wrapper", "wrapped", "inner", "decorated", "_fn", "__call__", "_call_impl", "_wrapped_call_impl"}
 )
-"""Functions that stand between a program and what it calls, and say nothing."""
+"""Names of wrapper functions that tell the reader nothing."""
 
 
 def line(said: Report) -> str:
-    """A report in a line: ``main thread in all_reduce, train.py:214, for 41 s``.
+    """Describe a report in one line: ``main thread in all_reduce, train.py:214, for 41 s``.
 
     Args:
-        said: by the process; names in it are not to be trusted, and are made printable.
+        said: the report of the process. Names in it are untrusted, so they are made printable.
     """
     parts = [place(main_of(said))]
     if said.still_ms:
         parts.append(f"for {report.seconds(said.still_ms / 1000)}")
     if said.waits_at:
-        parts.append(f"waits at {' and '.join(map(report.shown, said.waits_at[:MOST_WAITS]))}")
+        parts.append(f"waits at {' and '.join(map(report.shown, said.waits_at[:MAX_WAITS]))}")
     parts += [f"saves in pid {one.pid}{_state(one.state)}" for one in said.saves[:1]]
     return ", ".join(parts)
 
 
 def main_of(said: Report) -> Thread | None:
-    """The main thread; None if the process tells of none."""
+    """Return the main thread; None if the report has no main thread."""
     return next((thread for thread in said.threads if thread.main), None)
 
 
 def place(main: Thread | None) -> str:
-    """Where a main thread stands: what the program has called, and from where."""
+    """Describe where a main thread stands: the function that the program called, and the line of the call."""
     if main is None:
         return "tells of no main thread"
     if not main.frames:
@@ -73,7 +73,7 @@ STATES = {
     "t": "is stopped by a debugger",
     "Z": "has ended",
 }
-"""By Linux's letter, how a process stands."""
+"""Process states by Linux's letter."""
 
 
 def _state(letter: str) -> str:
@@ -82,11 +82,11 @@ def _state(letter: str) -> str:
 
 
 # ---------------------------------------------------------------------- in full
-# Whoever shows these makes them printable: names in them are as they were sent.
+# The caller must make these printable: names in them are as they were sent.
 
 
 def facts(own: Report) -> str:
-    """What a process says of itself beside its threads."""
+    """Describe what a report says beside the threads."""
     told = []
     if own.HasField("since_arrival_ms"):
         told.append(f"last arrived {duration(own.since_arrival_ms)} ago")
@@ -101,19 +101,19 @@ def facts(own: Report) -> str:
 
 
 def answered(told: StacksResponse) -> tuple[int, int]:
-    """How many processes have answered, and how many were asked."""
+    """Return how many processes answered, and how many were asked."""
     heard = sum(len(crowd.members) for crowd in told.crowds)
     return heard, heard + sum(len(crowd.members) for crowd in told.silent)
 
 
 def alone(crowd: Crowd) -> Report | None:
-    """What the one member of a crowd has said; None if there are several, or it has said nothing."""
+    """Return the report of a crowd's only member; None if there are several, or the member gave no answer."""
     first = crowd.members[0]
     return first.report if len(crowd.members) == 1 and first.HasField("report") else None
 
 
 def differing(told: StacksResponse) -> list[Onlooked]:
-    """Those who answered and stand elsewhere than most; nobody if there is no place where most stand."""
+    """Return the processes that stand elsewhere than the majority; empty if no place has a majority."""
     heard, _ = answered(told)
     if not told.crowds or 2 * len(told.crowds[0].members) <= heard:
         return []
@@ -121,12 +121,12 @@ def differing(told: StacksResponse) -> list[Onlooked]:
 
 
 def differ(members: Sequence[Onlooked]) -> str:
-    """That these differ from most."""
+    """Say that these processes differ from the majority."""
     return f"{len(members):,} {'differs' if len(members) == 1 else 'differ'} from the crowd: {ranks(members)}"
 
 
 def crowd(members: Sequence[Onlooked]) -> str:
-    """Who stands at a place."""
+    """Name the processes that stand at one place."""
     if len(members) == 1:
         return _process(members[0])
     numbers = {one.rank for one in members}
@@ -136,14 +136,14 @@ def crowd(members: Sequence[Onlooked]) -> str:
 
 
 def singly(members: Sequence[Onlooked]) -> str:
-    """Processes, one by one while they are few."""
+    """Name processes one by one if they are few, and by rank otherwise."""
     if len(members) > report.MAX_NAMED_SINGLY:
         return ranks(members)
     return ", ".join(map(_process, sorted(members, key=lambda one: one.rank)))
 
 
 def ranks(members: Iterable[Onlooked]) -> str:
-    """Ranks by number; one that several processes speak for is named once."""
+    """Name the ranks of processes, each rank once."""
     numbers = {one.rank for one in members}
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {report.ranges(numbers)}"
 

@@ -1,1 +1,1 @@
-"""Which replica leads, and for how long it certainly does. Knows nothing of barriers."""
+"""Election: which replica leads, and for how long that is certain. Knows nothing of barriers."""

@@ -1,4 +1,4 @@
-"""Who is there, and who leads: keys that end with the lease of who wrote them."""
+"""The keys of the replicas and of the leader. Each ends with the lease of its writer."""
 
 from dataclasses import dataclass
 
@@ -9,42 +9,42 @@ from muster.service.leadership.lease import Lease
 from muster.v1 import state_pb2
 
 CLUSTER = b"cluster/"
-"""Behind the prefix, where these keys are."""
+"""These keys begin so, behind the prefix."""
 LEAD = CLUSTER + b"lead"
-"""Who has it decides."""
+"""The replica that holds this key decides barriers."""
 LEADER = CLUSTER + b"leader"
-"""Who has the lead and answers calls: later than the lead, by the time that it takes to read the state."""
+"""The leader that answers calls. It writes this key later than ``LEAD``, when it has read the state."""
 REPLICAS = CLUSTER + b"replicas/"
 
 
 class NameTakenError(EtcdError):
-    """Another replica has the address that this one says of itself."""
+    """Another replica has the address of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """That this process leads, since its key was made, until its lease ends."""
+    """This process's lead: from the creation of its key until the end of its lease."""
 
     key: bytes
     revision: int
-    """The one that made the key; no other leader's has it."""
+    """The creation revision of the key. It is unique to this lead."""
     lease: Lease
 
     def fence(self) -> pb.Compare:
-        """What every change must be bound to: that the key stands, and is ours."""
+        """Return the condition of every change: the key exists and is ours."""
         return pb.Compare(target=CREATE, key=self.key, create_revision=self.revision)
 
     @property
     def certain(self) -> bool:
-        """Whether nobody else can lead yet."""
-        return self.lease.tenure.certain
+        """Whether no other replica can lead yet."""
+        return self.lease.validity.certain
 
 
 def enlist(etcd: Etcd, prefix: bytes, lease: Lease, record: state_pb2.ReplicaRecord) -> None:
-    """Say that this replica is there, under the address at which it is reached.
+    """Enter this replica under its address.
 
     Raises:
-        NameTakenError: another one is there under that address.
+        NameTakenError: another replica has that address.
         EtcdError: etcd refused, or did not answer.
     """
     key = prefix + REPLICAS + record.address.encode()
@@ -60,7 +60,7 @@ def campaign(etcd: Etcd, prefix: bytes, lease: Lease, record: state_pb2.ReplicaR
     """Try to become the leader.
 
     Returns:
-        None if another one leads.
+        None if another replica leads.
 
     Raises:
         EtcdError: etcd refused, or did not answer.
@@ -71,10 +71,10 @@ def campaign(etcd: Etcd, prefix: bytes, lease: Lease, record: state_pb2.ReplicaR
 
 
 def announce(etcd: Etcd, prefix: bytes, lead: Lead, record: state_pb2.ReplicaRecord) -> bool:
-    """Say that the leader answers calls from now on.
+    """Announce that the leader answers calls from now on.
 
     Returns:
-        Whether it still leads.
+        Whether this replica still leads.
 
     Raises:
         EtcdError: etcd refused, or did not answer.
@@ -85,11 +85,11 @@ def announce(etcd: Etcd, prefix: bytes, lead: Lead, record: state_pb2.ReplicaRec
 
 
 def _create(etcd: Etcd, key: bytes, lease: Lease, record: state_pb2.ReplicaRecord) -> tuple[int, pb.KeyValue]:
-    """Write a key if there is none.
+    """Write a key unless it exists.
 
     Returns:
-        The revision that made the key that is there, and it itself; it is ours if it has our lease. So
-        it is found to be ours, too, if the answer to an earlier attempt got lost.
+        The creation revision of the key, and the key. It is ours if it has our lease, even if the answer to
+        an earlier attempt got lost.
     """
     absent = pb.Compare(target=CREATE, key=key, create_revision=0)
     put = pb.PutRequest(key=key, value=record.SerializeToString(), lease=lease.id)

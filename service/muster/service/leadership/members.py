@@ -1,4 +1,4 @@
-"""The replicas as they are known at this moment."""
+"""The replicas that are known at this moment."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from muster.v1 import state_pb2
 
 
 class Members:
-    """Who is there, and who leads.
+    """The replicas and the leader, followed by a watch.
 
     Args:
         etcd: the client.
-        prefix: what the keys of the installation begin with.
-        changed: called on another thread whenever that changed, or is not known any more.
+        prefix: the keys of the installation begin so.
+        changed: called on another thread whenever the replicas changed, or the connection to etcd did.
     """
 
     def __init__(self, etcd: Etcd, prefix: bytes, changed: Callable[[], None]) -> None:
@@ -22,27 +22,27 @@ class Members:
 
     @property
     def fault(self) -> str:
-        """Why it may be otherwise; empty if it is followed."""
+        """Why this may be outdated; empty if it is up to date."""
         return self._mirror.fault
 
     @property
     def vacant(self) -> bool:
-        """Whether nobody has the lead, as far as is known."""
+        """Whether no replica leads, as far as is known."""
         return not self._mirror.fault and LEAD.removeprefix(CLUSTER) not in self._mirror.now
 
     @property
     def leader(self) -> state_pb2.ReplicaRecord | None:
-        """Who leads and answers calls; None: nobody."""
+        """The leader that answers calls; None: no leader does."""
         value = self._mirror.now.get(LEADER.removeprefix(CLUSTER))
         return None if value is None else state_pb2.ReplicaRecord.FromString(value)
 
     @property
     def replicas(self) -> list[state_pb2.ReplicaRecord]:
-        """All that are there, by address."""
+        """All replicas, by address."""
         rows = sorted(self._mirror.now.items())
         here = REPLICAS.removeprefix(CLUSTER)
         return [state_pb2.ReplicaRecord.FromString(value) for key, value in rows if key.startswith(here)]
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         self._mirror.close()

@@ -1,26 +1,26 @@
-"""What is under a prefix of etcd, followed by a watch: so that it is at hand when it is needed."""
+"""A local copy of the keys under a prefix of etcd, kept up to date by a watch."""
 
 import threading
 from collections.abc import Callable, Iterable
 
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service.etcd.client import DELETED, Etcd
-from muster.service.etcd.errors import CompactedError, EtcdError, PassingError
+from muster.service.etcd.errors import CompactedError, EtcdError, TransientError
 
 TIMEOUT = 10.0
-"""Seconds for a page, when all is read."""
+"""Seconds for one page while all keys are read."""
 PAUSE = 1.0
-"""Seconds until the next attempt, when etcd refuses."""
+"""Seconds until the next attempt after etcd refused."""
 
 
 class Mirror:
-    """A copy of all keys under a prefix, never older than the last word of etcd that came through.
+    """A copy of all keys under a prefix, as of the last message from etcd.
 
     Args:
         etcd: the client.
-        prefix: what the keys begin with.
+        prefix: the keys begin so.
         changed: called on the mirror's thread whenever a key or the connection changed.
-        took: called there for each key with its value, and with None for one that is gone.
+        took: called there for each key with its value; None: the key was deleted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Mirror:
         """Without the prefix."""
         self._revision = 0
         self.fault = "etcd has not answered yet"
-        """Why the copy may be old; empty if it is followed."""
+        """Why the copy may be outdated; empty if it is up to date."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="muster-mirror", daemon=True)
         self._thread.start()
@@ -50,16 +50,16 @@ class Mirror:
 
     @property
     def now(self) -> dict[bytes, bytes]:
-        """All keys, without the prefix, as far as is known."""
+        """All known keys, without the prefix."""
         with self._moved:
             return dict(self._rows)
 
     def rows(self, revision: int, timeout: float) -> dict[bytes, bytes]:
-        """All keys, without the prefix, as they are at a revision or later.
+        """Return all keys, without the prefix, as of a revision or later.
 
         Args:
-            revision: one that changed something here.
-            timeout: seconds to wait for the news of it.
+            revision: a revision that changed something under the prefix.
+            timeout: seconds to wait for it.
 
         Raises:
             EtcdError: it did not come.
@@ -70,7 +70,7 @@ class Mirror:
             return dict(self._rows)
 
     def close(self) -> None:
-        """Follow no longer, from the next change on."""
+        """Stop following at the next change."""
         self._closed.set()
         with self._moved:
             self._rows = {}
@@ -91,10 +91,10 @@ class Mirror:
                         return
             except CompactedError:
                 known = False
-            except PassingError as error:
-                self._doubt(str(error))
+            except TransientError as error:
+                self._report(str(error))
             except EtcdError as error:
-                self._doubt(str(error))
+                self._report(str(error))
                 self._closed.wait(PAUSE)
 
     def _begin(self, kvs: Iterable[pb.KeyValue], revision: int) -> None:
@@ -107,7 +107,7 @@ class Mirror:
             self._rows = rows
             self._revision = revision
             self._moved.notify_all()
-        self._say("")
+        self._set_fault("")
 
     def _take(self, response: pb.WatchResponse) -> None:
         with self._moved:
@@ -123,15 +123,15 @@ class Mirror:
                 self._revision = response.events[-1].kv.mod_revision
                 self._moved.notify_all()
         if response.events or self.fault:
-            self._say("")
+            self._set_fault("")
 
     def _short(self, key: bytes) -> bytes:
         return key[len(self._prefix) :]
 
-    def _doubt(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         if why != self.fault:
-            self._say(why)
+            self._set_fault(why)
 
-    def _say(self, fault: str) -> None:
+    def _set_fault(self, fault: str) -> None:
         self.fault = fault
         self._changed()

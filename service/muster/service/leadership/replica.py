@@ -1,4 +1,4 @@
-"""One replica: it says that it is there, follows who leads, and leads when nobody else does."""
+"""One replica: it enters itself in the list, follows the leader, and leads when no other replica does."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from muster.v1 import state_pb2
 T = TypeVar("T")
 
 PAUSE = 0.5
-"""Seconds until the next attempt, where one failed."""
+"""Seconds until the next attempt after a failed one."""
 
 
 class LeadLost(Exception):
-    """The lease of who leads is over, or may be."""
+    """This replica may no longer lead, because its lease may be over."""
 
 
 class Replica:
-    """A replica's part in its cluster, on one event loop.
+    """This replica in its cluster, on one event loop.
 
     Args:
         etcd: the client.
-        prefix: what the keys of the installation begin with.
-        record: who it is.
+        prefix: the keys of the installation begin so.
+        record: the entry of this replica.
         ttl: seconds of its lease.
     """
 
@@ -45,34 +45,34 @@ class Replica:
         self._news = asyncio.Event()
         self._lease: Lease | None = None
         self.lost: asyncio.Future[None] = self._loop.create_future()
-        """Ends with :class:`LeadLost` when this replica led and may lead no longer."""
+        """Ends with :class:`LeadLost` when this replica led and may no longer lead."""
         self._lease_lost = asyncio.Event()
         self.trouble = ""
-        """Why this replica cannot take part at present; empty if it does."""
-        self.members = Members(etcd, prefix, self._told)
+        """Why this replica cannot take part in the election at present; empty if it does."""
+        self.members = Members(etcd, prefix, self._notify_threadsafe)
 
     # ------------------------------------------------------------------ following
 
     @property
     def news(self) -> asyncio.Event:
-        """Is set when who leads, who is there or whether etcd answers may have changed since it was taken."""
+        """Set at the next change of the leader, the replicas or the connection to etcd; then replaced."""
         return self._news
 
-    def _told(self) -> None:
-        with suppress(RuntimeError):  # The loop has ended: nobody waits for news any more.
-            self._loop.call_soon_threadsafe(self._spread)
+    def _notify_threadsafe(self) -> None:
+        with suppress(RuntimeError):  # The loop has ended, so nothing waits for news.
+            self._loop.call_soon_threadsafe(self._notify)
 
-    def _spread(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     def leader_elsewhere(self) -> str:
-        """The address of the leader that answers calls, unless it is this replica itself; empty: nobody."""
+        """Return the address of the leader that answers calls; empty: there is no leader but this replica."""
         leader = self.members.leader
         return "" if leader is None or leader.address == self.record.address else leader.address
 
     def addresses(self) -> list[str]:
-        """Those of all replicas that are there."""
+        """Return the addresses of all replicas."""
         return [record.address for record in self.members.replicas]
 
     @property
@@ -82,13 +82,13 @@ class Replica:
 
     @property
     def leader(self) -> state_pb2.ReplicaRecord | None:
-        """Who leads and answers calls; None: nobody."""
+        """The leader that answers calls; None: no leader does."""
         return self.members.leader
 
     @property
     def lease_age(self) -> float:
-        """Seconds since the last renewal of its lease; 0 if it has none."""
-        return 0.0 if self._lease is None else self._lease.tenure.age
+        """Seconds since the last renewal of its lease; 0: it has no lease."""
+        return 0.0 if self._lease is None else self._lease.validity.age
 
     # ------------------------------------------------------------------ leading
 
@@ -102,13 +102,13 @@ class Replica:
             try:
                 await self._take_part()
             except (UnreachableError, LeaseGoneError) as error:
-                self._doubt(str(error))
+                self._set_trouble(str(error))
                 await asyncio.sleep(PAUSE)
         return self.lead
 
     async def _take_part(self) -> None:
-        """With one lease, until it is lost, or this replica leads."""
-        self._lease = None  # The end of the one before is no news of the next one.
+        """Take part with one lease, until it is lost or this replica leads."""
+        self._lease = None  # The end of the previous lease must not count for the next one.
         self._lease_lost.clear()
         lease = self._lease = await self._in_thread(lambda: Lease(self._etcd, self.ttl))
 
@@ -118,32 +118,32 @@ class Replica:
         lease.keep(lost)
         try:
             await self._enlist(lease)
-            self._doubt("")
+            self._set_trouble("")
             self.lead = await self._campaign(lease)
         finally:
             if self.lead is None:
-                # A key may hang on it, if the answer that told so got lost: it must not be kept alive.
+                # A key may have this lease although its answer got lost. It must not stay alive.
                 await self._in_thread(lease.give_up)
         if self._lease_lost.is_set():
             self._end_lead("its lease was lost at once")
 
     async def _enlist(self, lease: Lease) -> None:
-        """Enter this replica among those that are there."""
+        """Enter this replica in the list, and wait while its own earlier entry is there."""
         deadline = self._loop.time() + 2 * self.ttl
         while not self._lease_lost.is_set():
             try:
                 await self._in_thread(lambda: enlist(self._etcd, self._prefix, lease, self.record))
             except NameTakenError as error:
-                # It may be this replica's own entry, of its life before.
+                # It may be the entry of this replica's previous process.
                 if self._loop.time() > deadline:
                     raise
-                self._doubt(str(error))
+                self._set_trouble(str(error))
                 await asyncio.sleep(PAUSE)
             else:
                 return
 
     async def _campaign(self, lease: Lease) -> Lead | None:
-        """Wait for the lead; None if the lease was lost before."""
+        """Wait for the lead; None if the lease is lost before."""
         while not self._lease_lost.is_set():
             news = self._news
             if self.members.vacant:
@@ -151,7 +151,7 @@ class Replica:
                 if lead is not None:
                     return lead
             await first(news.wait(), self._lease_lost.wait())
-        self._doubt("its lease was lost")
+        self._set_trouble("its lease was lost")
         return None
 
     def _on_lease_lost(self, lease: Lease, why: str) -> None:
@@ -164,10 +164,10 @@ class Replica:
             self.lost.set_exception(LeadLost(why))
 
     async def announce(self) -> None:
-        """Say that this replica leads, and answers.
+        """Announce that this replica leads and answers calls.
 
         Raises:
-            LeadLost: it leads no longer.
+            LeadLost: it no longer leads.
             EtcdError: etcd refused, or did not answer.
         """
         lead = self.lead
@@ -176,7 +176,7 @@ class Replica:
             raise LeadLost("its key in etcd is another one's")
 
     async def step_down(self) -> None:
-        """Give the lease up, so that another one leads at once."""
+        """Give the lease up, so that another replica leads at once."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
@@ -186,17 +186,17 @@ class Replica:
             structlog.get_logger().info("resigned")
 
     async def resign(self) -> None:
-        """Step down, and end."""
+        """Step down and leave the cluster."""
         self.members.close()
         await self.step_down()
         if not self.lost.done():
             self.lost.cancel()
 
-    def _doubt(self, why: str) -> None:
+    def _set_trouble(self, why: str) -> None:
         if why and why != self.trouble:
             structlog.get_logger().warning("replica.trouble", reason=why)
         self.trouble = why
-        self._spread()
+        self._notify()
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(None, call)

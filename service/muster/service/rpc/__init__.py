@@ -1,1 +1,1 @@
-"""gRPC: thin servicers, one error map, and one function that assembles the server."""
+"""gRPC: thin servicers, one map of errors, and one function that assembles the server."""

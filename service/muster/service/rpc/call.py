@@ -1,4 +1,4 @@
-"""A unary call as a session of the driver: it is asked for one answer."""
+"""A unary call as a session of the driver that waits for one answer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """The first message of the kind wanted, or the first refusal, is its answer; with its block it ends.
+    """A call inside a ``with`` block. Its answer is the first message of a kind, or the first refusal.
 
     Args:
         driver: takes the events, which name the call by its ``id``.
-        kind: the class of the message that is wanted.
+        kind: the class of the awaited message.
     """
 
     def __init__(self, driver: Driver, kind: type[T]) -> None:
@@ -44,7 +44,7 @@ class Call(Generic[T]):
         self._driver.submit(Disconnected(self.id))
 
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
-        """Take a message; what is neither of the kind nor a refusal is of no interest here."""
+        """Take a message, and drop it unless it is of the awaited kind or a refusal."""
         message: Message = outgoing.message
         if isinstance(message, self._kind):
             if not self._answer.done():
@@ -53,7 +53,7 @@ class Call(Generic[T]):
             self.refuse(message.refusal)
 
     def refuse(self, refusal: Refusal) -> None:
-        """End the wait."""
+        """End the wait with a refusal."""
         if not self._answer.done():
             self._answer.set_exception(refusal)
 
@@ -61,13 +61,13 @@ class Call(Generic[T]):
         """Wait for the answer.
 
         Raises:
-            Refusal: there is none.
+            Refusal: the core refused the call.
         """
         return await self._answer
 
 
 class LongPolls:
-    """The calls of a service that may wait for long, so that a drain can end them.
+    """The waiting calls of a service. A drain ends them.
 
     Args:
         driver: takes their events.
@@ -80,7 +80,7 @@ class LongPolls:
 
     @contextmanager
     def open(self, kind: type[T]) -> Iterator[Call[T]]:
-        """A call that a drain ends.
+        """Open a call that a drain ends.
 
         Raises:
             Refusal: COORDINATOR_DRAINING.
@@ -95,7 +95,7 @@ class LongPolls:
                 self._open.discard(call)
 
     def drain(self) -> None:
-        """End every call, and take no more; the callers ask again."""
+        """End every call and refuse new ones. The callers ask again."""
         self._draining = True
         for call in list(self._open):
             call.refuse(DRAINING)

@@ -1,4 +1,4 @@
-"""Between ``muster.v1`` messages and the core's events and messages."""
+"""Conversion between ``muster.v1`` messages and the core's events and messages."""
 
 from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import TypeVar
@@ -41,17 +41,17 @@ from muster.v1.insight_pb2 import Inspected
 T = TypeVar("T")
 
 STEPS_INTERVAL_MS = 5_000
-"""Milliseconds between two messages of a process that tell how far its training has come."""
+"""Milliseconds between two reports of a process's training step."""
 
 
 # ---------------------------------------------------------------------- in
 
 
 def parse_session_message(session: events.SessionId, data: bytes) -> events.Event | Inspected:
-    """What a worker said on its stream: an event, or what a process is doing, which is none.
+    """Parse a worker's message: an event for the core, or an answer for the inspector.
 
     Raises:
-        Refusal: it is no message of this protocol, or of another version.
+        Refusal: the message is not of this protocol or of another version.
     """
     try:
         if (parts := split_join(data)) is not None and (large := _large_join(session, *parts)) is not None:
@@ -115,7 +115,7 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
 
 
 def _large_join(session: events.SessionId, participants: bytes, rest: bytes) -> events.JoinGroup | None:
-    """A join whose list of participants may be known already; None if the list is in pieces."""
+    """Parse a join whose list of participants may be cached; None: the list is in pieces."""
     join = session_pb2.JoinGroup.FromString(rest)
     if join.participants:
         return None
@@ -125,7 +125,7 @@ def _large_join(session: events.SessionId, participants: bytes, rest: bytes) -> 
 
 
 def at_most(field: str, values: Collection[T], most: int = MAX_ENTRIES) -> tuple[T, ...]:
-    """The entries of a repeated field, before any work is done on them.
+    """Return the entries of a repeated field, after a check of their number.
 
     Raises:
         Refusal: as :func:`check_count`.
@@ -135,7 +135,7 @@ def at_most(field: str, values: Collection[T], most: int = MAX_ENTRIES) -> tuple
 
 
 def check_count(field: str, values: Sized, most: int = MAX_ENTRIES) -> None:
-    """Refuse a repeated field.
+    """Check the number of entries of a repeated field.
 
     Raises:
         Refusal: INVALID_ARGUMENT: it has more entries than any message needs.
@@ -149,10 +149,10 @@ def check_count(field: str, values: Sized, most: int = MAX_ENTRIES) -> None:
 
 
 def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinRequest) -> events.JoinRendezvous:
-    """What a node asks on its stream.
+    """Parse a node's join.
 
     Raises:
-        Refusal: PROTOCOL_VERSION: it speaks another one.
+        Refusal: PROTOCOL_VERSION: the node speaks another version.
     """
     _check_version(request.protocol_version)
     return events.JoinRendezvous(
@@ -200,7 +200,7 @@ def _processes(processes: Collection[session_pb2.Process]) -> tuple[events.Proce
 
 
 def encode_session_message(message: Message) -> bytes:
-    """What the coordinator says on a stream, as bytes."""
+    """Encode a message of the coordinator to a session."""
     response = session_pb2.ConnectResponse()
     match message:
         case Decision():
@@ -228,7 +228,7 @@ def encode_session_message(message: Message) -> bytes:
             if message.rank is not None:
                 response.refusal.rank = message.rank
         case Entered():
-            # Set, even if nobody was named: it answers an Enter.
+            # Set even without entries: it answers an Enter.
             response.entered.SetInParent()
             for one in message.entries:
                 refusal = refusal_to_pb(one.refusal) if one.refusal is not None else None
@@ -248,24 +248,24 @@ def encode_session_message(message: Message) -> bytes:
 
 
 def refusal_to_pb(refusal: Refusal) -> session_pb2.Refusal:
-    """A refusal as a message; what it was of, the caller adds."""
+    """Convert a refusal to a message. The caller adds the refused subject."""
     return session_pb2.Refusal(
         code=errors.code(refusal), message=refusal.message, error_info=errors.error_info(refusal)
     )
 
 
 def encode_ranks(ranks: Iterable[int]) -> bytes:
-    """For whom of a relay's ranks a message is: bytes to put behind those that are the same for all."""
+    """Encode the ranks of a relay that a message is for, as bytes to append to the message."""
     return session_pb2.ConnectResponse(ranks=ranks).SerializeToString()
 
 
 def encode_welcome(message: Welcome, replicas: Sequence[str] = (), keepalive_ms: int = 0) -> bytes:
-    """The answer to a Hello, as bytes.
+    """Encode the answer to a Hello.
 
     Args:
-        message: what the core says.
-        replicas: the addresses of all replicas; empty: there is but this one.
-        keepalive_ms: after how long without data to ping; 0: a third of the session TTL.
+        message: the core's answer.
+        replicas: the addresses of all replicas; empty: this is the only one.
+        keepalive_ms: time without data until a ping; 0: a third of the session TTL.
     """
     welcome = session_pb2.Welcome(
         coordinator_version=VERSION,
@@ -287,7 +287,7 @@ DRAIN = session_pb2.ConnectResponse(
 
 
 def join_response(message: Message) -> rendezvous_pb2.JoinResponse:
-    """What the coordinator pushes to a node."""
+    """Convert a message of the core to a node."""
     match message:
         case Standing():
             return rendezvous_pb2.JoinResponse(

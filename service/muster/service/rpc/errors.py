@@ -10,7 +10,7 @@ from grpc_status import rpc_status
 
 from muster.client.protocol import ERROR_DOMAIN
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.serving.ending import ended, header_text
+from muster.serving.ending import ended
 
 CODES: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -55,18 +55,21 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
+MAX_MESSAGE_BYTES = 3_000
+"""Bytes of a status message. The headers have it twice, once with three bytes for each byte that is not
+ASCII, and gRPC's clients accept at most 16 KiB of headers."""
 RETRY_AFTER_MS = 500
-"""What a draining coordinator advises."""
+"""Milliseconds after which a draining coordinator advises to retry."""
 
 
 def code(refusal: Refusal) -> int:
-    """The canonical code (google.rpc.Code) of a refusal."""
+    """Return the canonical code (google.rpc.Code) of a refusal."""
     number: int = CODES[refusal.reason].value[0]
     return number
 
 
 def error_info(refusal: Refusal) -> Any:
-    """The refusal's ErrorInfo, packed."""
+    """Return the refusal's ErrorInfo, packed."""
     packed = Any()
     packed.Pack(ErrorInfo(reason=refusal.reason.name, domain=ERROR_DOMAIN, metadata=refusal.metadata))
     return packed
@@ -78,8 +81,8 @@ async def end_with(refusal: Refusal, context: "grpc.aio.ServicerContext[object, 
 
 
 def grpc_status(refusal: Refusal) -> grpc.Status:
-    """The status that ends a call, with its details."""
-    message = header_text(refusal.message)
+    """Return the status that ends a call, with its details."""
+    message = _cut(refusal.message)
     status = Status(code=code(refusal), message=message, details=[error_info(refusal)])
     if refusal.reason is Reason.COORDINATOR_DRAINING:
         retry = RetryInfo()
@@ -88,3 +91,11 @@ def grpc_status(refusal: Refusal) -> grpc.Status:
         packed.Pack(retry)
         status.details.append(packed)
     return cast(grpc.Status, rpc_status.to_status(status))
+
+
+def _cut(message: str) -> str:
+    """Cut a message to the size that a header can carry."""
+    data = message.encode()
+    if len(data) <= MAX_MESSAGE_BYTES:
+        return message
+    return f"{data[:MAX_MESSAGE_BYTES].decode('utf-8', 'ignore')} …"

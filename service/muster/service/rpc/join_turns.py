@@ -1,18 +1,18 @@
-"""How many streams of one run join at once, so that the start of a large job does not hold up other runs."""
+"""A limit of concurrent joins of one run, so that the start of a large job does not delay other runs."""
 
 import asyncio
 from weakref import WeakValueDictionary
 
 MAX_JOINS = 64
-"""Joins of one run that are handed to the driver and not answered yet. A join writes a row for each of its
-ranks, so with 8 ranks a stream one commit has at most about 500 rows of the run."""
+"""Joins of one run that the driver has and has not answered. A join writes a row for each of its ranks, so
+with 8 ranks for each stream one commit has at most about 500 rows of the run."""
 
 
 class JoinTurns:
-    """Gives each run its own turns.
+    """Limits the joins of each run.
 
     Args:
-        most: joins of one run that may be under way.
+        most: concurrent joins of one run.
     """
 
     def __init__(self, most: int = MAX_JOINS) -> None:
@@ -20,15 +20,15 @@ class JoinTurns:
         self._of_run: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, run_id: str) -> "JoinTurn":
-        """The turn of one stream of a run, which takes it for each of its joins."""
+        """Return the turn of one stream of a run. The stream takes it for its joins."""
         return JoinTurn(self._of_run.setdefault(run_id, asyncio.Semaphore(self._most)))
 
 
 class JoinTurn:
-    """One stream's turn.
+    """The turn of one stream.
 
     Args:
-        turns: of all streams of the run, which are kept for as long as one of these streams is there.
+        turns: the semaphore of the run. It lives as long as a stream of the run.
     """
 
     def __init__(self, turns: asyncio.Semaphore) -> None:
@@ -36,13 +36,13 @@ class JoinTurn:
         self._held = False
 
     async def begin(self) -> None:
-        """Wait until this stream may join. A stream that has the turn already keeps it."""
+        """Wait until this stream may join. A stream that already has its turn keeps it."""
         if not self._held:
             await self._turns.acquire()
             self._held = True
 
     def end(self) -> None:
-        """The join was answered, or the stream is over. To end it twice does no harm."""
+        """Give the turn back: the join was answered or the stream ended. A second call does nothing."""
         if self._held:
             self._held = False
             self._turns.release()

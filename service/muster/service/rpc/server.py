@@ -1,4 +1,4 @@
-"""The one function that assembles the gRPC server: options, interceptors, services."""
+"""The function that assembles the gRPC server: options, interceptors, services."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from muster.client.protocol import MESSAGE_HEADROOM
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.driver import Driver
 from muster.service.insight.inspector import Inspector
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.interceptors.audit import AuditInterceptor
 from muster.service.rpc.interceptors.guard import GuardInterceptor
 from muster.service.rpc.interceptors.refusals import CallInterceptor, CallObserver
@@ -62,23 +62,23 @@ def _kind(method: MethodDescriptor) -> str:
 
 
 def methods_of(*services: ServiceDescriptor) -> dict[str, str]:
-    """The paths of all methods of some services, and the kind of each."""
+    """Return the paths of all methods of some services, with their kinds."""
     return {f"/{service.full_name}/{m.name}": _kind(m) for service in services for m in service.methods}
 
 
 METHODS = methods_of(*SERVICES)
-"""All of Muster's methods, and what go-grpc-middleware calls the kind of each."""
+"""All methods of Muster, each with its kind in go-grpc-middleware's words."""
 RANKS_PER_MESSAGE = 16
-"""A message may carry the payloads of so many ranks, one node's."""
+"""Ranks of one node, whose payloads one message may carry."""
 UNSENT_GATHERS = 8
-"""The payloads of so many barriers may wait for one peer that does not read."""
+"""Barriers whose payloads may wait for a peer that does not read."""
 VALUES_PER_MESSAGE = 2
-"""A message may carry so many of a store's values: the expected and the desired one."""
+"""Store values of one message: the expected and the desired one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """The assembled server and those of its parts that the drain needs."""
+    """The assembled server, and the servicers that a drain ends."""
 
     server: grpc.aio.Server
     health: HealthServicer
@@ -88,10 +88,10 @@ class RpcServer:
     stores: StoreServicer
 
     async def drain(self, grace: float) -> None:
-        """Ask everyone to connect again, then stop.
+        """Ask all clients to connect again, and stop.
 
         Args:
-            grace: seconds that calls in flight get.
+            grace: seconds for calls in flight.
         """
         self.health.drain()
         self.sessions.drain()
@@ -102,17 +102,17 @@ class RpcServer:
 
 
 def max_message_bytes(limits: Limits) -> int:
-    """The bytes that one message of a client may have."""
+    """Return the size limit of one message from a client, in bytes."""
     payloads = limits.max_payload_bytes * RANKS_PER_MESSAGE
     values = limits.max_store_value_bytes * VALUES_PER_MESSAGE
     return max(payloads, values) + MESSAGE_HEADROOM
 
 
 def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
-    """The channel options of the server.
+    """Return the channel options of the server.
 
-    Keepalive finds a dead peer without any work in Python: a ping after a third of the session TTL
-    without data, and a third of it for the answer.
+    Keepalive finds a dead peer without work in Python: the server pings after a third of the session TTL
+    without data, and waits a third of it for the answer.
     """
     return server_options(
         max_streams=limits.max_sessions,
@@ -139,17 +139,17 @@ def build_server(
     """Assemble the server; the caller binds a port and starts it.
 
     Args:
-        driver: what every service speaks to.
+        driver: takes the events of all services.
         inspector: asks processes what they are doing.
         session_ttl: seconds that a lost session may take to come back; sets the keepalive.
         limits: the coordinator's bounds.
-        observer: who is told of calls.
-        guard: lets calls in; without one everyone may do everything.
-        max_connections: how many may be open at once.
-        replicas: all coordinators of this state, if there can be several.
-        keepalive_ms: after how long without data clients are to ping; 0: a third of the session TTL.
-        snapshots: views of runs that are shared with others who look; None: they are the server's own.
-        audit: takes the entries of the audit log; None: there is none. It needs the guard.
+        observer: is told of calls.
+        guard: checks calls; without a guard everyone may do everything.
+        max_connections: limit of open connections.
+        replicas: lists the coordinators of this state.
+        keepalive_ms: time without data until clients ping; 0: a third of the session TTL.
+        snapshots: views of runs that are shared with the status page; None: the server's own.
+        audit: takes the entries of the audit log, and needs the guard; None: no audit log.
     """
     kinds = METHODS | methods_of(HEALTH)
     audited = [AuditInterceptor(audit, kinds)] if audit is not None else []

@@ -1,4 +1,4 @@
-"""The server of a replica that does not lead: it lets callers in, and tells them who does."""
+"""The server of a replica that does not lead: it tells callers which replica leads."""
 
 import asyncio
 from typing import Any, Protocol
@@ -17,38 +17,38 @@ from muster.service.rpc.servicers.health import HealthServicer
 from muster.service.waiting import first
 
 HOLD_SECONDS = 2.0
-"""For so long a call with the header is held while no other leader is known, and need not ask again."""
+"""Seconds for which a call with the header waits for another leader, so that it need not ask again."""
 CONNECTION_AGE_MS = 5_000
-"""Then a connection ends: a client of an older version, which finds one of several replicas behind a name,
-would ask the same one for ever."""
+"""Age at which a connection ends. A client of an older version, which reaches one of several replicas by one
+name, would otherwise ask the same replica for ever."""
 GRACE = 0.1
-"""Seconds for the last answers, when it closes."""
+"""Seconds for the last answers when the server closes."""
 PYTHON = "grpc-python"
-"""How the user agent of Python's clients begins."""
+"""The user agent of Python's clients begins so."""
 
 
 class Cluster(Protocol):
-    """Who leads, as a replica knows it."""
+    """A replica's knowledge of the leader and the other replicas."""
 
     def leader_elsewhere(self) -> str:
-        """The address of the leader that answers calls, unless it is this replica itself; empty: nobody."""
+        """Return the address of the leader that answers calls; empty: there is no leader but this replica."""
         ...
 
     def addresses(self) -> list[str]:
-        """Those of all replicas that are there."""
+        """Return the addresses of all replicas."""
         ...
 
     @property
     def news(self) -> asyncio.Event:
-        """Is set when something of this may have changed since it was taken."""
+        """Set when the leader or the replicas may have changed since this event was read."""
         ...
 
 
 class StandbyHandler(grpc.GenericRpcHandler):
-    """Answers every call of Muster's with NOT_LEADER.
+    """Answers every call of Muster's methods with NOT_LEADER.
 
     Args:
-        cluster: who leads.
+        cluster: knows the leader.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -62,7 +62,7 @@ class StandbyHandler(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Answer all waiting calls."""
         self._closing.set()
 
     async def _refuse(self, _: object, context: Any) -> None:
@@ -73,7 +73,7 @@ class StandbyHandler(grpc.GenericRpcHandler):
         raise self._refusal(unreached is None and str(metadata.get("user-agent", "")).startswith(PYTHON))
 
     async def _hold(self, unreached: str) -> None:
-        """Wait for another leader than the one that the caller could not reach."""
+        """Wait for a leader other than the one that the caller could not reach."""
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 while not self._closing.is_set():
@@ -92,7 +92,7 @@ class StandbyHandler(grpc.GenericRpcHandler):
             if leader
             else "this replica does not lead, and no other one does at this moment. Call again."
         )
-        # An SDK of 0.1 knows no NOT_LEADER, and would fail its job; this it takes for what it is.
+        # An SDK of 0.1 does not know NOT_LEADER, and would fail its job. It retries after this reason.
         reason = Reason.COORDINATOR_DRAINING if old else Reason.NOT_LEADER
         return Refusal(reason, sentence, **metadata)
 
@@ -101,12 +101,12 @@ class StandbyServer:
     """The assembled server of a standby; the caller binds a port and starts it.
 
     Args:
-        cluster: who leads.
-        session_ttl: seconds, as of the coordinator.
+        cluster: knows the leader.
+        session_ttl: the coordinator's session TTL in seconds.
         limits: the coordinator's bounds.
-        observer: who is told of calls.
-        guard: lets calls in; without one everyone is told.
-        max_connections: how many may be open at once.
+        observer: is told of calls.
+        guard: checks calls; without a guard every caller gets an answer.
+        max_connections: limit of open connections.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class StandbyServer:
         self._handler = StandbyHandler(cluster)
         self.server.add_generic_rpc_handlers((self._handler,))
         names = [service.full_name for service in SERVICES]
-        # The process is well; what it would serve as a leader, it does not.
+        # The process is healthy, but it does not serve the leader's services.
         self._health = HealthServicer((), not_served=names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         reflection.enable_server_reflection([*names, HEALTH.full_name, reflection.SERVICE_NAME], self.server)
 
     async def close(self) -> None:
-        """Answer who is held, and let the port go."""
+        """Answer waiting calls, and close the port."""
         self._handler.close()
         self._health.drain()
         await self.server.stop(GRACE)

@@ -202,7 +202,7 @@ class Access:
 
     def revoke(self, tokens: Tokens) -> None:
         """End the calls of every grant that these tokens do not give as it was."""
-        for grant in [one for one in self._open if not tokens.uphold(one)]:
+        for grant in [one for one in self._open if not tokens.is_still_valid(one)]:
             for scope in self._open[grant]:
                 # One that is ending already cannot be told again.
                 if not scope.expired():

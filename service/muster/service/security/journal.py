@@ -8,7 +8,7 @@ import structlog
 
 from muster.service.core.vocabulary.refusal import Reason
 
-MOST = 20
+MAX_LINES = 20
 """Lines of one check within :data:`WINDOW`: whoever reaches the port can cause one."""
 WINDOW = 10.0
 """Seconds."""
@@ -55,7 +55,7 @@ class Journal:
         tally = self._tallies.setdefault((event, check), _Tally(now))
         if now - tally.since >= WINDOW:
             tally.since, tally.written = now, 0
-        if tally.written >= MOST:
+        if tally.written >= MAX_LINES:
             tally.left_out += 1
             return
         tally.written += 1

@@ -19,7 +19,7 @@ from muster.service.security.identity.rules import Issuer, Rule
 from muster.service.security.patterns import overlapping
 from muster.service.security.tables import Table
 
-LEAST_TOKEN = 16
+MIN_TOKEN = 16
 """Characters of a token: fewer could be guessed."""
 BEARER = "bearer"
 KINDS = ("token", "issuer", "service_account", "login")
@@ -67,7 +67,7 @@ class Tokens:
             for one, pattern, other, theirs in overlapping(holders)
         ]
 
-    def uphold(self, grant: Grant) -> bool:
+    def is_still_valid(self, grant: Grant) -> bool:
         """Whether a grant that was given before would be given again."""
         if grant.claims is None:
             return grant in self.grants
@@ -160,10 +160,10 @@ def _digest(table: Table) -> bytes:
     if (token is None) == (digest is None):
         raise FileError(f"{table.where} needs either token or sha256.")
     if token is not None:
-        usable = isinstance(token, str) and len(token) >= LEAST_TOKEN
+        usable = isinstance(token, str) and len(token) >= MIN_TOKEN
         if not usable or not token.isascii() or not token.isprintable() or " " in token:
             raise FileError(
-                f"{table.where}: a token is text of at least {LEAST_TOKEN} ASCII characters without "
+                f"{table.where}: a token is text of at least {MIN_TOKEN} ASCII characters without "
                 "spaces. Make one: openssl rand -hex 32"
             )
         return hashlib.sha256(token.encode()).digest()

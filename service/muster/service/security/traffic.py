@@ -18,7 +18,7 @@ StreamKind: TypeAlias = Literal["session", "dialogue"]
 
 BURST_SECONDS = 1.0
 """What may come at once, as seconds of the rate: the ranks of a node arrive at a barrier together."""
-MOST_PEERS = 65_536
+MAX_PEERS = 65_536
 """Peers whose rate is remembered; the one heard least recently is forgotten."""
 
 
@@ -132,7 +132,7 @@ class Traffic:
         bucket = self._buckets.get(peer)
         if bucket is None:
             bucket = self._buckets[peer] = _bucket(rate)
-            if len(self._buckets) > MOST_PEERS:
+            if len(self._buckets) > MAX_PEERS:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(peer)

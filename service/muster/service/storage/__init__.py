@@ -1,5 +1,5 @@
-"""Where the durable state lives: one protocol, and an engine for each place.
+"""The durable state: one protocol, and an engine for each kind of storage.
 
-An engine keeps bytes under keys and knows nothing of barriers; :mod:`muster.service.storage.codec`
-turns the core's records into keys and values.
+An engine stores bytes under keys and knows nothing of barriers. :mod:`muster.service.storage.codec`
+converts the core's records to keys and values.
 """

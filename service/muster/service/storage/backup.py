@@ -1,4 +1,4 @@
-"""Copies of a SQLite state: made while a coordinator writes it, and put back while none does."""
+"""Backups of a SQLite state. A coordinator may run during a backup, but not during a restore."""
 
 import os
 import shutil
@@ -15,16 +15,16 @@ from muster.service.storage.engine import StorageError, after
 from muster.service.storage.sqlite import EPOCH_KEY, SqliteEngine, check_owner, epoch_of, explained, take_lock
 
 EPOCH_LEAP = 1_000
-"""A restored state's epoch goes up by so many, beyond any that a coordinator may have had since the backup.
-So none is used twice, even if the state that was lost cannot be read. It is also no less than the seconds
-since 1970, so that a backup that is put back again does not give again what it gave the first time."""
+"""Increase of a restored state's epoch, beyond any epoch since the backup. So no epoch is used twice, even if
+the lost state cannot be read. The epoch is also at least the seconds since 1970, so that a second restore of
+the same backup gets a new epoch."""
 RUN_ROWS = b"run\0"
-"""The keys of runs begin so."""
+"""The keys of run records begin so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What was copied."""
+    """What a backup or restore copied."""
 
     runs: int
     bytes: int
@@ -32,22 +32,22 @@ class Copy:
 
 
 def backup(state: Path, file: Path, *, force: bool) -> Copy:
-    """Copy a state as it is at one moment. A coordinator may go on writing meanwhile.
+    """Copy a state as of one moment. A coordinator may write meanwhile.
 
     Args:
         state: the state's file.
-        file: the backup; it is there whole, or not at all.
-        force: whether it may take the place of another.
+        file: the backup; it appears complete or not at all.
+        force: whether it may replace another file.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: the backup cannot be made.
     """
     if not state.exists():
         raise StorageError(f"there is no state at {state}. Give --state the one that muster serve has.")
     if file.exists() and state.samefile(file):
         raise StorageError(f"{file} is the state itself. Name another file for the backup.")
     _check_free(file, force)
-    with _beside(file) as copy:
+    with _temporary(file) as copy:
         with explained("read", state):
             _copy(state, copy)
         done = _finish(copy, state)
@@ -57,17 +57,17 @@ def backup(state: Path, file: Path, *, force: bool) -> Copy:
 
 
 def restore(file: Path, state: Path, *, force: bool) -> Copy:
-    """Put a backup in the place of a state that no coordinator has open.
+    """Replace a state that no coordinator has open with a backup.
 
-    Its epoch becomes higher than that of either, so that no process takes what comes next for the past.
+    The epoch becomes higher than that of both, so that no process takes later events for earlier ones.
 
     Args:
         file: the backup.
         state: the state's file.
-        force: whether it may take the place of a state that is there.
+        force: whether it may replace an existing state.
 
     Raises:
-        StorageError: the backup is not one, or the state is in use, or there already.
+        StorageError: the file is not a backup, or the state is in use or exists already.
     """
     if not file.exists():
         raise StorageError(f"there is no backup at {file}.")
@@ -76,12 +76,12 @@ def restore(file: Path, state: Path, *, force: bool) -> Copy:
     lock = take_lock(state)
     try:
         _check_free(state, force)
-        with _beside(state) as copy:
+        with _temporary(state) as copy:
             with explained("read", file):
                 _copy(file, copy)
-                _raise_epoch(copy, _epoch_there(state))
+                _raise_epoch(copy, _epoch_of_replaced(state))
             done = _finish(copy, file)
-            # A log that is left would be taken for the restored file's own.
+            # SQLite would take a leftover log for the restored file's own.
             for ending in ("-wal", "-shm"):
                 state.with_name(state.name + ending).unlink(missing_ok=True)
             copy.replace(state)
@@ -92,19 +92,19 @@ def restore(file: Path, state: Path, *, force: bool) -> Copy:
 
 
 def write(rows: Mapping[bytes, bytes], epoch: int, file: Path, *, force: bool) -> Copy:
-    """Write a backup of rows that come from elsewhere.
+    """Write a backup of rows from another storage.
 
     Args:
-        rows: the whole state, without its epoch.
-        epoch: how often it was opened.
-        file: the backup; it is there whole, or not at all.
-        force: whether it may take the place of another.
+        rows: the complete state, without its epoch.
+        epoch: the epoch of the state.
+        file: the backup; it appears complete or not at all.
+        force: whether it may replace another file.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the backup cannot be written.
     """
     _check_free(file, force)
-    with _beside(file) as copy:
+    with _temporary(file) as copy:
         engine = SqliteEngine(copy)
         engine.open()
         engine.commit(rows)
@@ -120,10 +120,10 @@ def write(rows: Mapping[bytes, bytes], epoch: int, file: Path, *, force: bool) -
 
 
 def read(file: Path) -> tuple[dict[bytes, bytes], int]:
-    """The rows of a backup, and its epoch.
+    """Read the rows of a backup, and its epoch.
 
     Raises:
-        StorageError: it is not one.
+        StorageError: the file is not a backup.
     """
     if not file.exists():
         raise StorageError(f"there is no backup at {file}.")
@@ -142,8 +142,8 @@ def _check_free(file: Path, force: bool) -> None:
 
 
 @contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """A file of another name in the same folder, which is gone in the end."""
+def _temporary(file: Path) -> Iterator[Path]:
+    """Make a temporary file in the same folder, and remove it afterwards."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent)
     except OSError as error:
@@ -160,19 +160,19 @@ def _beside(file: Path) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """By SQLite's own means, which see one state of the source, its log included."""
+    """Copy by SQLite's backup API, which reads one consistent state, its log included."""
     uri = f"file:{quote(str(source.absolute()))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as there, closing(sqlite3.connect(target)) as here:
         if not check_owner(there, source):
             raise StorageError(f"{source} is empty: no coordinator has ever written there.")
         there.backup(here)
-        # One file, without a log beside it.
+        # A single file without a separate log.
         here.execute("PRAGMA journal_mode = DELETE").fetchone()
     shutil.copymode(source, target)
 
 
 def _finish(copy: Path, source: Path) -> Copy:
-    """Check a copy from its first page to its last, and see to it that it is on the disk."""
+    """Check all pages of a copy, and sync it to disk."""
     with explained("copy", source), closing(sqlite3.connect(copy)) as db:
         problem = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if problem != "ok":
@@ -185,8 +185,8 @@ def _finish(copy: Path, source: Path) -> Copy:
     return done
 
 
-def _epoch_there(state: Path) -> int:
-    """The epoch of the state that is replaced; 0 if there is none that could be read."""
+def _epoch_of_replaced(state: Path) -> int:
+    """Return the epoch of the replaced state; 0: it cannot be read."""
     if state.exists():
         with suppress(sqlite3.Error), closing(sqlite3.connect(state)) as db:
             return epoch_of(db)
@@ -199,7 +199,7 @@ def _raise_epoch(copy: Path, other: int) -> None:
 
 
 def raised_epoch(backup: int, there: int) -> int:
-    """The epoch of a state that was put back: above that of the backup and of the state that it replaces."""
+    """Return the epoch of a restored state: above those of the backup and of the replaced state."""
     return max(max(backup, there) + EPOCH_LEAP, int(time.time()))
 
 
@@ -212,7 +212,7 @@ def _set_epoch(db: sqlite3.Connection, epoch: int) -> None:
 
 
 def _sync_folder(file: Path) -> None:
-    """The new name is on the disk, too."""
+    """Sync a folder, so that a file's new name is durable as well."""
     folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -1,7 +1,7 @@
-"""The core's records as keys and values.
+"""Conversion between the core's records and keys with values.
 
-Names hold no control characters, so NUL parts the fields of a key. A store's key may hold any, and stands
-last for that reason.
+Names have no control characters, so NUL separates the fields of a key. A store key may have any character,
+and is the last field for that reason.
 """
 
 from collections.abc import Iterable, Iterator
@@ -70,26 +70,26 @@ KINDS = (
     "storekey",
     "storeop",
 )
-"""The kinds of row that a run may have beside its own."""
+"""The kinds of rows that a run may have beside its own row."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one commit writes."""
+    """The changes of one commit."""
 
     writes: dict[bytes, bytes | None] = field(default_factory=dict)
     """Key to value; None deletes."""
     cleared: list[bytes] = field(default_factory=list)
-    """Every key that begins with one of these is deleted, before anything is written."""
+    """Prefixes of keys that are deleted before anything is written."""
 
 
 def encode_all(records: Iterable[Record]) -> Batch:
-    """Records as a batch, the last one for a key winning."""
+    """Encode records as a batch. The last record of a key wins."""
     by_run: dict[str, dict[bytes, bytes | None]] = {}
     batch = Batch()
     for record in records:
         if isinstance(record, ForgetRun):
-            # What was written of it before in this batch is gone too; what comes after begins it anew.
+            # Earlier records of the run in this batch are dropped as well. Later ones start the run again.
             by_run[record.run_id] = {_key("run", record.run_id): None}
             batch.cleared += [_key(kind, record.run_id, "") for kind in KINDS]
         else:
@@ -101,12 +101,12 @@ def encode_all(records: Iterable[Record]) -> Batch:
 
 
 def encode(record: StoredRecord | Forget) -> tuple[bytes, bytes | None]:
-    """One record as a key and a value; the value None forgets the key."""
+    """Encode a record as a key and a value; None: delete the key."""
     return key_of(record), _value_of(record)
 
 
 def key_of(record: StoredRecord | Forget) -> bytes:
-    """Where a record is kept."""
+    """Return the key of a record."""
     match record:
         case Decision() | ForgetDecision():
             return _key("decision", record.run_id, record.prefix, f"{record.sequence:020}")
@@ -192,20 +192,20 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
 
 
 def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[StoredRecord]:
-    """Keys and values as records.
+    """Decode rows to records.
 
     Raises:
-        StorageError: a row is not one that this version writes.
+        StorageError: this version does not write such a row.
     """
     for key, value in rows:
         yield decode(key, value)
 
 
 def decode(key: bytes, value: bytes) -> StoredRecord:
-    """One row as a record.
+    """Decode one row to a record.
 
     Raises:
-        StorageError: it is not one that this version writes.
+        StorageError: this version does not write such a row.
     """
     try:
         record = _decode(key, value)

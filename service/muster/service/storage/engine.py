@@ -1,4 +1,4 @@
-"""What every storage engine does, and how it fails."""
+"""The protocol of storage engines, and their errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -9,65 +9,65 @@ class StorageError(Exception):
 
 
 class LeadLostError(StorageError):
-    """Another replica leads, or may: this one must say nothing more, and end."""
+    """Another replica may lead: this one must send nothing more, and end."""
 
 
 class Engine(Protocol):
-    """A small durable map.
+    """A small durable map from keys to values.
 
     The driver calls :meth:`open` and :meth:`scan` once, then :meth:`commit` from one thread at a time.
     """
 
     blocking: bool
-    """Whether :meth:`commit` waits for a device, so that it belongs on a thread of its own."""
+    """Whether :meth:`commit` waits for a device and needs a thread of its own."""
     opening_seconds: float
-    """How long :meth:`open` took to make the epoch durable."""
+    """Seconds that :meth:`open` took to make the epoch durable."""
 
     def open(self) -> int:
-        """Take hold of the storage.
+        """Open the storage and keep others from using it.
 
         Returns:
-            How often it has been opened, this time included: the epoch.
+            The epoch: how often the storage has been opened, this time included.
 
         Raises:
-            StorageError: it cannot be opened, or belongs to someone else.
+            StorageError: the storage cannot be opened, or belongs to another program.
         """
         ...
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key with its value.
+        """Yield every key with its value.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the storage cannot be read.
         """
         ...
 
     def check_lead(self) -> None:
-        """See that nobody else writes there: what is known of the state may be told at this moment.
+        """Check that no other replica can write, so that the known state may be sent at this moment.
 
         Raises:
-            LeadLostError: someone may.
+            LeadLostError: another replica may write.
         """
         ...
 
     def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
-        """Write all or nothing; durable when it returns.
+        """Write all or nothing. The changes are durable when it returns.
 
         Args:
             writes: key to value; None deletes.
-            cleared: every key that begins with one of these is deleted before anything is written. What is
-                given must end in a byte below 255.
+            cleared: prefixes of keys that are deleted before anything is written. Each must end in a byte
+                below 255.
 
         Raises:
-            StorageError: nothing may be assumed written.
+            StorageError: the commit failed; do not assume that anything was written.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the storage; calling it twice does no harm."""
+        """Close the storage. A second call does nothing."""
         ...
 
 
 def after(prefix: bytes) -> bytes:
-    """The least key beyond all that begin with ``prefix``, which ends in a byte below 255."""
+    """Return the first key after all keys with a prefix, which ends in a byte below 255."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,11 +1,11 @@
-"""State in etcd: for several replicas, of which the one that leads writes.
+"""State in etcd, for several replicas. Only the leader writes.
 
-Every change is one transaction that is bound to two comparisons: the key of our lead stands (the fence: who
-was deposed writes nothing), and the count of commits is the one that we know. So a transaction whose answer
-got lost may be sent again, and one that arrives late, after others, does nothing.
+Every change is one transaction with two conditions. The first is the fence: the key of our lead exists, so
+that a deposed leader writes nothing. The second is that the count of commits is the one that we know. So a
+transaction may be sent again if its answer got lost, and one that arrives late, after others, does nothing.
 
-A transaction of etcd's has bounds. What is beyond them is first written aside, in a journal of several
-transactions; one more makes it count, from which on whoever leads carries it out: all or nothing.
+Etcd limits the size of a transaction. A larger change is first written to a journal, in several transactions.
+One more transaction makes the journal count. From then on the leader, or the next one, applies all of it.
 """
 
 import time
@@ -20,34 +20,34 @@ from muster.service.leadership.election import CLUSTER, Lead
 from muster.service.storage.engine import LeadLostError, StorageError, after
 
 STATE = b"state/"
-"""Behind the prefix, where these keys are."""
+"""These keys begin so, behind the prefix."""
 SCHEMA = b"schema"
 SCHEMA_VERSION = b"1"
 EPOCH = b"epoch"
 COMMITS = b"commits"
-"""Its version, as etcd counts the writes of a key, is the count of commits."""
+"""The version of this key, by which etcd counts its writes, is the count of commits."""
 JOURNAL = b"journal/"
 READY = b"journal-is-whole"
 DATA = b"data/"
 
-MOST_OPERATIONS = 100
-"""Of one transaction; etcd's default bound is 128."""
-MOST_BYTES = 1 << 20
-"""Of one transaction; etcd's default bound for a request is 1.5 MiB."""
+MAX_OPERATIONS = 100
+"""Operations of one transaction; etcd's default limit is 128."""
+MAX_BYTES = 1 << 20
+"""Bytes of one transaction; etcd's default limit of a request is 1.5 MiB."""
 PART_BYTES = 512 * 1024
-"""A value that is larger is kept in several keys."""
+"""A larger value is stored in several keys."""
 
 Row = tuple[bytes, bytes]
 
 
 class EtcdEngine:
-    """Keeps the state under a prefix of etcd, for as long as this replica leads.
+    """Stores the state under a prefix of etcd, while this replica leads.
 
     Args:
         etcd: the client.
-        location: where the state is.
-        lead: that this replica leads.
-        copy: the rows behind ``prefix + STATE`` as they are at a revision or later; default: they are read.
+        location: the state.
+        lead: this replica's lead.
+        copy: returns the rows behind ``prefix + STATE`` as of a revision or later; default: reads them.
     """
 
     blocking = True
@@ -68,7 +68,7 @@ class EtcdEngine:
         self._commits = 0
         self._revision = 0
         self._parts: dict[bytes, int] = {}
-        """How many keys hold a value, for those that are in more than one."""
+        """The number of keys of each value that has more than one."""
         self._most_parts = 1
 
     # ------------------------------------------------------------------ opening
@@ -85,14 +85,14 @@ class EtcdEngine:
             if SCHEMA not in rows:
                 self._check_free()
             self._finish_journal(READY in rows)
-            epoch = int(rows.get(EPOCH, b"0")) + 1  # Etcd keeps what was written, or says that it does not.
+            epoch = int(rows.get(EPOCH, b"0")) + 1  # Etcd never returns damaged data.
             began = time.monotonic()
             self._change([self._put(SCHEMA, SCHEMA_VERSION), self._put(EPOCH, str(epoch).encode())])
             self.opening_seconds = time.monotonic() - began
             return epoch
 
     def _head(self) -> dict[bytes, bytes]:
-        """The keys that there is one of; the count of commits is taken from there."""
+        """Read the keys that exist once, and the count of commits."""
         looks = [self._look(name) for name in (SCHEMA, EPOCH, READY, COMMITS)]
         done = self._etcd.txn(
             pb.TxnRequest(compare=[self._lead.fence()], success=looks), timeout=self._time_left()
@@ -104,7 +104,7 @@ class EtcdEngine:
         return {kv.key.removeprefix(self._base): kv.value for kv in found}
 
     def _check_free(self) -> None:
-        """See that a prefix without a schema holds nothing but the replicas' own keys."""
+        """Check that a prefix without a schema has only the keys of replicas."""
         prefix = self._location.prefix
         kvs, _ = self._etcd.snapshot(prefix, after(prefix), timeout=self._time_left())
         others = [kv.key for kv in kvs if not kv.key.startswith(prefix + CLUSTER)]
@@ -117,10 +117,10 @@ class EtcdEngine:
     # ------------------------------------------------------------------ reading
 
     def raise_epoch(self, epoch: int) -> None:
-        """Let the next opening have a higher epoch than this one.
+        """Raise the epoch, so that the next opening has a higher one.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the epoch cannot be written.
         """
         with explained(self._location):
             self._change([self._put(EPOCH, str(epoch).encode())])
@@ -158,7 +158,7 @@ class EtcdEngine:
     def _steps(
         self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes]
     ) -> list[list[pb.Operation]]:
-        """What is to be done, as transactions that fit, one after the other."""
+        """Split a change into transactions within etcd's limits."""
         steps = _Steps()
         for prefix in cleared:
             for part in range(self._most_parts):
@@ -166,10 +166,10 @@ class EtcdEngine:
                 steps.add(pb.Operation(delete=pb.DeleteRequest(key=first, range_end=after(first))))
             for key in [key for key in self._parts if key.startswith(prefix)]:
                 del self._parts[key]
-        if steps.some and any(
+        if steps.all and any(
             key.startswith(tuple(cleared)) for key, value in writes.items() if value is not None
         ):
-            steps.part()  # Etcd takes no transaction that deletes and writes one key.
+            steps.split()  # Etcd refuses a transaction that deletes and writes one key.
         for key, value in writes.items():
             for operation in self._operations(key, value):
                 steps.add(operation)
@@ -216,7 +216,7 @@ class EtcdEngine:
         self._change([self._drop(READY), self._drop(JOURNAL, after(JOURNAL))])
 
     def _finish_journal(self, whole: bool) -> None:
-        """What the leader before us has left: carry it out if it counts, and forget it if not."""
+        """Apply the previous leader's journal if it is complete, and delete it otherwise."""
         first = self._base + JOURNAL
         kvs, _ = self._etcd.snapshot(first, after(first), timeout=self._time_left())
         if whole:
@@ -227,7 +227,7 @@ class EtcdEngine:
     # ------------------------------------------------------------------ one transaction
 
     def _change(self, operations: Iterable[pb.Operation]) -> None:
-        """Carry operations out, once, if we still lead."""
+        """Carry out operations exactly once, if we still lead."""
         at = pb.Compare(target=VERSION, key=self._base + COMMITS, version=self._commits)
         request = pb.TxnRequest(
             compare=[self._lead.fence(), at],
@@ -244,12 +244,12 @@ class EtcdEngine:
                     f"{self._location} was changed by someone who does not lead. Let nothing but Muster "
                     "write there."
                 )
-            # An attempt whose answer got lost was carried out.
+            # An earlier attempt was carried out, and its answer got lost.
         self._commits += 1
         self._revision = done.header.revision if done.succeeded else commits[0].mod_revision
 
     def _time_left(self) -> float:
-        left = self._lead.lease.tenure.left
+        left = self._lead.lease.validity.remaining
         if left <= 0:
             raise self._unsure()
         return left
@@ -269,53 +269,49 @@ class EtcdEngine:
 
 
 class _Steps:
-    """Operations, in groups that each fit into a transaction and into one entry of the journal."""
+    """Groups operations so that each group fits into a transaction and into one journal entry."""
 
     def __init__(self) -> None:
         self.all: list[list[pb.Operation]] = []
         self._bytes = 0
-        self._apart = True
+        self._split = True
 
-    @property
-    def some(self) -> bool:
-        return bool(self.all)
-
-    def part(self) -> None:
-        """What follows does not go together with what was before."""
-        self._apart = True
+    def split(self) -> None:
+        """Put the next operation into a new group."""
+        self._split = True
 
     def add(self, operation: pb.Operation) -> None:
         size = operation.ByteSize()
-        full = self._bytes + size > MOST_BYTES or (self.all and len(self.all[-1]) >= MOST_OPERATIONS)
-        if self._apart or full:
+        full = self._bytes + size > MAX_BYTES or (self.all and len(self.all[-1]) >= MAX_OPERATIONS)
+        if self._split or full:
             self.all.append([])
             self._bytes = 0
-            self._apart = False
+            self._split = False
         self.all[-1].append(operation)
         self._bytes += size
 
 
 def data_key(part: int, key: bytes) -> bytes:
-    """Where a part of a value is, behind ``STATE``: the part comes first, so that prefixes stay prefixes."""
+    """Return the key of a part of a value, behind ``STATE``. The part comes first, to keep prefixes."""
     return DATA + part.to_bytes(4, "big") + key
 
 
 def whole_key(row: bytes) -> bytes | None:
-    """The key whose value, or the first part of it, a row behind ``STATE`` holds; None if it holds none."""
+    """Return the key of a value from the row of its first part; None: the row is not a first part."""
     first = data_key(0, b"")
     return row[len(first) :] if row.startswith(first) else None
 
 
 def journal_key(number: int) -> bytes:
-    """Where an entry of the journal is, behind ``STATE``."""
+    """Return the key of a journal entry, behind ``STATE``."""
     return JOURNAL + b"%08d" % number
 
 
 def joined(rows: Iterable[Row]) -> tuple[dict[bytes, bytes], dict[bytes, int]]:
-    """The map that rows behind ``STATE`` hold.
+    """Join the rows behind ``STATE`` to whole values.
 
     Returns:
-        Keys with their values; and for those that are kept in several parts, in how many.
+        Keys with their values; and the number of parts of each value that has several.
     """
     whole: dict[bytes, bytes] = {}
     more: list[Row] = []
@@ -335,7 +331,7 @@ def joined(rows: Iterable[Row]) -> tuple[dict[bytes, bytes], dict[bytes, int]]:
 
 @contextmanager
 def explained(location: Location) -> Iterator[None]:
-    """Turn etcd's errors into ours."""
+    """Raise the errors of etcd as storage errors."""
     try:
         yield
     except EtcdError as error:

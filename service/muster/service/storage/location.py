@@ -1,4 +1,4 @@
-"""From the value of ``--state`` to an engine."""
+"""Selection of the engine by the value of ``--state``."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SQLITE_SCHEME = "sqlite:///"
 
 
 def engine_for(location: str) -> Engine:
-    """The engine for ``memory:`` or ``sqlite:///path`` (``sqlite:////path`` is absolute): of one coordinator.
+    """Return the engine for ``memory:`` or ``sqlite:///path`` (``sqlite:////path`` is absolute).
 
     Raises:
         StorageError: the location names no engine.
@@ -28,7 +28,7 @@ def engine_for(location: str) -> Engine:
 
 
 def check_location(location: str) -> None:
-    """See that a state is named as it should be, whatever keeps it.
+    """Check that a location is valid, for every kind of storage.
 
     Raises:
         StorageError: the location names no engine.
@@ -43,6 +43,6 @@ def check_location(location: str) -> None:
 
 
 def sqlite_path(location: str) -> Path | None:
-    """The file of a SQLite state; None if the location names none."""
+    """Return the file of a SQLite state; None: the location names another kind of state."""
     path = Path(location.removeprefix(SQLITE_SCHEME))
     return path if location.startswith(SQLITE_SCHEME) and path.name else None

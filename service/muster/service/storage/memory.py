@@ -1,4 +1,4 @@
-"""State in this process's memory: for tests and trials. It does not survive a restart."""
+"""State in memory, for tests and trials. It does not survive a restart."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from muster.service.storage.engine import after
 
 
 class MemoryEngine:
-    """Keeps everything in a dictionary, and its keys in order."""
+    """Stores everything in a dictionary, with its keys in order."""
 
     blocking = False
     opening_seconds = 0.0

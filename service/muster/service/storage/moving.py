@@ -1,4 +1,4 @@
-"""Copies of a state in etcd, in the same files as those of SQLite: so a state moves from one to the other."""
+"""Backups of a state in etcd. They are SQLite files, so that a state can move between etcd and SQLite."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,29 +25,29 @@ from muster.service.storage.etcd import (
 from muster.v1 import state_pb2
 
 LEASE_TTL = 30
-"""Seconds for which nobody else leads while a state is put back, renewed until it is done."""
+"""Seconds of the lease that keeps replicas from leading during a restore. It is renewed until the end."""
 READ_TIMEOUT = 30.0
-"""Seconds for a thousand keys."""
+"""Seconds for each thousand keys."""
 RESTORER = "muster restore"
-"""Who leads meanwhile, for people."""
+"""The address that the leader's entry shows during a restore."""
 
 
 def backup_from(etcd: Etcd, location: Location, file: Path, *, force: bool) -> Copy:
-    """Copy a state as it is at one moment. Its replicas may go on meanwhile.
+    """Copy a state as of one moment. Its replicas may run meanwhile.
 
     Args:
         etcd: the client.
-        location: the state's.
-        file: the backup; it is there whole, or not at all.
-        force: whether it may take the place of another.
+        location: the state.
+        file: the backup; it appears complete or not at all.
+        force: whether it may replace another file.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: the backup cannot be made.
     """
     base = location.prefix + STATE
     with explained(location):
         kvs, _ = etcd.snapshot(base, after(base), timeout=READ_TIMEOUT)
-    rows = carried_out({kv.key.removeprefix(base): kv.value for kv in kvs}, base)
+    rows = with_journal({kv.key.removeprefix(base): kv.value for kv in kvs}, base)
     if SCHEMA not in rows:
         raise StorageError(f"there is no state at {location}. Give --state the one that muster serve has.")
     whole, _ = joined(rows.items())
@@ -55,18 +55,18 @@ def backup_from(etcd: Etcd, location: Location, file: Path, *, force: bool) -> C
 
 
 def restore_into(etcd: Etcd, location: Location, file: Path, *, force: bool) -> Copy:
-    """Put a backup in the place of a state that no replica leads.
+    """Replace a state that no replica leads with a backup.
 
-    Its epoch becomes higher than that of either, so that no process takes what comes next for the past.
+    The epoch becomes higher than that of both, so that no process takes later events for earlier ones.
 
     Args:
         etcd: the client.
-        location: the state's.
+        location: the state.
         file: the backup, of any kind of state.
-        force: whether it may take the place of a state that is there.
+        force: whether it may replace an existing state.
 
     Raises:
-        StorageError: the backup is not one, or the state is in use, or there already.
+        StorageError: the file is not a backup, or the state is in use or exists already.
     """
     rows, epoch = backup.read(file)
     with explained(location), _leading(etcd, location) as lead:
@@ -78,7 +78,7 @@ def restore_into(etcd: Etcd, location: Location, file: Path, *, force: bool) -> 
                 f"there is a state at {location}. Give --force to replace it, or another prefix."
             )
         raised = backup.raised_epoch(epoch, there)
-        # First, for by itself it does no harm.
+        # First, because a higher epoch alone does no harm.
         engine.raise_epoch(raised)
         engine.commit({**dict.fromkeys(present), **rows})
         return Copy(
@@ -88,12 +88,12 @@ def restore_into(etcd: Etcd, location: Location, file: Path, *, force: bool) -> 
         )
 
 
-def carried_out(rows: Mapping[bytes, bytes], base: bytes) -> dict[bytes, bytes]:
-    """Rows as they are when a journal that counts is carried out.
+def with_journal(rows: Mapping[bytes, bytes], base: bytes) -> dict[bytes, bytes]:
+    """Return rows with their journal applied, if the journal is complete.
 
     Args:
-        rows: without what their keys begin with.
-        base: that.
+        rows: keys without the base, with their values.
+        base: the begin of all keys.
     """
     done = {key: value for key, value in rows.items() if not key.startswith(JOURNAL)}
     if done.pop(READY, None) is None:
@@ -116,10 +116,10 @@ def _carry_out(operation: pb.Operation, base: bytes, rows: dict[bytes, bytes]) -
 
 @contextmanager
 def _leading(etcd: Etcd, location: Location) -> Iterator[Lead]:
-    """Keep every replica from leading meanwhile.
+    """Lead, so that no replica leads meanwhile.
 
     Raises:
-        StorageError: one leads.
+        StorageError: a replica leads.
     """
     lease = Lease(etcd, LEASE_TTL)
     lease.keep(lambda _: None)

@@ -1,4 +1,4 @@
-"""State in one SQLite file: for one coordinator on a local or block disk (not NFS)."""
+"""State in one SQLite file, for one coordinator on a local or block disk (not NFS)."""
 
 import fcntl
 import os
@@ -11,31 +11,31 @@ from pathlib import Path
 from muster.service.storage.engine import StorageError, after
 
 APPLICATION_ID = 0x4D535452
-"""Marks a file as Muster's ("MSTR"), so that another program's database is not written to."""
+"""Marks a file as Muster's ("MSTR"), so that it never writes to another program's database."""
 SCHEMA_VERSION = 3
 """2: the file shrinks when rows are deleted (``auto_vacuum = INCREMENTAL``). 3: the rows are no longer in the
 index of the keys (``WITHOUT ROWID``), where SQLite reads a whole row, of up to 4 MiB, to compare its key."""
 TABLE = "CREATE TABLE state (key BLOB PRIMARY KEY NOT NULL, value BLOB NOT NULL)"
 EPOCH_KEY = b"epoch"
 OWN = 0o600
-"""The permissions of new files: they hold all that the stores of runs hold."""
+"""The permissions of new files, which have all values of the runs' stores."""
 SPARE_PAGES = 256
-"""Free pages that the file keeps for what is written next: 1 MiB."""
+"""Free pages that the file keeps for the next writes: 1 MiB."""
 PAGES_FREED = 256
-"""Free pages that one commit gives back to the file system at most: 1 MiB."""
+"""Free pages that one commit returns to the file system at most: 1 MiB."""
 MAX_LOG_BYTES = 16 * 1024 * 1024
-"""What the write-ahead log is cut back to when it has grown beyond that."""
+"""The size to which SQLite truncates a larger write-ahead log."""
 
 
 class SqliteEngine:
-    """Keeps the state in a file, committed with a full sync.
+    """Stores the state in a file, and syncs each commit.
 
-    The file has a write-ahead log (WAL) where its file system can map shared memory, and else a rollback
+    If the file system can map shared memory, the file has a write-ahead log (WAL), and otherwise a rollback
     journal. ``synchronous=EXTRA`` makes a commit durable with both: with a rollback journal, FULL could lose
     the last commit at a power loss. With a log the two are the same.
 
     Args:
-        path: the file; it is made if its folder exists. A lock file beside it keeps a second
+        path: the file; it is created if its folder exists. A lock file in the same folder keeps a second
             coordinator out.
     """
 
@@ -51,8 +51,8 @@ class SqliteEngine:
         """See :class:`~muster.service.storage.engine.Engine`."""
         try:
             self._lock = take_lock(self.path)
-            # SQLite would make it by the umask, and gives its log the permissions of the file.
-            with suppress(OSError):  # SQLite says what is wrong.
+            # SQLite would create it by the umask. Its log gets the permissions of the file.
+            with suppress(OSError):  # SQLite then reports the error.
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN))
             with explained("open", self.path):
                 return self._open()
@@ -61,7 +61,7 @@ class SqliteEngine:
             raise
 
     def _open(self) -> int:
-        # isolation_level=None: transactions are begun and ended by the statements below, not by the driver.
+        # isolation_level=None: the statements below begin and end transactions, not the sqlite3 module.
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._db = db
         db.execute("PRAGMA busy_timeout = 5000")
@@ -105,7 +105,7 @@ class SqliteEngine:
         assert self._db is not None
         with explained("read", self.path):
             rows = self._db.execute("SELECT key, value FROM state WHERE key != ?", (EPOCH_KEY,))
-            # All at once, so that a reader who stops halfway leaves no transaction open.
+            # All at once, so that a caller that stops halfway leaves no transaction open.
             yield from rows.fetchall()
 
     def check_lead(self) -> None:
@@ -117,7 +117,7 @@ class SqliteEngine:
         assert db is not None
         with explained("write", self.path):
             if db.execute("PRAGMA freelist_count").fetchone()[0] > SPARE_PAGES:
-                # A script, since a statement would be stepped once, and free one page.
+                # A script, because a single statement would free one page only.
                 db.executescript(f"PRAGMA incremental_vacuum({PAGES_FREED})")
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -154,10 +154,10 @@ class SqliteEngine:
 
 
 def take_lock(path: Path) -> int:
-    """Keep everyone else from a state, until the descriptor that is returned is closed.
+    """Lock a state until the returned descriptor is closed.
 
     Raises:
-        StorageError: someone has it, or there is no lock to be had there.
+        StorageError: another process has the lock, or the lock file cannot be made.
     """
     file = path.with_name(path.name + ".lock")
     try:
@@ -185,13 +185,13 @@ def _no_lock(file: Path, error: OSError) -> StorageError:
 
 
 def check_owner(db: sqlite3.Connection, path: Path) -> int:
-    """See that a database is Muster's, or empty.
+    """Check that a database is Muster's or empty.
 
     Returns:
-        The version of its schema; 0 if it is empty.
+        The version of its schema; 0: it is empty.
 
     Raises:
-        StorageError: it is another program's, or that of a newer Muster.
+        StorageError: it belongs to another program or to a newer Muster.
     """
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
@@ -207,7 +207,7 @@ def check_owner(db: sqlite3.Connection, path: Path) -> int:
 
 
 def epoch_of(db: sqlite3.Connection) -> int:
-    """How often the state has been opened."""
+    """Return how often the state has been opened."""
     row = db.execute("SELECT value FROM state WHERE key = ?", (EPOCH_KEY,)).fetchone()
     try:
         return int(row[0]) if row else 0
@@ -217,7 +217,7 @@ def epoch_of(db: sqlite3.Connection) -> int:
 
 @contextmanager
 def explained(verb: str, path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours, which say what to do next."""
+    """Raise SQLite's errors as storage errors that say what to do next."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.snapshots import Snapshots
 from muster.service.web.answers import Answer, Answers, rendered, response
 from muster.service.web.stacks import Ask

@@ -9,10 +9,10 @@ from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import ProbeTarget
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import crowds, words
-from muster.service.insight.inspector import Sighting
+from muster.service.insight.inspector import ProcessAnswer
 from muster.v1.insight_pb2 import Crowd, StacksResponse
 
-Ask: TypeAlias = Callable[[Sequence[ProbeTarget]], Awaitable[Sequence[Sighting]]]
+Ask: TypeAlias = Callable[[Sequence[ProbeTarget]], Awaitable[Sequence[ProcessAnswer]]]
 """Asks processes what they do; raises a Refusal if too many people do."""
 
 MOST_CROWDS = 100
@@ -67,7 +67,7 @@ def read_wish(run_id: str, ranks: Iterable[str], missing: str | None) -> Wish:
     return Wish(run_id, tuple(sorted(set(map(int, ranks)))), missing or "")
 
 
-def fold(taken_at: float, wish: Wish, sightings: Iterable[Sighting]) -> StacksLook:
+def fold(taken_at: float, wish: Wish, sightings: Iterable[ProcessAnswer]) -> StacksLook:
     """What is to be shown of processes that were asked."""
     told = crowds.stacks(sightings)
     answered, asked = words.answered(told)

@@ -7,7 +7,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from muster.service.leadership.replica import Replica
-from muster.service.replicas import Replicas
+from muster.service.replica_list import Replicas
 from muster.service.web import pages
 from muster.service.web.site import add_probes
 from muster.service.web.status import OVERVIEW, OVERVIEW_TWIN, add_assets, add_headers

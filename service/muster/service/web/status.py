@@ -13,7 +13,7 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.security.grants import Grant
 from muster.service.snapshots import ALL, Snapshots
 from muster.service.web import links, look, pages, twins

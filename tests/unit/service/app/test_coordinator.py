@@ -1,4 +1,4 @@
-"""How a coordinator ends: nothing is left half done when another one may lead."""
+"""The end of a coordinator: no change is half done when another replica may lead."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -13,9 +13,9 @@ from lab.patience import PATIENCE
 from lab.processes.coordinator import free_port
 from muster.service.address import Address
 from muster.service.app import coordinator
-from muster.service.app.coordinator import Part
-from muster.service.app.ports import open_gate
-from muster.service.app.surroundings import Surroundings
+from muster.service.app.context import AppContext
+from muster.service.app.coordinator import ReplicaHooks
+from muster.service.app.ports import open_security
 from muster.service.config import Config
 from muster.service.storage.engine import StorageError
 from muster.service.telemetry.metrics import Metrics
@@ -25,7 +25,7 @@ from tests.support.world.held_engine import HeldEngine
 
 @dataclass(slots=True)
 class Running:
-    """A coordinator in this loop, one of whose commits is under way."""
+    """A coordinator in this loop with a commit in flight."""
 
     engine: HeldEngine
     stop: asyncio.Event
@@ -34,7 +34,7 @@ class Running:
     change: "asyncio.Future[store_pb2.SetResponse] | None" = None
 
     async def ends(self) -> None:
-        """Wait for its end, and raise what it raises."""
+        """Wait for the end of the coordinator, and raise its error."""
         assert self.task is not None
         await asyncio.wait_for(asyncio.shield(self.task), PATIENCE)
 
@@ -45,7 +45,7 @@ async def _answer(call: Awaitable[store_pb2.SetResponse]) -> store_pb2.SetRespon
 
 @asynccontextmanager
 async def committing(drain_grace: float) -> AsyncIterator[Running]:
-    """A coordinator that is changing a key."""
+    """Run a coordinator that is changing a key."""
     listen = Address("127.0.0.1", free_port())
     config = Config(listen=listen, http=Address("127.0.0.1", 0), state="memory:", drain_grace=drain_grace)
     running = Running(HeldEngine(), asyncio.Event())
@@ -57,9 +57,9 @@ async def committing(drain_grace: float) -> AsyncIterator[Running]:
     async def retired() -> None:
         running.retired.set()
 
-    around = Surroundings(config, open_gate(config.security), Metrics(), running.stop)
-    part = Part(serving=serves, retired=retired)
-    running.task = asyncio.create_task(coordinator.run(around, running.engine, part))
+    context = AppContext(config, open_security(config.security), Metrics(), running.stop)
+    hooks = ReplicaHooks(on_serving=serves, on_retired=retired)
+    running.task = asyncio.create_task(coordinator.run(context, running.engine, hooks))
     await asyncio.wait_for(serving.wait(), PATIENCE)
     request = store_pb2.SetRequest(
         run_id="job",
@@ -76,12 +76,12 @@ async def committing(drain_grace: float) -> AsyncIterator[Running]:
             await asyncio.wait([running.task, running.change])
 
 
-async def test_another_one_may_lead_only_when_what_was_taken_in_is_done():
+async def test_coordinator_steps_down_only_after_its_last_commit():
     async with committing(drain_grace=PATIENCE) as running:
         commit = await running.engine.begun.get()
         running.stop.set()
         with pytest.raises(TimeoutError):
-            # It has all the time that it needs to do the wrong thing.
+            # Long enough for a faulty coordinator to step down.
             await asyncio.wait_for(running.retired.wait(), 0.1)
         commit.end()
         assert running.change is not None
@@ -90,7 +90,7 @@ async def test_another_one_may_lead_only_when_what_was_taken_in_is_done():
         await running.ends()
 
 
-async def test_a_commit_that_hangs_keeps_nobody_from_going_elsewhere():
+async def test_hanging_commit_does_not_keep_clients_from_the_next_leader():
     async with committing(drain_grace=0.1) as running:
         commit = await running.engine.begun.get()
         running.stop.set()
@@ -102,7 +102,7 @@ async def test_a_commit_that_hangs_keeps_nobody_from_going_elsewhere():
         await running.ends()
 
 
-async def test_a_commit_that_fails_at_the_end_is_not_hidden():
+async def test_coordinator_raises_the_error_of_its_last_commit():
     async with committing(drain_grace=PATIENCE) as running:
         commit = await running.engine.begun.get()
         running.stop.set()

@@ -6,7 +6,7 @@ import hashlib
 import pytest
 
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.relay import REQUESTS, TokenAuthenticator
+from muster.service.app.relay import REQUESTS, RelayAuthenticator
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
 from muster.service.security.config import TrafficLimits
@@ -40,15 +40,15 @@ def bearing(role: Role) -> list[tuple[str, str | bytes]]:
     return [("user-agent", "x"), ("authorization", f"Bearer {SECRETS[role]}")]
 
 
-def guard(access: Access | None, **limits: int) -> TokenAuthenticator:
-    return TokenAuthenticator(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
+def guard(access: Access | None, **limits: int) -> RelayAuthenticator:
+    return RelayAuthenticator(access, Traffic(TrafficLimits(**limits), lambda: 0.0))
 
 
 def reason_of(refused: Refused) -> str:
     return str(info_of(refused.refusal).reason)
 
 
-async def outcome(authenticator: TokenAuthenticator, method: str, role: Role, run_id: str = "job") -> str:
+async def outcome(authenticator: RelayAuthenticator, method: str, role: Role, run_id: str = "job") -> str:
     """What becomes of a call: a reason, or OK."""
     try:
         async with authenticator.admit(method, bearing(role), PEER) as caller:
@@ -164,7 +164,7 @@ async def test_relay_hands_messages_on_at_the_rate_of_their_address():
         return b"said"
 
     limits = TrafficLimits(max_messages_per_second_per_peer=1)
-    authenticator = TokenAuthenticator(None, Traffic(limits, lambda: 0.0, sleep))
+    authenticator = RelayAuthenticator(None, Traffic(limits, lambda: 0.0, sleep))
     async with authenticator.admit(CONNECT, (), PEER) as caller:
         paced = caller.paced(read)
         assert [await paced(), await paced()] == [b"said"] * 2

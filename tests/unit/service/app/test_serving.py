@@ -2,14 +2,14 @@
 
 import gc
 
-from muster.service.app.serving import spare_garbage_collector
+from muster.service.app.serving import tune_garbage_collector
 
 
 def test_garbage_collector_looks_only_at_what_comes_later():
     thresholds = gc.get_threshold()
     earlier: list[int] = []
     try:
-        spare_garbage_collector()
+        tune_garbage_collector()
         later: list[int] = []
         looked_at = {id(one) for one in gc.get_objects()}
         assert id(earlier) not in looked_at

@@ -230,7 +230,7 @@ def test_a_restart_hears_no_release_again(world: World):
     assert newest(world) == done
 
 
-def test_what_nobody_asked_for_cannot_be_withdrawn(world: World):
+def test_what_ignore_answer_for_cannot_be_withdrawn(world: World):
     world.ranks()
     refused = world.refused(CancelSave(world.new_session(), RUN, ""))
     assert refused.refusal.reason is Reason.NO_SAVE_ASKED

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from muster.service.etcd.errors import CompactedError, EtcdError, PassingError, judged
+from muster.service.etcd.errors import CompactedError, EtcdError, TransientError, classified
 
 Code = grpc.StatusCode
 
@@ -19,8 +19,8 @@ class Ended(grpc.RpcError):
         return self._details
 
 
-def fault(code: grpc.StatusCode, details: str) -> EtcdError | PassingError:
-    return judged(Ended(code, details), "etcd-0:2379")
+def fault(code: grpc.StatusCode, details: str) -> EtcdError | TransientError:
+    return classified(Ended(code, details), "etcd-0:2379")
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def fault(code: grpc.StatusCode, details: str) -> EtcdError | PassingError:
 )
 def test_another_member_is_asked(code: grpc.StatusCode, details: str):
     found = fault(code, details)
-    assert isinstance(found, PassingError)
-    assert found.elsewhere
+    assert isinstance(found, TransientError)
+    assert found.try_other
     assert "etcd-0:2379 " in str(found)
 
 
 def test_the_same_member_is_asked_again_when_it_has_too_much_to_do():
     found = fault(Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
-    assert isinstance(found, PassingError)
-    assert not found.elsewhere
+    assert isinstance(found, TransientError)
+    assert not found.try_other
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_the_same_member_is_asked_again_when_it_has_too_much_to_do():
 )
 def test_a_token_that_is_over_is_asked_for_anew(code: grpc.StatusCode, details: str):
     found = fault(code, details)
-    assert isinstance(found, PassingError)
+    assert isinstance(found, TransientError)
     assert found.token_refused
-    assert not found.elsewhere
+    assert not found.try_other
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_a_revision_that_is_gone_is_known_as_that():
 )
 def test_what_is_wrong_with_tls_is_said_in_words(details: str, why: str):
     found = fault(Code.UNAVAILABLE, details)
-    assert isinstance(found, PassingError)
+    assert isinstance(found, TransientError)
     assert why in str(found)

@@ -3,7 +3,7 @@
 from muster.service.core.vocabulary.effects import ProbeTarget
 from muster.service.insight import words
 from muster.service.insight.crowds import stacks
-from muster.service.insight.inspector import Sighting
+from muster.service.insight.inspector import ProcessAnswer
 from muster.v1.insight_pb2 import Frame, Report, Thread
 
 
@@ -19,7 +19,7 @@ def at(line: int, *, more: int = 0) -> Report:
 
 def test_those_at_one_place_are_one_the_most_frequent_first():
     lines = [7, 214, 214, 8, 214]
-    told = stacks(Sighting(asked(rank), at(line, more=rank)) for rank, line in enumerate(lines))
+    told = stacks(ProcessAnswer(asked(rank), at(line, more=rank)) for rank, line in enumerate(lines))
     assert [[one.rank for one in crowd.members] for crowd in told.crowds] == [[1, 2, 4], [0], [3]]
     crowd = told.crowds[0]
     assert crowd.line == "main thread in f, t.py:214"
@@ -30,7 +30,7 @@ def test_those_at_one_place_are_one_the_most_frequent_first():
 
 
 def test_of_one_alone_all_is_told():
-    (crowd,) = stacks([Sighting(asked(0), at(5, more=2))]).crowds
+    (crowd,) = stacks([ProcessAnswer(asked(0), at(5, more=2))]).crowds
     assert [thread.name for thread in crowd.threads] == ["MainThread", "pin-0", "pin-1"]
     assert crowd.line == "main thread in f, t.py:5, for 5 s"
 
@@ -38,19 +38,19 @@ def test_of_one_alone_all_is_told():
 def test_the_main_thread_is_the_first():
     report = at(5, more=2)
     report.threads.sort(key=lambda thread: thread.main)
-    (crowd,) = stacks([Sighting(asked(0), report)]).crowds
+    (crowd,) = stacks([ProcessAnswer(asked(0), report)]).crowds
     assert [thread.name for thread in crowd.threads] == ["MainThread", "pin-0", "pin-1"]
 
 
 def test_of_several_without_a_main_thread_none_is_told_what_is_the_firsts_alone():
     told = [Report(still_ms=41_000 * rank, waits_at=[f"barrier {rank}"]) for rank in (1, 2)]
-    (crowd,) = stacks(Sighting(asked(rank), report) for rank, report in enumerate(told)).crowds
+    (crowd,) = stacks(ProcessAnswer(asked(rank), report) for rank, report in enumerate(told)).crowds
     assert crowd.line == "tells of no main thread"
 
 
 def test_those_who_said_nothing_are_told_by_why():
     told = stacks(
-        Sighting(asked(rank), None, words.NO_ANSWER if rank else words.NO_SESSION) for rank in range(3)
+        ProcessAnswer(asked(rank), None, words.NO_ANSWER if rank else words.NO_SESSION) for rank in range(3)
     )
     assert not told.crowds
     assert [(crowd.line, [one.rank for one in crowd.members]) for crowd in told.silent] == [
@@ -61,5 +61,5 @@ def test_those_who_said_nothing_are_told_by_why():
 
 
 def test_4096_ranks_fold_into_what_differs():
-    told = stacks(Sighting(asked(rank), at(1 if rank % 342 == 0 else 2)) for rank in range(4096))
+    told = stacks(ProcessAnswer(asked(rank), at(1 if rank % 342 == 0 else 2)) for rank in range(4096))
     assert [len(crowd.members) for crowd in told.crowds] == [4084, 12]

@@ -10,7 +10,7 @@ from muster.service.core.vocabulary.events import Event, ProbeResult, ProbeResul
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import inspector as module
 from muster.service.insight import words
-from muster.service.insight.inspector import MOST_AT_ONCE, MOST_REPORT, Inspector
+from muster.service.insight.inspector import MAX_AT_ONCE, MAX_REPORT, Inspector
 from muster.v1.insight_pb2 import ChildOfSave, Frame, Inspected, Report, Thread
 
 REPORT = Report(
@@ -68,7 +68,7 @@ async def test_a_single_process_is_asked_for_all_its_threads(sessions: Sessions)
 async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
     sessions.answers = {
         2: [Inspected(rank=2, report=Report(declined=True))],
-        3: [Inspected(rank=3, report=Report(waits_at=["x" * MOST_REPORT]))],
+        3: [Inspected(rank=3, report=Report(waits_at=["x" * MAX_REPORT]))],
     }
     found = await sessions.inspector.ask([process(0, None), *(process(rank, rank) for rank in (1, 2, 3))])
     assert [(one.report, one.why) for one in found] == [
@@ -105,7 +105,7 @@ async def test_threads_that_were_not_asked_for_are_too_many(sessions: Sessions):
 
 async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(ProbeRequest("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
+    sessions.inspector.probe(ProbeRequest("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
     seen = await sessions.submitted.get()
     assert isinstance(seen, ProbeResults)
     assert [(one.rank, one.doing) for one in seen.results] == [
@@ -144,7 +144,7 @@ async def test_the_first_answer_counts(sessions: Sessions):
 
 
 async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
-    asking = [asyncio.create_task(sessions.inspector.ask([process(0, 1)])) for _ in range(MOST_AT_ONCE)]
+    asking = [asyncio.create_task(sessions.inspector.ask([process(0, 1)])) for _ in range(MAX_AT_ONCE)]
     await asyncio.sleep(0)
     with pytest.raises(Refusal, match="max_inspections") as caught:
         await sessions.inspector.ask([process(0, 1)])
@@ -155,10 +155,10 @@ async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
 
 async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
-    sessions.inspector.look(ProbeRequest("job", (process(0, 1), process(1, 2)), 0.7))
+    sessions.inspector.probe(ProbeRequest("job", (process(0, 1), process(1, 2)), 0.7))
     assert await sessions.submitted.get() == ProbeResults(
         "job",
         (ProbeResult(0, "life-0", "main thread in f, t.py:3"), ProbeResult(1, "life-1", words.NO_ANSWER)),
     )
-    sessions.inspector.look(ProbeRequest("job", (), 2.0))
+    sessions.inspector.probe(ProbeRequest("job", (), 2.0))
     assert len(sessions.told) == 2

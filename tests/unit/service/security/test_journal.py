@@ -3,7 +3,7 @@
 from structlog.testing import capture_logs
 
 from muster.service.core.vocabulary.refusal import Reason
-from muster.service.security.journal import MOST, WINDOW, Journal
+from muster.service.security.journal import MAX_LINES, WINDOW, Journal
 
 
 def test_a_refusal_is_logged_with_what_failed():
@@ -33,12 +33,12 @@ def test_a_flood_is_counted_and_hides_no_other_check():
     now = 0.0
     journal = Journal(lambda: now)
     with capture_logs() as logged:
-        for _ in range(MOST + 5):
+        for _ in range(MAX_LINES + 5):
             journal.refused(Reason.TOKEN_UNKNOWN, "shape", "no JWT")
-        assert len(logged) == MOST
+        assert len(logged) == MAX_LINES
         journal.refused(Reason.TOKEN_EXPIRED, "exp", "expired")
         assert logged.pop()["check"] == "exp"
         now = WINDOW
         journal.refused(Reason.TOKEN_UNKNOWN, "shape", "no JWT")
         journal.refused(Reason.TOKEN_UNKNOWN, "shape", "no JWT")
-    assert [line.get("left_out") for line in logged[MOST:]] == [5, None]
+    assert [line.get("left_out") for line in logged[MAX_LINES:]] == [5, None]

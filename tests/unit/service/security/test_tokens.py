@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from muster.service.security import tokens
 from muster.service.security.config import Security
+from muster.service.security.context import SecurityContext
 from muster.service.security.files import FileError
-from muster.service.security.gate import Gate
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens, bearer
 
@@ -173,7 +173,7 @@ def test_overlap_is_logged_when_the_tokens_are_read(file: Path):
         )
     )
     with capture_logs() as logs:
-        Gate(Security(tokens_file=file))
+        SecurityContext(Security(tokens_file=file))
     (warning,) = (line for line in logs if line["event"] == "tokens.overlap")
     assert (warning["log_level"], warning["others"]) == ("warning", 0)
     assert "team-a-* and team-a-b-*" in warning["reason"]

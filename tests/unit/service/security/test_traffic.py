@@ -111,7 +111,7 @@ async def test_who_goes_away_while_waiting_gives_the_place_back():
 
 
 async def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(traffic, "MOST_PEERS", 2)
+    monkeypatch.setattr(traffic, "MAX_PEERS", 2)
     world = World(max_messages_per_second_per_peer=1)
     for peer in "abac":
         await world.pace(peer)

@@ -15,7 +15,7 @@ from lab import scenes
 from muster.service.core.vocabulary.effects import ProbeTarget
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.insight import words
-from muster.service.insight.inspector import Sighting
+from muster.service.insight.inspector import ProcessAnswer
 from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
@@ -41,7 +41,7 @@ class AskedScene(scenes.Scene):
         self.may_answer.set()
         self.refusal: Refusal | None = None
 
-    async def ask(self, processes: Sequence[ProbeTarget]) -> list[Sighting]:
+    async def ask(self, processes: Sequence[ProbeTarget]) -> list[ProcessAnswer]:
         self.asked.append([one.rank for one in processes])
         self.under_way.set()
         await self.may_answer.wait()
@@ -331,7 +331,7 @@ def word_everywhere(word: str) -> Report:
 def folded(*reports: Report | None, word: str = "w") -> stacks.StacksLook:
     """Of processes that say this; None: one says nothing."""
     sightings = [
-        Sighting(
+        ProcessAnswer(
             ProbeTarget(1, rank, "life", word, rank, relayed=False), said, "" if said else words.NO_ANSWER
         )
         for rank, said in enumerate(reports)

@@ -53,7 +53,7 @@ def stack(
         found = client.stacks(request)
     nobody = not (found.crowds or found.silent)
     if nobody:
-        note(nobody_asked(request))
+        note(ignore_answer(request))
     if output is Output.JSON:
         emit(document(as_dict(found)))
     elif not nobody:
@@ -89,7 +89,7 @@ def parse_ranks(words: Iterable[str]) -> list[int]:
     return sorted(ranks)
 
 
-def nobody_asked(request: insight_pb2.StacksRequest) -> str:
+def ignore_answer(request: insight_pb2.StacksRequest) -> str:
     """Why there is nothing to show."""
     run, prefix = request.run_id, request.missing
     if not prefix:

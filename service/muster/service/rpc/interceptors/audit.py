@@ -1,4 +1,4 @@
-"""Around every call, inside of what turns refusals into statuses: the entries of the audit log."""
+"""The interceptor that writes the audit log, inside the one that turns refusals into statuses."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,17 +12,17 @@ from muster.service.security import access
 from muster.service.security.audit import CALL, OK, AuditedCall, Write
 
 CERTIFICATE = "x509_common_name"
-"""What gRPC calls the common name of a client's certificate."""
+"""gRPC's name for the common name of a client's certificate."""
 
 
 class AuditInterceptor(grpc.aio.ServerInterceptor):
-    """Writes an entry for every call that is refused, and for every one that changes something.
+    """Writes an entry for every refused call, and for every call that changes something.
 
-    Requests are noted where they are parsed, inside of the guard, and callers where their tokens are read.
+    The guard records the request after parsing it, and the caller after reading its token.
 
     Args:
         write: takes the entries.
-        kinds: of methods; a ``server_stream`` has an entry when it begins, too.
+        kinds: the kinds of methods; a ``server_stream`` has an entry at its begin as well.
     """
 
     def __init__(self, write: Write, kinds: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_unary_rpc_method_handler(self._once(handler.unary_unary, method), *codec)
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(self._many(handler.unary_stream, method), *codec)
-        # Without a deserializer it writes its answers itself, and yields none.
+        # A handler without a deserializer writes its answers itself, and yields none.
         wrapped = self._once if codec[0] is None else self._many
         return grpc.stream_stream_rpc_method_handler(wrapped(handler.stream_stream, method), *codec)
 
@@ -85,7 +85,7 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
         call.end(OK)
 
 
-def _code_name(code: Any) -> str:  # gRPC has it as an enumeration, a number or nothing
+def _code_name(code: Any) -> str:  # in gRPC an enumeration, a number or None
     names = {one.value[0]: one.name for one in grpc.StatusCode}
     number = code.value[0] if isinstance(code, grpc.StatusCode) else code
     return names[number] if number in names and number else grpc.StatusCode.CANCELLED.name

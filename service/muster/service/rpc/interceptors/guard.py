@@ -1,6 +1,6 @@
-"""Before every call: its peer's rate, its caller's token and role, and the run that it is about.
+"""The interceptor that checks every call: the peer's rate, the caller's token and role, and the run.
 
-Only there when something of that was asked for, so that it costs nothing otherwise.
+The server has it only if the settings ask for such a check, so that it costs nothing otherwise.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ from muster.serving.options import READ_TIMEOUT
 from muster.serving.writes import Writes
 
 SMALL_READ_TIMEOUT = 5.0
-"""The same, where requests are small: of callers that have no token, or may only look."""
+"""Seconds for small requests: those of callers without a token, or of viewers."""
 FEW = 8
-"""So many of these are waited for at once, for each token; they may turn out to be large all the same."""
+"""Small requests of one token that may be awaited at once. They may turn out to be large."""
 CROWDED_READ_TIMEOUT = 0.2
-"""Seconds that one more may take to come. It is here, as a rule, with the begin of the call."""
+"""Seconds for further ones. A request usually arrives with the begin of the call."""
 
 T = TypeVar("T")
 Again: TypeAlias = Callable[[], Awaitable[Any]]
-"""Carries out a call that changes nothing once more."""
+"""Repeats a call that changes nothing."""
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """As whom, and at which rate, a call was let in."""
+    """The grant and the rate of a call that was admitted."""
 
     grant: Grant | None = None
     """None: everyone may do everything."""
@@ -52,7 +52,7 @@ class Admission:
     peer: str = ""
 
     def check_run(self, run_id: str) -> None:
-        """See that a run is among those that the caller may touch.
+        """Check that the caller may touch a run.
 
         Raises:
             Refusal: RUN_NOT_ALLOWED.
@@ -61,26 +61,26 @@ class Admission:
             access.check_run(self.grant, run_id)
 
     def shows(self, run_id: str) -> bool:
-        """Whether the caller may see a run."""
+        """Return whether the caller may see a run."""
         return self.grant is None or self.grant.allows(run_id)
 
     def paced(self, read: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """A stream's ``read`` at the rate of its peer; without bounds it is ``read`` itself."""
+        """Return a stream's ``read``, slowed down to the rate of its peer."""
         return read if self.traffic is None else self.traffic.paced(self.peer, read)
 
 
 ADMISSION: ContextVar[Admission] = ContextVar("admission", default=Admission())  # noqa: B039  # frozen
-"""Of the call that the current task handles: for handlers that tell it, or whose run is named later."""
+"""The admission of the current task's call, for handlers that show it or that read the run id later."""
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls in, or refuses them before any state is touched.
+    """Admits calls, or refuses them before they touch any state.
 
-    It stands inside of the interceptor that turns refusals into statuses and counts calls.
+    It runs inside the interceptor that turns refusals into statuses and counts calls.
 
     Args:
-        guard: checks tokens; None: none are asked for.
-        traffic: the bounds of peers.
+        guard: checks tokens; None: callers need no token.
+        traffic: the limits of peers.
     """
 
     def __init__(self, guard: Access | None, traffic: Traffic) -> None:
@@ -111,7 +111,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             handler.request_deserializer,
             handler.response_serializer,
         )
-        # All are streams to gRPC, which would read the request of a unary call before it hands it on.
+        # All are streams to gRPC, because it reads the request of a unary call before calling the handler.
         if handler.unary_unary:
             return grpc.stream_stream_rpc_method_handler(call.unary(handler.unary_unary))
         if handler.unary_stream:
@@ -122,28 +122,29 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
 @dataclass(frozen=True, slots=True)
 class _Guarded:
-    """One call, and the handlers that let it in first."""
+    """One call, and the handlers that admit it first."""
 
     guard: Access | None
     traffic: Traffic
     small_reads: Counter[Grant]
-    """Under way, by token."""
+    """Reads in progress, by token."""
     open_reads: OpenReads
     answers: Answers
     writes: Writes
     method: str
     metadata: Metadata
     parse: Parse | None
-    serialize: Callable[[Any], bytes] | None
+    serialize: Callable[[Any], bytes]
+    """A session has none, because it writes its messages itself."""
 
     @property
     def _is_open(self) -> bool:
-        """Whether it needs no token; then it takes nothing from the rate of those who have one."""
+        """Whether the call needs no token. Then it does not count for the rate of callers with a token."""
         return self.method in access.OPEN_METHODS
 
     @asynccontextmanager
     async def _admitted(self, context: Any) -> AsyncIterator[Admission]:
-        """Let a call in. Its request is read after that, so it waits at its sender."""
+        """Admit a call. Its request is read afterwards, and waits at the sender until then."""
         peer = address_of(context.peer())
         async with self._granted() as grant:
             await self.traffic.pace_peer(peer)
@@ -176,12 +177,12 @@ class _Guarded:
         return self._checked(admission, data)
 
     async def _read_open(self, address: str, context: Any) -> Any:
-        """Read a request of somebody who has no token."""
+        """Read the request of a caller without a token."""
         async with self.open_reads.turn(address):
             data = await self._read_within(SMALL_READ_TIMEOUT, context)
             if data is grpc.aio.EOF or (size := len(data)) <= OPEN_REQUEST_BYTES:
                 return data
-            del data  # It would live as long as the exception, which knows this frame.
+            del data  # The exception refers to this frame, and would keep the data alive.
             self.open_reads.bar(address)
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
@@ -196,7 +197,7 @@ class _Guarded:
         return request
 
     async def _read(self, context: Any, grant: Grant | None) -> Any:
-        """Read the request, but do not hold what has come of it for long: anyone may begin a large one."""
+        """Read the request within a time limit, because anyone may begin to send a large one."""
         if grant is None or self._rule.role is not Role.VIEWER:
             return await self._read_within(READ_TIMEOUT, context)
         seconds = SMALL_READ_TIMEOUT if self.small_reads[grant] < FEW else CROWDED_READ_TIMEOUT
@@ -218,17 +219,12 @@ class _Guarded:
     ) -> None:
         if admission.grant is not None:
             response = access.narrowed(admission.grant, self._rule, response)
-        if response is not None and self.serialize is None:
-            await context.write(response)
-        elif response is not None:
-            made = [self._serialized(response)]
-            del response  # Its bytes are in memory from here on, and not the response as well.
+        if response is not None:
+            made = [self.serialize(response)]
+            del response  # Do not keep the response in memory beside its bytes.
             await self._write(admission, made, context, again)
         if (call := CALL.get()) is not None:
             call.answer()
-
-    def _serialized(self, response: Any) -> bytes:
-        return self.serialize(response) if self.serialize is not None else response
 
     async def _write(
         self, admission: Admission, made: list[bytes], context: Any, again: Again | None
@@ -237,9 +233,9 @@ class _Guarded:
 
         Args:
             admission: the caller's.
-            made: the answer alone. It is taken out: a refusal knows this frame, and lives on for a while.
-            context: of the call.
-            again: makes the answer again, if that changes nothing.
+            made: a list of the answer. The answer is taken out, because a refusal keeps this frame alive.
+            context: the call's context.
+            again: makes the answer again; None: that would change something.
         """
         size = len(made[0])
         if size <= SMALL:
@@ -248,11 +244,11 @@ class _Guarded:
         caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
         reader = f"{caller} ({self.method})"
         try:
-            # A whole job may wait for one key, behind one address. Its answers wait for their places unmade.
+            # A whole job may wait for one key behind one address. Answers without a place are made later.
             while again is not None and not self.answers.has_place(size, admission.peer):
                 made.clear()
                 async with self.answers.place(size, admission.peer, reader, waits=True):
-                    made.append(self._serialized(await again()))
+                    made.append(self.serialize(await again()))
                     larger, size = len(made[0]) > size, len(made[0])
                     if not larger:
                         await self.writes.write(context, size, made.pop, lambda: reader)

@@ -1,8 +1,8 @@
-"""Bounds what is read of callers that have no token.
+"""Limits the memory for requests of callers without a token.
 
-gRPC receives all of a message, up to the largest that any method takes, as soon as the server reads it.
-Before that it takes no more than the window of HTTP/2, 64 KiB. So few requests of an address are read at
-once. If one is large, the next ones are not read at all.
+When the server reads a message, gRPC receives all of it, up to the largest size that any method takes. Before
+that it receives at most the window of HTTP/2, 64 KiB. So the server reads few requests of an address at once.
+If one request is large, it does not read the next ones.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from weakref import WeakValueDictionary
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
 OPEN_REQUEST_BYTES = 4_096
-"""Of one request; that of a health check is the name of a service."""
+"""Size limit of one request. A health check has only the name of a service."""
 MAX_READS = 4
-"""Requests of an address that are read at once."""
+"""Concurrent reads of one address."""
 TURN_TIMEOUT = 1.0
-"""Seconds that a request waits for those before it."""
+"""Seconds that a request waits for earlier ones."""
 BARRED_SECONDS = 10.0
-"""Seconds for which nothing is read of an address that has sent a large request."""
+"""Seconds for which an address is barred after a large request."""
 MAX_BARRED = 65_536
-"""Addresses that are remembered for that; the first one is forgotten."""
+"""Barred addresses. Beyond that, the oldest is admitted again."""
 
 
 class OpenReads:
-    """Lets requests without a token be read, by the address that they come from."""
+    """Admits reads of requests without a token, by address."""
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -37,7 +37,7 @@ class OpenReads:
         """Wait until one more request of an address may be read.
 
         Raises:
-            Refusal: LIMIT_EXCEEDED; its request is not to be read.
+            Refusal: LIMIT_EXCEEDED; do not read the request.
         """
         self._check(address)
         turns = self._turns.setdefault(address, asyncio.Semaphore(MAX_READS))
@@ -52,13 +52,13 @@ class OpenReads:
                 "Send each whole, or show a token.",
             ) from None
         try:
-            self._check(address)  # One of those before it may have been large.
+            self._check(address)  # An earlier request may have been large.
             yield
         finally:
             turns.release()
 
     def bar(self, address: str) -> None:
-        """Read nothing of an address for a while: it has sent a large request."""
+        """Refuse requests of an address for a while, because it sent a large one."""
         self._barred[address] = asyncio.get_running_loop().time() + BARRED_SECONDS
         self._barred.move_to_end(address)
         if len(self._barred) > MAX_BARRED:

@@ -1,4 +1,4 @@
-"""Around every call: refusals become statuses, and calls are counted."""
+"""The interceptor around every call: it turns refusals into statuses, and reports calls."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,14 +16,14 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class CallObserver(Protocol):
-    """Who is told of calls; the telemetry implements it."""
+    """Is told of calls; the telemetry implements it."""
 
     def started(self, kind: str, method: str) -> None:
-        """A call has begun. ``kind`` is unary, server_stream or bidi_stream."""
+        """Take note of a new call. ``kind`` is unary, server_stream or bidi_stream."""
         ...
 
     def handled(self, kind: str, method: str, code: str, seconds: float) -> None:
-        """A call has ended with this status code."""
+        """Take note that a call ended with this status code."""
         ...
 
 
@@ -31,8 +31,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Turns a raised :class:`Refusal` into its status, and reports every call to an observer.
 
     Args:
-        observer: who is told of calls.
-        kinds: of methods; the kind of every other is that of its handler.
+        observer: is told of calls.
+        kinds: the kinds of methods; a method that is not listed has the kind of its handler.
     """
 
     def __init__(self, observer: CallObserver, kinds: Mapping[str, str] | None = None) -> None:
@@ -47,7 +47,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        # Requests are parsed within the call: what gRPC cannot parse is a fault to it, with a traceback.
+        # Parse requests within the call, because gRPC logs a traceback if it cannot parse one.
         parse, serializer = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary:
             unary = self._unary(handler.unary_unary, parse, method)
@@ -95,7 +95,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _dialogue(self, behavior: Any, parse: Parse | None, method: str) -> Any:
-        """A stream of requests that are read as an iterator: the store's, and reflection's."""
+        """Wrap a stream with an iterator of requests: the store's, and reflection's."""
 
         async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
             with _Timed(self._observer, "bidi_stream", method, context):
@@ -114,7 +114,7 @@ async def _each_parsed(parse: Parse | None, requests: Any, method: str) -> Async
 
 
 def parsed(parse: Parse | None, data: Any, method: str) -> Any:
-    """A request from its bytes.
+    """Parse a request.
 
     Raises:
         Refusal: INVALID_ARGUMENT.
@@ -133,7 +133,7 @@ def parsed(parse: Parse | None, data: Any, method: str) -> Any:
 
 
 class _Timed:
-    """Reports the begin and the end of a call."""
+    """Reports the begin and the end of a call to the observer."""
 
     def __init__(self, observer: CallObserver, kind: str, method: str, context: Any) -> None:
         self._observer = observer
@@ -156,7 +156,7 @@ def _code_name(context: Any, error: BaseException | None) -> str:
     if isinstance(number, grpc.StatusCode):
         number = number.value[0]
     if not number and error is not None:
-        # A call that its client gave up is cancelled, or breaks under a write; all else is a fault.
+        # If the client gave up, the call is cancelled or a write breaks. Everything else is a fault.
         given_up = not isinstance(error, Exception) or isinstance(error, grpc.aio.InternalError)
         return "Canceled" if given_up else "Unknown"
     for code in grpc.StatusCode:

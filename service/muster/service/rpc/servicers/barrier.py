@@ -14,7 +14,7 @@ from muster.service.wire import barrier_to_pb, decision_to_pb, write_report_from
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
 MAX_HISTORY = 1_000
-"""The most decided barriers of one group that List shows."""
+"""Decided barriers of one group that List shows at most."""
 
 
 class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
@@ -24,13 +24,13 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         self._driver = driver
         self._polls = LongPolls(driver)
         self._answered: tuple[Decision, barrier_pb2.ArriveResponse] | None = None
-        """The newest decision and its response. All ranks ask for the same one, and payloads may be large."""
+        """The newest decision and its response: all ranks ask for the same one, and payloads may be large."""
 
     async def Arrive(  # noqa: N802
         self, request: barrier_pb2.ArriveRequest, context: Any
     ) -> barrier_pb2.ArriveResponse:
         """Arrive, and wait for the decision."""
-        # One life for each group, so that calls for two groups at once do not take turns.
+        # One incarnation for each group, so that concurrent calls for two groups do not supersede each other.
         group = hashlib.blake2s(request.prefix.encode(), digest_size=4).hexdigest()
         incarnation = f"{request.incarnation or 'unary'}/{group}"
         process = ProcessInfo(request.rank, incarnation, request.host or "unknown host", request.pid)
@@ -90,5 +90,5 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         return barrier_pb2.BarrierServiceListResponse(barriers=[barrier_to_pb(view) for view in found])
 
     def drain(self) -> None:
-        """End every long poll; its caller asks again."""
+        """End all waiting calls. The callers ask again."""
         self._polls.drain()

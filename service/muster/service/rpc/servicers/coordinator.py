@@ -1,11 +1,11 @@
-"""CoordinatorService: how the coordinator is, for those who look after it."""
+"""CoordinatorService: the state of the coordinator, for operators."""
 
 import statistics
 from typing import Any
 
 from muster.client.protocol import RELAY_HEADER
 from muster.service.driver import Driver
-from muster.service.replicas import Replicas, no_replicas
+from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.interceptors.guard import ADMISSION
 from muster.service.security.grants import Grant
 from muster.service.version import VERSION
@@ -23,7 +23,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Status(  # noqa: N802
         self, request: coordinator_pb2.StatusRequest, context: Any
     ) -> coordinator_pb2.StatusResponse:
-        """Tell version, clock, how long commits take, and what the caller may do."""
+        """Return version, clock, commit times, and what the caller may do."""
         relay = dict(context.invocation_metadata() or ()).get(RELAY_HEADER, b"")
         epoch, now = await self._driver.query(lambda core, now: (core.epoch, now))
         return coordinator_pb2.StatusResponse(
@@ -38,8 +38,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Replicas(  # noqa: N802
         self, request: coordinator_pb2.ReplicasRequest, context: Any
     ) -> coordinator_pb2.ReplicasResponse:
-        """Tell which coordinators there are."""
-        # Through the driver, which answers nothing when another one may lead.
+        """List the coordinators of this state."""
+        # The driver answers no query if another replica may lead.
         return await self._driver.query(
             lambda core, now: coordinator_pb2.ReplicasResponse(replicas=self._replicas())
         )

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the coordinator serves, for probes and clients."""
+"""The health service grpc.health.v1, for probes and clients."""
 
 import asyncio
 from collections import Counter
@@ -15,20 +15,20 @@ from muster.serving.connections import address_of
 from muster.serving.counted import counted
 
 MAX_WATCHERS = 1_000
-"""Watches open at once. They need no token, so that anyone could fill the memory with them."""
+"""Open watches. They need no token, so anyone could fill the memory with them."""
 MAX_WATCHERS_PER_ADDRESS = 100
-"""The same, of one address, so that it leaves room for others."""
+"""Open watches of one address, so that it leaves room for others."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
     """Serves ``grpc.health.v1.Health``: every service is SERVING until the drain.
 
-    The library's own holds a lock while it writes to a watcher, and never ends a Watch: one client that does
-    not read could hold a drain up.
+    The library's own servicer holds a lock while it writes to a watcher, and never ends a Watch. One client
+    that does not read could delay a drain.
 
     Args:
-        services: the full names that may be asked for, beside "" for the whole server.
-        not_served: names that may be asked for, and are not served: by a replica that does not lead.
+        services: the full names of the served services, beside "" for the whole server.
+        not_served: the full names of services that only a leader serves.
     """
 
     def __init__(self, services: Iterable[str], not_served: Iterable[str] = ()) -> None:
@@ -36,12 +36,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         self._services = ("", *services, *self._not_served)
         self._draining = asyncio.Event()
         self._watchers: Counter[str] = Counter()
-        """By address."""
+        """Open watches, by address."""
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Say whether a service is served."""
+        """Return whether a service is served."""
         if request.service not in self._services:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
@@ -53,7 +53,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     async def List(  # noqa: N802
         self, request: health_pb2.HealthListRequest, context: Any
     ) -> health_pb2.HealthListResponse:
-        """Say it of every service."""
+        """Return the status of every service."""
         return health_pb2.HealthListResponse(
             statuses={service: self._now(service) for service in self._services}
         )
@@ -61,7 +61,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Say it now and at the drain, and end with that."""
+        """Send the status now and at the drain, and end."""
         address = address_of(context.peer())
         if self._watchers.total() >= MAX_WATCHERS:
             raise _too_many("all", "max_watchers", MAX_WATCHERS)
@@ -78,7 +78,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         raise DRAINING
 
     def drain(self) -> None:
-        """Tell every watcher that nothing is served any more."""
+        """Tell every watcher that no service is served any more."""
         self._draining.set()
 
     def _now(self, service: str) -> health_pb2.HealthCheckResponse:

@@ -22,13 +22,13 @@ class InsightServicer(insight_pb2_grpc.InsightServiceServicer):
     async def Stacks(  # noqa: N802
         self, request: insight_pb2.StacksRequest, context: Any
     ) -> insight_pb2.StacksResponse:
-        """Ask where processes stand, and tell of those at the same place as one."""
+        """Ask processes where they stand, and group those at the same place."""
         ranks = at_most("ranks", request.ranks)
         processes = await self._driver.query(
             lambda core, _: probes.find_probe_targets(core, request.run_id, ranks, request.missing)
         )
-        sightings = await self._inspector.ask(processes)
+        answers = await self._inspector.ask(processes)
         if self._driver.retired:
-            raise DRAINING  # Who has not answered may have been asked to connect elsewhere.
-        # Thousands of reports are a good part of a second's work, and barriers wait for nobody's question.
-        return await asyncio.to_thread(stacks, sightings)
+            raise DRAINING  # A process without an answer may have been asked to connect elsewhere.
+        # Thousands of reports take a good part of a second, and must not delay barriers.
+        return await asyncio.to_thread(stacks, answers)

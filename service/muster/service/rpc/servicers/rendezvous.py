@@ -1,4 +1,4 @@
-"""RendezvousService: a stream for every node, and what ends a run."""
+"""RendezvousService: a stream for every node, and the closing of runs."""
 
 import asyncio
 from collections import deque
@@ -18,14 +18,14 @@ from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, r
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 
 MAX_UNSENT = 100
-"""Pushes that may wait for a node that does not read; few are ever sent."""
+"""Messages that may wait for a node that does not read. A node gets few messages."""
 
 
-class Attendance:
-    """The stream of one node: what the driver delivers, in order.
+class NodeMembership:
+    """The stream of one node: an iterator over the messages that the driver delivers.
 
     Args:
-        driver: whom it is submitted to.
+        driver: delivers the messages.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -35,7 +35,7 @@ class Attendance:
         self.id = driver.connect(self)
 
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
-        """Take a message; a refusal ends the stream when what came before it is sent."""
+        """Queue a message. A refusal ends the stream after the messages before it."""
         message = outgoing.message
         if isinstance(message, Refused):
             self.end(message.refusal)
@@ -51,7 +51,7 @@ class Attendance:
             self._wake.set()
 
     def end(self, refusal: Refusal) -> None:
-        """End the stream with this status."""
+        """End the stream with a refusal, after the queued messages."""
         self._ended = self._ended or refusal
         self._wake.set()
 
@@ -70,8 +70,8 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
 
     Args:
         driver: takes the events.
-        replicas: the addresses of all replicas, for those who join; empty: there is but this one.
-        keepalive_ms: the keepalive that they are asked for; 0: their own.
+        replicas: the addresses of all replicas, for nodes that join; empty: this is the only one.
+        keepalive_ms: the keepalive for these nodes; 0: their own.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self._driver = driver
         self._replicas = replicas
         self._keepalive_ms = keepalive_ms
-        self._attendances: set[Attendance] = set()
+        self._memberships: set[NodeMembership] = set()
         self._draining = False
 
     async def Join(  # noqa: N802
         self, request: rendezvous_pb2.JoinRequest, context: Any
     ) -> AsyncIterator[rendezvous_pb2.JoinResponse]:
-        """Ask for a place in a round, and hold it."""
+        """Join a round, and keep the place while the stream is open."""
         if self._draining:
             raise DRAINING
-        attendance = Attendance(self._driver)
-        self._attendances.add(attendance)
+        membership = NodeMembership(self._driver)
+        self._memberships.add(membership)
         try:
-            self._driver.submit(codec.join_rendezvous(attendance.id, request))
+            self._driver.submit(codec.join_rendezvous(membership.id, request))
             told = False
-            async for message in attendance:
+            async for message in membership:
                 if not told and (addresses := self._replicas()):
                     yield rendezvous_pb2.JoinResponse(
                         replicas=rendezvous_pb2.Replicas(addresses=addresses, keepalive_ms=self._keepalive_ms)
@@ -102,9 +102,9 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
                 told = True
                 yield codec.join_response(message)
         finally:
-            self._attendances.discard(attendance)
-            self._driver.disconnect(attendance.id)
-            self._driver.submit(Disconnected(attendance.id))
+            self._memberships.discard(membership)
+            self._driver.disconnect(membership.id)
+            self._driver.submit(Disconnected(membership.id))
 
     async def Leave(  # noqa: N802
         self, request: rendezvous_pb2.LeaveRequest, context: Any
@@ -117,7 +117,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
     async def Close(  # noqa: N802
         self, request: rendezvous_pb2.CloseRequest, context: Any
     ) -> rendezvous_pb2.CloseResponse:
-        """End the membership of a run for good, or say who would be affected."""
+        """Close the membership of a run for good, or show what that would affect."""
         affected = await self._driver.query(
             lambda core, _: views.closing(core, request.run_id, create=request.create)
         )
@@ -153,7 +153,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         return rendezvous_pb2.RendezvousServiceGetResponse(rendezvous=rendezvous_to_pb(view))
 
     def drain(self) -> None:
-        """End every stream; its node comes back to its place."""
+        """End every stream. The nodes come back to their places."""
         self._draining = True
-        for attendance in list(self._attendances):
-            attendance.end(DRAINING)
+        for membership in list(self._memberships):
+            membership.end(DRAINING)

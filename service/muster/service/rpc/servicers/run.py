@@ -23,9 +23,9 @@ from muster.serving.counted import counted
 from muster.v1 import run_pb2, run_pb2_grpc
 
 MAX_WATCHES = 512
-"""Watches open at once: each looks at the runs whenever something has changed."""
+"""Open watches. Each reads the runs whenever something has changed."""
 MAX_WATCHES_PER_CALLER = 64
-"""The same, of one token; or of one address, where no tokens are asked for."""
+"""Open watches of one token, or of one address if callers need no token."""
 
 
 class RunServicer(run_pb2_grpc.RunServiceServicer):
@@ -40,7 +40,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         self._driver = driver
         self._snapshots = snapshots
         self._watches: Counter[str] = Counter()
-        """Open ones, by caller."""
+        """Open watches, by caller."""
 
     async def List(  # noqa: N802
         self, request: run_pb2.RunServiceListRequest, context: Any
@@ -67,7 +67,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     async def Evict(  # noqa: N802
         self, request: run_pb2.EvictRequest, context: Any
     ) -> run_pb2.EvictResponse:
-        """Send the processes of a rank away, or say who would be affected."""
+        """Evict the processes of a rank, or show what that would affect."""
         affected = await self._driver.query(
             lambda core, now: views.eviction(core.run(request.run_id), request.rank, now)
         )
@@ -83,7 +83,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     async def Forget(  # noqa: N802
         self, request: run_pb2.ForgetRequest, context: Any
     ) -> run_pb2.ForgetResponse:
-        """Remove a run, or say who would be affected."""
+        """Remove a run, or show what that would affect."""
         affected = await self._driver.query(
             lambda core, now: views.removal(core, request.run_id, now, force=request.force)
         )
@@ -112,7 +112,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
     async def CancelSave(  # noqa: N802
         self, request: run_pb2.CancelSaveRequest, context: Any
     ) -> run_pb2.CancelSaveResponse:
-        """Withdraw that."""
+        """Withdraw the save that ranks were asked for."""
         with Call(self._driver, SaveRequested) as call:
             self._driver.submit(CancelSave(call.id, request.run_id, request.reason))
             answer = await call.answer()
@@ -124,7 +124,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         """Show each run now, and again whenever its counts change.
 
         Raises:
-            Refusal: LIMIT_EXCEEDED, if too many watch already.
+            Refusal: LIMIT_EXCEEDED: too many watches are open.
         """
         with self._counted(context):
             async for run in self._changes(request.run_id):
@@ -153,7 +153,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             else:
                 taken = self._snapshots.take(core, now, patterns)
             if taken.taken_at < now.monotonic:
-                changed.set()  # What has changed since is seen at the next look.
+                changed.set()  # The next query sees later changes.
             return taken
 
         try:
@@ -178,7 +178,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
 
 
 def _caller(context: Any) -> tuple[str, str]:
-    """Whose watches are counted together: a key, and words for people."""
+    """Return the key by which a caller's watches are counted, and its name for people."""
     grant = ADMISSION.get().grant
     if grant is None:
         address = address_of(context.peer())

@@ -26,33 +26,33 @@ from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
 
 MAX_UNSENT_BYTES = 32 << 20
-"""Of messages that may wait for one peer."""
+"""Size limit of messages that may wait for one peer."""
 Heard: TypeAlias = Callable[[SessionId, Inspected], None]
-"""Takes what a process on a stream says that it is doing."""
+"""Takes a process's answer to an inspection."""
 
 
-def nobody_asked(session: SessionId, answer: Inspected) -> None:
-    """Where nobody asks, an answer is of no interest."""
+def ignore_answer(session: SessionId, answer: Inspected) -> None:
+    """Ignore an answer."""
 
 
 def nothing() -> None:
-    """Where a session is alone, there is nobody else to cut off."""
+    """Make no room: there is no other session to cut off."""
 
 
 class Session:
-    """One open stream: what comes in goes to the driver, what is delivered goes out in order.
+    """One open stream: it submits the peer's messages, and sends the driver's messages in order.
 
     Args:
         driver: takes the events.
-        max_unsent: messages that may wait for a peer that does not read; beyond that it is cut off. For a
-            relay as many as a message may name ranks, each of which may be answered for itself.
-        welcome: puts a Welcome on the wire.
-        heard: takes what processes say that they are doing.
-        max_unsent_bytes: of messages that may wait.
-        queued: counts what waits in the outboxes of all sessions.
+        max_unsent: messages that may wait for a peer that does not read. Beyond that it is cut off. A relay's
+            limit is the maximum number of ranks in a message, because each may have its own answer.
+        welcome: encodes a Welcome.
+        heard: takes answers to inspections.
+        max_unsent_bytes: size limit of waiting messages.
+        queued: counts the bytes in the outboxes of all sessions.
         writes: writes to readers.
-        make_room: is called when too much waits in all outboxes.
-        join_turns: bounds the joins of each run that are under way.
+        make_room: is called if too many bytes wait in all outboxes.
+        join_turns: limits the concurrent joins of each run.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Session:
         driver: Driver,
         max_unsent: int,
         welcome: Callable[[Welcome], bytes] = codec.encode_welcome,
-        heard: Heard = nobody_asked,
+        heard: Heard = ignore_answer,
         *,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         queued: Queued | None = None,
@@ -78,31 +78,31 @@ class Session:
         self._make_room = make_room
         self._join_turns = join_turns if join_turns is not None else JoinTurns()
         self._join_turn: JoinTurn | None = None
-        """Of its run, once it has said Hello."""
+        """The turn of its run; None before the Hello."""
         self.unsent_bytes = 0
-        """Of the messages in the outbox."""
+        """Bytes of the messages in the outbox."""
         self._name = "a session that has not said Hello"
         self._outbox: deque[tuple[bytes, bytes]] = deque()
-        """What is the same for all who hear it, and what is for this peer alone."""
+        """Messages: the bytes that are the same for all receivers, and the bytes for this peer only."""
         self._wake: asyncio.Future[None] | None = None
         self._patience = asyncio.timeout(None)
-        """Ends a write that does not end, since the peer does not read."""
+        """Cancels a write that hangs because the peer does not read."""
         self._is_writing = False
-        """Whether gRPC holds a message that the peer has not taken."""
+        """Whether gRPC holds a message that the peer has not read."""
         self._closed = False
         self._cut_off = False
         self._status: Refusal | None = None
         self.id = driver.connect(self)
 
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
-        """Send a message, to a relay with the ranks that it is for; a final refusal also ends the stream."""
+        """Send a message, and its ranks to a relay. A final refusal also ends the stream."""
         message = outgoing.message
         if type(message) in (GroupJoined, Refused):
             self._end_join()
         if self._closed:
-            return  # What was said before is the end.
+            return  # An earlier message ended the stream.
         if type(message) is Inspect and len(self._outbox) > self._max_unsent // 2:
-            return  # Whoever does not read is not sent away for being asked.
+            return  # A question must not cause a slow reader to be cut off.
         if type(message) is Refused and message.final:
             self._status = message.refusal
             self._closed = True
@@ -119,7 +119,7 @@ class Session:
         self.end(DRAINING)
 
     def end(self, status: Refusal | None = None) -> None:
-        """End the stream once all is sent."""
+        """End the stream after all queued messages."""
         self._status = self._status or status
         self._closed = True
         self._wake_writer()
@@ -128,8 +128,8 @@ class Session:
         """Put a message into the outbox.
 
         Args:
-            data: what is the same for all who hear it.
-            own: what follows for this peer alone. A joined copy for each peer would be in memory until it is
+            data: the bytes that are the same for all receivers.
+            own: further bytes for this peer only. A joined copy for each peer would use memory until it is
                 written.
         """
         size = len(data) + len(own)
@@ -146,10 +146,10 @@ class Session:
                 self._make_room()
 
     def cut_off(self, held: str = "") -> None:
-        """End the stream at once, since its peer does not read.
+        """End the stream at once, because its peer does not read.
 
         Args:
-            held: what waits for it; empty: all of the outbox.
+            held: a description of the waiting messages; empty: the whole outbox.
         """
         if not self._cut_off:
             self._cut_off = True
@@ -182,7 +182,9 @@ class Session:
             async with self._patience:
                 await self._write(context)
         except TimeoutError:
-            if self._is_writing:  # No status reaches it, and gRPC holds the message while it is connected.
+            if (
+                self._is_writing
+            ):  # No status reaches the peer, and gRPC keeps the message while it is connected.
                 await self._writes.end(context.peer())
         finally:
             reader.cancel()
@@ -207,7 +209,7 @@ class Session:
             await self._wake
 
     def _next(self) -> bytes | None:
-        """Take the message whose turn it is; None: this stream was cut off while it waited for room."""
+        """Take the next message; None: this stream was cut off while it waited for room."""
         self._is_writing = bool(self._outbox)
         return self._take() if self._outbox else None
 
@@ -227,14 +229,14 @@ class Session:
                 )
             event = self._admitted(data, admission)
             self._submit(event)
-            # A peer that has said all, but listens on, is still there: only a goodbye, or the loss of the
-            # stream, is the end of its session.
+            # A peer that sends nothing more but still reads is alive. Only a goodbye or the loss of the
+            # stream ends its session.
             while type(event) is not Goodbye:
                 data = await read()
                 if data is grpc.aio.EOF:
                     return
                 event = self._admitted(data, admission)
-                del data  # A whole job may wait to join, and each of its messages may list all ranks.
+                del data  # A whole job may wait here to join, and each message may list all ranks.
                 if type(event) is JoinGroup and self._join_turn is not None:
                     await self._join_turn.begin()
                 self._submit(event)
@@ -256,12 +258,12 @@ class Session:
             self._heard(self.id, event)
             return
         if self._driver.retired:
-            # Above all a goodbye must not be taken for heard.
+            # A goodbye above all must not seem accepted.
             raise DRAINING
         self._driver.submit(event)
 
     def _admitted(self, data: bytes, admission: Admission) -> Event | Inspected:
-        """A message, whose run the peer may touch. A Hello may come after others that were refused."""
+        """Parse a message and check its run. A Hello may come after refused messages."""
         event = codec.parse_session_message(self.id, data)
         if type(event) is Hello:
             admission.check_run(event.run_id)
@@ -275,7 +277,7 @@ class Session:
 
 
 def _name(hello: Hello) -> str:
-    """Who speaks on a stream, for people."""
+    """Name the peer of a stream for people."""
     run_id = report.shown(hello.run_id)
     if hello.relay:
         return f"relay {report.shown(hello.relay)} of run {run_id}"
@@ -291,11 +293,11 @@ class SessionServicer:
         driver: takes the events.
         hello_timeout: seconds that a peer has for its first message.
         max_unsent: messages that may wait for one peer.
-        max_open: streams that may be open, those that have not said hello yet among them.
-        replicas: the addresses of all replicas, for those who are welcomed; empty: there is but this one.
-        keepalive_ms: the keepalive that they are asked for; 0: a third of the session TTL.
-        heard: takes what processes say that they are doing.
-        max_unsent_bytes: of messages that may wait for one peer.
+        max_open: open streams, including those without a Hello yet.
+        replicas: the addresses of all replicas, for the Welcome; empty: this is the only one.
+        keepalive_ms: the keepalive for clients; 0: a third of the session TTL.
+        heard: takes answers to inspections.
+        max_unsent_bytes: size limit of messages that may wait for one peer.
         writes: writes to readers.
     """
 
@@ -308,7 +310,7 @@ class SessionServicer:
         max_open: int = 2 * Limits().max_sessions,
         replicas: Callable[[], Sequence[str]] = tuple,
         keepalive_ms: int = 0,
-        heard: Heard = nobody_asked,
+        heard: Heard = ignore_answer,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         writes: Writes | None = None,
     ) -> None:
@@ -356,12 +358,12 @@ class SessionServicer:
         max(self.sessions, key=lambda session: session.unsent_bytes).cut_off()
 
     def drain(self) -> None:
-        """Ask every worker to connect again, and take no new sessions."""
+        """Ask every worker to connect again, and refuse new sessions."""
         self._draining = True
         for session in list(self.sessions):
             session.drain()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The service, for ``add_generic_rpc_handlers``."""
+        """Return the service for ``add_generic_rpc_handlers``."""
         method: Any = grpc.stream_stream_rpc_method_handler(self.connect)
         return grpc.method_handlers_generic_handler("muster.v1.SessionService", {"Connect": method})

@@ -17,7 +17,7 @@ from muster.v1 import store_pb2_grpc
 T = TypeVar("T")
 Change: TypeAlias = pb.SetRequest | pb.AddRequest | pb.CompareSetRequest | pb.AppendRequest | pb.DeleteRequest
 IDLE = 5.0
-"""Seconds after which a stream ends on which no operation comes: to hold it costs what a session does."""
+"""Seconds without an operation after which a stream ends: an open stream costs as much as a session."""
 
 
 class StoreServicer(store_pb2_grpc.StoreServiceServicer):
@@ -39,9 +39,9 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             "list_keys": self.ListKeys,
             "num_keys": self.NumKeys,
         }
-        """By the name that an operation has on a stream."""
+        """The method of each operation of a stream."""
         self._pauses: set[asyncio.Timeout] = set()
-        """Of the streams that wait for an operation."""
+        """The timeouts of streams that wait for an operation."""
         self._draining = False
 
     async def Set(self, request: pb.SetRequest, context: Any) -> pb.SetResponse:  # noqa: N802
@@ -65,7 +65,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         return pb.WaitResponse()
 
     async def Check(self, request: pb.CheckRequest, context: Any) -> pb.CheckResponse:  # noqa: N802
-        """Look for keys."""
+        """Return whether keys exist."""
         keys = codec.at_most("keys", request.keys)
         present = await self._ask(request.run_id, ops.Check(keys), ops.Flag)
         return pb.CheckResponse(present=present.value)
@@ -95,12 +95,12 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
     async def DeletePrefix(  # noqa: N802
         self, request: pb.DeletePrefixRequest, context: Any
     ) -> pb.DeletePrefixResponse:
-        """Remove all keys that begin so."""
+        """Remove all keys with a prefix."""
         count = await self._ask(request.run_id, ops.DeletePrefix(request.prefix), ops.Number)
         return pb.DeletePrefixResponse(count=count.value)
 
     async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:  # noqa: N802
-        """Name all keys."""
+        """List all keys."""
         found = await self._ask(request.run_id, ops.ListKeys(), ops.Keys)
         return pb.ListKeysResponse(keys=found.keys)
 
@@ -133,7 +133,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             yield pb.OperateResponse(**{name: await self._calls[name](operation, context)})
 
     async def _next(self, requests: AsyncIterator[pb.OperateRequest]) -> pb.OperateRequest | None:
-        """None: the stream is over; its caller opens another when there is something to do."""
+        """Return the next request; None: the stream has been idle or was closed."""
         if self._draining:
             raise DRAINING
         try:
@@ -157,7 +157,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
             return await call.answer()
 
     def drain(self) -> None:
-        """End every stream once nothing is under way on it, and every call that waits for keys."""
+        """End every stream after its current operation, and every call that waits for keys."""
         self._draining = True
         for pause in self._pauses:
             pause.reschedule(0)

@@ -10,7 +10,7 @@ from muster.service.security.identity.rules import FetchedFrom
 
 TIMEOUT = 5.0
 """Seconds for all of it."""
-MOST_BYTES = 1_048_576
+MAX_BYTES = 1_048_576
 
 
 class FetchError(Exception):
@@ -48,8 +48,8 @@ async def _bounded(answer: aiohttp.ClientResponse, url: str) -> bytes:
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk
-        if len(data) > MOST_BYTES:
-            raise FetchError(f"{url} answers more than {MOST_BYTES:,} bytes")
+        if len(data) > MAX_BYTES:
+            raise FetchError(f"{url} answers more than {MAX_BYTES:,} bytes")
     return bytes(data)
 
 

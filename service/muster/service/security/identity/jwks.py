@@ -9,7 +9,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-LEAST_RSA_BITS = 2_048
+MIN_RSA_BITS = 2_048
 ALGORITHMS: Mapping[tuple[Any, Any], str] = {("RSA", None): "RS256", ("EC", "P-256"): "ES256"}
 """What a key signs with, by its kind and curve. What its token says of that is not asked."""
 
@@ -61,7 +61,7 @@ def parse(data: bytes) -> KeySet:
     keys = tuple(key for entry in entries if (key := _key(entry)) is not None)
     if not keys:
         raise ValueError(
-            f"none of its {len(entries)} keys is for signatures with RS256 (RSA of {LEAST_RSA_BITS} bits or "
+            f"none of its {len(entries)} keys is for signatures with RS256 (RSA of {MIN_RSA_BITS} bits or "
             "more) or ES256 (EC P-256)"
         )
     return KeySet(keys)
@@ -79,7 +79,7 @@ def _key(entry: object) -> tuple[str | None, Key] | None:
         public = jwt.PyJWK(entry, algorithm=algorithm).key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    if isinstance(public, RSAPublicKey) and public.key_size < LEAST_RSA_BITS:
+    if isinstance(public, RSAPublicKey) and public.key_size < MIN_RSA_BITS:
         return None
     kid = entry.get("kid")
     return (kid if isinstance(kid, str) else None, Key(public, algorithm))

@@ -16,7 +16,7 @@ REFRESH = 300.0
 PAUSE = 10.0
 """Seconds between the begins of two fetches at the least, however many unknown keys are shown meanwhile."""
 
-MOST_WAITING = 1_000
+MAX_WAITING = 1_000
 """Calls that may wait for one fetch: each is somebody's who has shown nothing yet that can be checked."""
 
 
@@ -51,7 +51,7 @@ class Keys(Protocol):
         """
         ...
 
-    def tend(self) -> None:
+    def refresh(self) -> None:
         """See whether they are still the newest; called every second or so."""
         ...
 
@@ -85,7 +85,7 @@ class KeysInFile:
             raise KeyUnknown(_missing(kid, self._keys.value, str(self._path)))
         return key
 
-    def tend(self) -> None:
+    def refresh(self) -> None:
         """See ``Keys``."""
         self._keys.look()
 
@@ -146,9 +146,9 @@ class FetchedKeys:
             raise KeysUnavailable(
                 self._complaint or f"{self._url} was asked a moment ago, and did not have this key then"
             )
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             raise KeysUnavailable(
-                f"{self._url} is being asked, and {MOST_WAITING:,} calls wait for it already"
+                f"{self._url} is being asked, and {MAX_WAITING:,} calls wait for it already"
             )
         self._waiting += 1
         try:
@@ -162,7 +162,7 @@ class FetchedKeys:
             raise KeysUnavailable(self._complaint or f"{self._url} is not asked any more")
         raise KeyUnknown(_missing(kid, self._keys, self._url))
 
-    def tend(self) -> None:
+    def refresh(self) -> None:
         """See ``Keys``."""
         every = REFRESH if self._keys is not None and not self._complaint else PAUSE
         if self._fetching is None and self._clock() - self._begun_at >= every:

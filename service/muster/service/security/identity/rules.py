@@ -15,7 +15,7 @@ from muster.service.security.tables import Table
 AUDIENCE = "muster"
 LEEWAY = 10.0
 """Seconds that the issuer's clock and ours may be apart."""
-MOST_LEEWAY = 300.0
+MAX_LEEWAY = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def issuer(table: Table) -> Issuer:
     table.check_fields("name", "url", "audience", "keys_file", "keys_url", "ca_file", "token_file", "leeway")
     name = table.name()
     url = table.text("url", "the iss of its tokens, to the letter")
-    leeway = table.number("leeway", LEEWAY, most=MOST_LEEWAY)
+    leeway = table.number("leeway", LEEWAY, most=MAX_LEEWAY)
     keys_file, keys_url = table.path("keys_file"), table.optional_text("keys_url")
     if (keys_file is None) == (keys_url is None):
         raise FileError(f"{table.where} needs either keys_file or keys_url: where its public keys are.")

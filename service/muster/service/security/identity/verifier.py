@@ -18,13 +18,13 @@ from muster.service.security.identity.keys import FetchedKeys, Keys, KeysInFile,
 from muster.service.security.identity.refusals import TokenRefused, unknown
 from muster.service.security.identity.rules import FetchedFrom, Issuer
 
-MOST_TOKEN = 7_000
+MAX_TOKEN = 7_000
 """Characters of a token. A service account's has about 1,200; gRPC takes 8 KiB of headers."""
 SHAPE = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 """Three parts in base64url. That without a signature is one, too: it has a refusal of its own."""
 FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 """What reading something that anyone may have written can end in."""
-MOST_REMEMBERED = 4_096
+MAX_REMEMBERED = 4_096
 """Tokens whose signature was found good, which takes up to a millisecond: they are shown again and again."""
 
 
@@ -58,7 +58,7 @@ class Verifier:
         self._known: dict[str, _Known] = {}
         self._good: dict[bytes, _Good] = {}
 
-    def hold(self, issuers: Iterable[Issuer]) -> None:
+    def set_issuers(self, issuers: Iterable[Issuer]) -> None:
         """Check the tokens of these issuers from now on, and of no others.
 
         Raises:
@@ -80,10 +80,10 @@ class Verifier:
             return KeysInFile(source)
         return FetchedKeys(issuer.name, source.url, partial(fetch, source), self._ticks)
 
-    def tend(self) -> None:
+    def refresh(self) -> None:
         """See whether all keys are still the newest; called every second or so."""
         for known in self._known.values():
-            known.keys.tend()
+            known.keys.refresh()
 
     def close(self) -> None:
         """Stop what is under way."""
@@ -103,7 +103,7 @@ class Verifier:
         self._check_times(good.claims)
         # The newest is the last.
         self._good[digest] = good
-        if len(self._good) > MOST_REMEMBERED:
+        if len(self._good) > MAX_REMEMBERED:
             del self._good[next(iter(self._good))]
         return good.claims
 
@@ -167,8 +167,8 @@ def expired(claims: Claims, now: float) -> TokenRefused:
 
 def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Header and claims of a token, unchecked."""
-    if len(token) > MOST_TOKEN:
-        raise unknown("size", f"it has {len(token):,} characters, and {MOST_TOKEN:,} are the most")
+    if len(token) > MAX_TOKEN:
+        raise unknown("size", f"it has {len(token):,} characters, and {MAX_TOKEN:,} are the most")
     if SHAPE.fullmatch(token) is None:
         raise unknown("shape", "it is none of the tokens of the file, and no JWT")
     try:

@@ -42,8 +42,20 @@ def get(run_id: str) -> run_pb2.RunServiceGetRequest:
     return run_pb2.RunServiceGetRequest(run_id=run_id)
 
 
+class Serialized(bytes):
+    """The bytes of a response, from which a test reads the response."""
+
+    response: Any = None
+
+
+def serialized(response: Any) -> Serialized:
+    data = Serialized()
+    data.response = response
+    return data
+
+
 class Context:
-    """A call: what its peer sends, and what it is sent."""
+    """A call: the messages that its peer sends, and those that it receives."""
 
     def __init__(self, *sent: bytes) -> None:
         self._sent = list(sent)
@@ -56,11 +68,11 @@ class Context:
         return self._sent.pop(0) if self._sent else grpc.aio.EOF
 
     async def write(self, response: Any) -> None:
-        self.heard.append(response)
+        self.heard.append(response.response if isinstance(response, Serialized) else response)
 
 
 class World:
-    """One interceptor, and what came through it."""
+    """One interceptor, and the requests that came through it."""
 
     def __init__(self, role: Role | None = Role.WORKER, runs: tuple[str, ...] = ("a-*",), **limits: int):
         self.slept: list[float] = []
@@ -82,13 +94,16 @@ class World:
 
         Details.method = method  # type: ignore[attr-defined]
 
+        if handler is not None and handler.response_serializer is None:
+            handler = handler._replace(response_serializer=serialized)
+
         async def continuation(_: object) -> Any:
             return handler
 
         return await self.interceptor.intercept_service(continuation, Details())  # type: ignore[arg-type]
 
     async def call(self, method: str, made: Any, data: bytes = b"", metadata: Any = BEARING) -> list[Any]:
-        """Call a handler: what it responds."""
+        """Call a handler, and return its responses."""
         handler = await self.handler(method, made, metadata)
         context = Context(data)
         await handler.stream_stream(None, context)

@@ -15,7 +15,7 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec
-from muster.service.rpc.servicers.rendezvous import MAX_UNSENT, Attendance, RendezvousServicer
+from muster.service.rpc.servicers.rendezvous import MAX_UNSENT, NodeMembership, RendezvousServicer
 from muster.service.rpc.servicers.run import RunServicer
 from muster.service.snapshots import Snapshots
 from muster.service.storage.memory import MemoryEngine
@@ -223,14 +223,14 @@ async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
 @in_virtual_time
 async def test_what_was_said_before_the_end_is_still_read():
     async with serving() as service:
-        attendance = Attendance(service.driver)
+        membership = NodeMembership(service.driver)
         no = Refusal(Reason.RUN_CLOSED, "closed.")
-        say(attendance, NodesWaiting(1))
-        say(attendance, Refused(no))
-        attendance.end(Refusal(Reason.COORDINATOR_DRAINING, "too late to matter."))
+        say(membership, NodesWaiting(1))
+        say(membership, Refused(no))
+        membership.end(Refusal(Reason.COORDINATOR_DRAINING, "too late to matter."))
         heard: list[Message] = []
         with pytest.raises(Refusal) as caught:
-            async for message in attendance:
+            async for message in membership:
                 heard.append(message)
         assert heard == [NodesWaiting(1)]
         assert caught.value is no
@@ -239,19 +239,19 @@ async def test_what_was_said_before_the_end_is_still_read():
 @in_virtual_time
 async def test_a_node_that_does_not_read_is_cut_off_in_the_end():
     async with serving() as service:
-        attendance = Attendance(service.driver)
+        membership = NodeMembership(service.driver)
         for count in range(MAX_UNSENT + 5):
-            say(attendance, NodesWaiting(count))
+            say(membership, NodesWaiting(count))
         heard: list[Message] = []
         with pytest.raises(Refusal) as caught:
-            async for message in attendance:
+            async for message in membership:
                 heard.append(message)
         assert heard == [NodesWaiting(count) for count in range(MAX_UNSENT)]
         assert caught.value.reason is Reason.SLOW_CONSUMER
 
 
-def say(attendance: Attendance, message: Message) -> None:
-    attendance.deliver(Outgoing(message, lambda _: b""))
+def say(membership: NodeMembership, message: Message) -> None:
+    membership.deliver(Outgoing(message, lambda _: b""))
 
 
 # ---------------------------------------------------------------------- leaving and closing

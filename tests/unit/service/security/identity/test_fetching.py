@@ -92,7 +92,7 @@ async def test_it_takes_neither_for_ever_nor_everything(serve: Serve, monkeypatc
         return web.Response()
 
     async def flood(_: web.Request) -> web.Response:
-        return web.Response(body=b"x" * (fetching.MOST_BYTES + 1))
+        return web.Response(body=b"x" * (fetching.MAX_BYTES + 1))
 
     assert "more than 1,048,576 bytes" in await why(FetchedFrom(url=await serve(flood)))
     monkeypatch.setattr(fetching, "TIMEOUT", 0.05)

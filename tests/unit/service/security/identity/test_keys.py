@@ -84,13 +84,13 @@ async def test_a_file_that_is_being_replaced_keeps_the_last_good_keys(tmp_path: 
     for broken in (b"", BOTH[:100], None):
         file.unlink() if broken is None else file.write_bytes(broken)
         with capture_logs() as logged:
-            followed.tend()
-            followed.tend()
+            followed.refresh()
+            followed.refresh()
         assert [line["event"] for line in logged] == ["keys.kept"]
         assert str(file) in logged[0]["reason"]
         await followed.find("first")
     SECOND.publish(file)
-    followed.tend()
+    followed.refresh()
     await followed.find("second")
     with pytest.raises(KeyUnknown, match=r"is none of the 1 of .*keys\.json"):
         await followed.find("first")
@@ -127,8 +127,8 @@ class Source:
             raise self.answers
         return self.answers
 
-    async def tend(self) -> None:
-        self.keys.tend()
+    async def refresh(self) -> None:
+        self.keys.refresh()
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -146,7 +146,7 @@ async def test_keys_are_fetched_once_for_all_who_wait():
 
 
 async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(keys, "MOST_WAITING", 2)
+    monkeypatch.setattr(keys, "MAX_WAITING", 2)
     source = Source()
     source.open.clear()
     waiting = [asyncio.create_task(source.keys.find("first")) for _ in range(2)]
@@ -159,7 +159,7 @@ async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch):
 
 async def test_a_flood_of_unknown_keys_fetches_at_a_bounded_rate():
     source = Source()
-    await source.tend()
+    await source.refresh()
     for second in range(100):
         source.now = float(second)
         for number in range(20):
@@ -172,7 +172,7 @@ async def test_a_flood_of_unknown_keys_fetches_at_a_bounded_rate():
 
 async def test_a_new_key_is_found_at_once_or_after_a_pause_and_never_refused_for_good():
     source = Source()
-    await source.tend()
+    await source.refresh()
     source.now = 1.0
     source.answers = BOTH
     with pytest.raises(KeysUnavailable, match="was asked a moment ago"):
@@ -188,12 +188,12 @@ async def test_a_new_key_is_found_at_once_or_after_a_pause_and_never_refused_for
 
 async def test_the_last_known_keys_stay_while_the_source_cannot_be_reached():
     source = Source()
-    await source.tend()
+    await source.refresh()
     with capture_logs() as logged:
         for broken in (FetchError("https://keys cannot be reached"), b"{}", b"{}"):
             source.now += REFRESH
             source.answers = broken
-            await source.tend()
+            await source.refresh()
             await source.keys.find("first")
             with pytest.raises(KeysUnavailable, match="https://keys"):
                 await source.keys.find("second")
@@ -202,20 +202,20 @@ async def test_the_last_known_keys_stay_while_the_source_cannot_be_reached():
     source.answers = BOTH
     source.now += PAUSE
     with capture_logs() as logged:
-        await source.tend()
+        await source.refresh()
     assert [(line["event"], line["keys"]) for line in logged] == [("keys.fetched", 2)]
     await source.keys.find("second")
 
 
 async def test_what_an_issuer_withdraws_is_forgotten():
     source = Source()
-    await source.tend()
+    await source.refresh()
     source.answers = SECOND.jwks
     source.now = REFRESH - 1
-    await source.tend()
+    await source.refresh()
     await source.keys.find("first")
     source.now = REFRESH
-    await source.tend()
+    await source.refresh()
     with pytest.raises(KeysUnavailable):
         await source.keys.find("first")
 
@@ -224,7 +224,7 @@ async def test_without_keys_from_the_start_on_the_refusal_says_so():
     source = Source()
     source.answers = FetchError("https://keys cannot be reached: refused")
     with capture_logs() as logged:
-        await source.tend()
+        await source.refresh()
         with pytest.raises(KeysUnavailable, match="cannot be reached: refused"):
             await source.keys.find("first")
     assert "Until then its tokens are refused" in logged[0]["reason"]

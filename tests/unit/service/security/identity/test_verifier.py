@@ -47,7 +47,7 @@ class Room:
             ),
         )
         self.verifier = Verifier(lambda: self.now, lambda: self.now)
-        self.verifier.hold(self.tokens.issuers)
+        self.verifier.set_issuers(self.tokens.issuers)
         self.access = Access(lambda: self.tokens, self.verifier, lambda: self.now)
 
     def admit(self, token: str, method: str = CONNECT) -> Grant:
@@ -202,7 +202,7 @@ def test_an_account_of_another_issuer_is_nobody(room: Room, tmp_path: Path):
     other.publish(tmp_path / "other.json")
     trusted = Trusted(name="other", url="https://other", keys=tmp_path / "other.json")
     room.tokens = Tokens((), (*room.tokens.issuers, trusted), room.tokens.rules)
-    room.verifier.hold(room.tokens.issuers)
+    room.verifier.set_issuers(room.tokens.issuers)
     refusal, line = refused(room, other.token(now=NOW))
     assert (line["check"], line["issuer"]) == ("rules", "other")
     assert "nobody" in refusal.message
@@ -223,14 +223,14 @@ async def test_an_issuer_that_is_dropped_while_a_key_is_fetched_vouches_for_nobo
 
     monkeypatch.setattr(verifier, "fetch", fetch)
     (trusted,) = room.tokens.issuers
-    room.verifier.hold((replace(trusted, keys=FetchedFrom(url="https://keys")),))
+    room.verifier.set_issuers((replace(trusted, keys=FetchedFrom(url="https://keys")),))
     waiting = asyncio.create_task(room.verifier.verify(ISSUER.token(now=NOW)))
     await begun.wait()
     # What was asked for is there before it can be stopped.
     end.set()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    room.verifier.hold(())
+    room.verifier.set_issuers(())
     with pytest.raises(TokenRefused) as caught:
         await waiting
     assert caught.value.check in ("issuer", "keys")
@@ -255,11 +255,11 @@ def test_a_token_is_good_no_longer_than_its_key(room: Room, tmp_path: Path):
     token = ISSUER.token(now=NOW)
     room.admit(token)
     OF_RSA.publish(tmp_path / "keys.json")
-    room.verifier.tend()
+    room.verifier.refresh()
     assert refused(room, token)[1]["check"] == "kid"
     # Nor is it good with another key of the same name.
     Issuer(private=key("thief")).publish(tmp_path / "keys.json")
-    room.verifier.tend()
+    room.verifier.refresh()
     assert refused(room, token)[1]["check"] == "signature"
 
 
@@ -267,14 +267,14 @@ def test_a_token_is_good_no_longer_than_its_issuer_is_trusted(room: Room):
     token = ISSUER.token(now=NOW)
     room.admit(token)
     (trusted,) = room.tokens.issuers
-    room.verifier.hold((replace(trusted, audience="other"),))
+    room.verifier.set_issuers((replace(trusted, audience="other"),))
     assert refused(room, token)[1]["check"] == "aud"
-    room.verifier.hold(())
+    room.verifier.set_issuers(())
     assert refused(room, token)[1]["check"] == "issuer"
 
 
 def test_what_is_remembered_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verifier, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(verifier, "MAX_REMEMBERED", 2)
     tokens = [ISSUER.token(now=NOW, jti=str(number)) for number in range(3)]
     for token in (*tokens, tokens[1]):
         room.admit(token)
@@ -320,14 +320,14 @@ async def test_a_changed_rule_ends_what_it_gave_and_nothing_else(room: Room):
     await asyncio.sleep(0)
     assert not any(one.done() for one in calls)
     (trusted,) = room.tokens.issuers
-    assert room.tokens.uphold(other)
+    assert room.tokens.is_still_valid(other)
     changed = (
         replace(trusted, url="https://other"),
         replace(trusted, audience="other"),
         replace(trusted, name="other"),
     )
     for one in changed:
-        assert not Tokens((), (one,), room.tokens.rules).uphold(other)
+        assert not Tokens((), (one,), room.tokens.rules).is_still_valid(other)
     narrower = ServiceAccounts(
         issuer="cluster", namespace="team-a", account="trainer", role=Role.VIEWER, runs=("*",)
     )
@@ -341,4 +341,4 @@ async def test_a_changed_rule_ends_what_it_gave_and_nothing_else(room: Room):
 
 
 def test_clients_send_no_token_that_is_too_long_to_be_looked_at():
-    assert verifier.MOST_TOKEN == credentials.MOST_TOKEN
+    assert verifier.MAX_TOKEN == credentials.MOST_TOKEN

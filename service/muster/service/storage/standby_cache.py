@@ -1,4 +1,4 @@
-"""The state of the leader at a standby: read, followed and decoded before it is needed."""
+"""The leader's state at a standby: read, followed and decoded before the standby leads."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -12,42 +12,42 @@ from muster.service.storage.engine import StorageError
 from muster.service.storage.etcd import STATE, whole_key
 
 
-class Warm:
-    """What a replica must have at hand to take over at once.
+class StandbyCache:
+    """Rows and decoded records of the state, so that a replica can take over at once.
 
     Args:
         etcd: the client.
-        location: where the state is.
+        location: the state.
     """
 
     def __init__(self, etcd: Etcd, location: Location) -> None:
         self._decoded: dict[bytes, tuple[bytes, StoredRecord]] = {}
-        """By key: the very value that it was decoded from."""
+        """By key: the value object that was decoded, and its record."""
         self._mirror = Mirror(etcd, location.prefix + STATE, took=self._take)
 
     def rows(self, revision: int, timeout: float) -> Mapping[bytes, bytes]:
-        """The rows behind ``STATE`` as they are at a revision or later; this ends with it.
+        """Return the rows behind ``STATE`` as of a revision or later, and stop following.
 
         Raises:
-            EtcdError: the news of that revision did not come in time.
+            EtcdError: that revision did not arrive in time.
         """
         rows = self._mirror.rows(revision, timeout)
         self._mirror.close()
         return rows
 
     def records(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[StoredRecord]:
-        """The records of an engine's rows; what was decoded before is not decoded again.
+        """Return the records of an engine's rows, without decoding known rows again.
 
         Raises:
-            StorageError: a row is not one that this version writes.
+            StorageError: this version does not write such a row.
         """
         for key, value in rows:
-            before = self._decoded.pop(key, None)  # Who leads needs it no longer.
-            # A value of several parts is put together anew, so it is never the same object.
+            before = self._decoded.pop(key, None)  # A leader needs it only once.
+            # A value of several parts is joined each time, so it is never the same object.
             yield before[1] if before is not None and before[0] is value else codec.decode(key, value)
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         self._mirror.close()
 
     def _take(self, row: bytes, value: bytes | None) -> None:
@@ -56,6 +56,6 @@ class Warm:
             return
         self._decoded.pop(key, None)
         if value is not None:
-            # It may be the first part of several; or damaged, and who takes over says so.
+            # It may be the first part of several. A damaged row is reported when this replica takes over.
             with suppress(StorageError):
                 self._decoded[key] = value, codec.decode(key, value)

@@ -17,7 +17,7 @@ from muster.service.security.tokens import Tokens
 from muster.service.security.traffic import Traffic
 
 
-class Gate:
+class SecurityContext:
     """What is in force: certificates, tokens and rates.
 
     Args:
@@ -47,7 +47,7 @@ class Gate:
     def _tokens(self, path: Path) -> Tokens:
         """The tokens of a file, with the keys of its issuers at hand."""
         found = tokens.load(path)
-        self._verifier.hold(found.issuers)
+        self._verifier.set_issuers(found.issuers)
         if overlaps := found.overlaps():
             log = structlog.get_logger()
             log.warning("tokens.overlap", file=str(path), reason=overlaps[0], others=len(overlaps) - 1)
@@ -56,11 +56,11 @@ class Gate:
     async def keep_fresh(self) -> None:
         """Follow the files and the keys of issuers, for ever."""
         try:
-            await asyncio.gather(keep_fresh(self._files), self._tend())
+            await asyncio.gather(keep_fresh(self._files), self._refresh_keys())
         finally:
             self._verifier.close()
 
-    async def _tend(self) -> None:
+    async def _refresh_keys(self) -> None:
         while True:
-            self._verifier.tend()
+            self._verifier.refresh()
             await asyncio.sleep(INTERVAL)

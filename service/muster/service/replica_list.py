@@ -1,13 +1,14 @@
-"""What the parts of the service say to each other of several coordinators of one state."""
+"""The list of all coordinators of one state, and the header of clients that look for the leader."""
 
 from collections.abc import Callable, Sequence
 
 from muster.v1 import coordinator_pb2
 
+
 Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
-"""Tells which coordinators there are of one state."""
+"""Lists the coordinators of one state."""
 
 
 def no_replicas() -> Sequence[coordinator_pb2.Replica]:
-    """This one is the only one that there can be."""
+    """Return no replicas: this coordinator cannot have any."""
     return ()

@@ -1,21 +1,21 @@
-"""What a coordinator runs in."""
+"""What a coordinator shares with a standby in the same process."""
 
 import asyncio
 from dataclasses import dataclass, field
 
 from muster.service.clock import Clock, SystemClock
 from muster.service.config import Config
-from muster.service.security.gate import Gate
+from muster.service.security.context import SecurityContext
 from muster.service.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The same for a coordinator and for one that waits to become one."""
+class AppContext:
+    """Settings, security, metrics and the stop signal of one process."""
 
     config: Config
-    gate: Gate
+    security: SecurityContext
     metrics: Metrics
     stop: asyncio.Event
-    """Set when it is to end."""
+    """Set when the process is to end."""
     clock: Clock = field(default_factory=SystemClock)

@@ -60,7 +60,7 @@ class Committed:
         return said
 
 
-class Life(NamedTuple):
+class SaveAttempt(NamedTuple):
     """Which attempt to save a step this is. The lives of a job are in the order of these."""
 
     generation: int

@@ -17,7 +17,7 @@ from muster.checkpoint.committed import (
     MARKER,
     WIDTH,
     Committed,
-    Life,
+    SaveAttempt,
     UncommittedError,
     committed_from,
     run_mark,
@@ -94,7 +94,7 @@ class CheckpointDirectory:
         """Return where the checkpoint of a step is, or will be."""
         return self.folder / _name(step)
 
-    def unfinished(self, step: int, life: Life) -> Path:
+    def unfinished(self, step: int, life: SaveAttempt) -> Path:
         """Return where a step is written before it is committed.
 
         Args:
@@ -206,7 +206,7 @@ class CheckpointDirectory:
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life | None = None,
+        decided: SaveAttempt | None = None,
         used: Collection[Path | str] = (),
         excluded: Collection[str] = (),
     ) -> None:
@@ -239,7 +239,7 @@ class CheckpointDirectory:
                 self._remove(entry.path)
             newer += entry.whole and entry.path.resolve() not in unmarked
 
-    def _is_over(self, unfinished: Path, decided: Life) -> bool:
+    def _is_over(self, unfinished: Path, decided: SaveAttempt) -> bool:
         return unfinished.name.endswith(self._run) and _life(unfinished) <= decided
 
     def _remove(self, path: Path) -> None:
@@ -354,13 +354,13 @@ def by_commit(entries: list[Entry]) -> list[Entry]:
     return sorted(entries, key=key)
 
 
-def _life(unfinished: Path) -> Life:
+def _life(unfinished: Path) -> SaveAttempt:
     """Return the attempt in a name. An unknown name sorts before every attempt."""
     try:
         generation, number, *_ = unfinished.name.rpartition(".")[2].split("-")
-        return Life(int(generation), int(number))
+        return SaveAttempt(int(generation), int(number))
     except ValueError:
-        return Life(-1, -1)
+        return SaveAttempt(-1, -1)
 
 
 # ---------------------------------------------------------------------- files

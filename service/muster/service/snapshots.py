@@ -1,4 +1,4 @@
-"""Views of runs, made once for everyone who looks at about the same time."""
+"""Views of runs, made once and shared by all watches and pages of the same moment."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from muster.service.core.vocabulary.model import Instant
 from muster.service.security.patterns import matches
 
 INTERVAL = 0.2
-"""Seconds for which a view is shown again: one of 16,384 ranks takes milliseconds of the loop."""
+"""Seconds for which a view is reused: making one of 16,384 ranks takes milliseconds of the event loop."""
 ALL = ("*",)
-"""The patterns that all runs match."""
+"""Patterns that match all runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunSnapshot:
-    """One run at the moment of a snapshot."""
+    """One run at the time of a snapshot."""
 
     view: views.RunView
     counts: views.RunView
-    """The view without what changes all the time. It is the same object for as long as it is the same."""
+    """The view without fields that change all the time. The object stays the same while its value does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class Snapshot:
     """The runs that match some patterns, by id."""
 
     taken_at: float
-    """On the monotonic clock; the state may have changed since."""
+    """Seconds on the monotonic clock."""
     runs: tuple[RunSnapshot, ...]
 
 
 class Snapshots:
-    """Makes the views of runs: of each run one in an :data:`INTERVAL`, and none that nobody asks for."""
+    """Makes views of runs on demand, at most one of each run in an :data:`INTERVAL`."""
 
     def __init__(self) -> None:
         self._taken_at = float("-inf")
         self._made: dict[str, tuple[Run, RunSnapshot]] = {}
         self._before: dict[str, tuple[Run, RunSnapshot]] = {}
-        """Of the last interval, for their counts."""
+        """The views of the last interval, for their counts."""
         self._matching: dict[tuple[str, ...], Snapshot] = {}
 
     def take(self, coordinator: Coordinator, now: Instant, patterns: tuple[str, ...] = ALL) -> Snapshot:
@@ -55,13 +55,13 @@ class Snapshots:
         return found
 
     def take_one(self, coordinator: Coordinator, now: Instant, run_id: str) -> Snapshot:
-        """Return the run of an id, as it was at most an interval ago; nothing if it is not known."""
+        """Return a run, as it was at most an interval ago; an empty snapshot if it is unknown."""
         self._begin(now)
         run = coordinator.runs.get(run_id)
         return Snapshot(self._taken_at, () if run is None else (self._made_of(run, now),))
 
     def _begin(self, now: Instant) -> None:
-        """Begin a new interval, if the last one is over."""
+        """Start a new interval if the last one is over."""
         if now.monotonic - self._taken_at >= INTERVAL:
             self._taken_at = now.monotonic
             self._before, self._made = self._made, {}
@@ -80,7 +80,7 @@ class Snapshots:
 
 
 def _counts(view: views.RunView) -> views.RunView:
-    """Return a view without what changes all the time: a store's use, training steps, a checkpoint's age."""
+    """Return a view without the store's use, training steps and a checkpoint's age."""
     checkpoints = view.checkpoints
     if checkpoints is not None:
         checkpoints = dataclasses.replace(checkpoints, age=0.0, unsaved=None)

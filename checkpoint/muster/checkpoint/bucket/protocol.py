@@ -20,7 +20,7 @@ from muster.checkpoint.bucket.objects import Objects
 from muster.checkpoint.committed import (
     WIDTH,
     Committed,
-    Life,
+    SaveAttempt,
     UncommittedError,
     committed_from,
     run_mark,
@@ -51,7 +51,7 @@ class Attempt:
     """One attempt to save a step."""
 
     step: int
-    life: Life
+    life: SaveAttempt
     run: str
     """A mark of the run: lives are numbered in each from the start."""
 
@@ -72,7 +72,7 @@ class Attempt:
         if found is None:
             return None
         step, generation, number, run = found.groups()
-        attempt = cls(int(step), Life(int(generation), int(number)), run)
+        attempt = cls(int(step), SaveAttempt(int(generation), int(number)), run)
         return attempt if attempt.name == name else None
 
 
@@ -135,7 +135,7 @@ class CheckpointBucket:
 
     # ------------------------------------------------------------------ names
 
-    def attempt(self, step: int, life: Life) -> Attempt:
+    def attempt(self, step: int, life: SaveAttempt) -> Attempt:
         """What an attempt of this job is called, the same on all ranks."""
         return Attempt(step, life, self._run)
 
@@ -393,7 +393,7 @@ class CheckpointBucket:
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life | None = None,
+        decided: SaveAttempt | None = None,
         used: Collection[Path | str] = (),
         excluded: Collection[str] = (),
     ) -> None:
@@ -421,7 +421,7 @@ class CheckpointBucket:
             self._retain(keep_last, used, excluded)
         self._objects.remove(name for name in sorted(names) if decided is not None and name.startswith(PROBE))
 
-    def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
+    def _is_over(self, attempt: Attempt, decided: SaveAttempt | None) -> bool:
         return decided is None or (attempt.run == self._run and attempt.life <= decided)
 
     def _look_at(self, judged: Set[Attempt], begun: Set[Attempt]) -> None:

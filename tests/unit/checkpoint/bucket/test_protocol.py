@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket
-from muster.checkpoint.committed import Committed, Life, UncommittedError
+from muster.checkpoint.committed import Committed, SaveAttempt, UncommittedError
 from tests.support.saves.model_bucket import Fate, ModelBucket
 
 RANKS = 2
@@ -38,7 +38,7 @@ class Job:
         self.bucket = CheckpointBucket(self.world.objects, "s3://b/job", self.run)
 
     def attempt(self, save: int) -> Attempt:
-        return self.bucket.attempt(self.first + save, Life(self.generation, save))
+        return self.bucket.attempt(self.first + save, SaveAttempt(self.generation, save))
 
     def lead(self) -> None:
         self.bucket.sweep(self.keep_last)

@@ -18,7 +18,7 @@ else:  # torch 2.15 and newer
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, DamagedError
 from muster.checkpoint.bucket.source import BucketSource
-from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.containment import check_name
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.digest import Segment
@@ -67,7 +67,7 @@ class BucketPlace:
             )
         self._bucket.sweep(None)
 
-    def draft(self, step: int, life: Life) -> "BucketDraft":
+    def draft(self, step: int, life: SaveAttempt) -> "BucketDraft":
         """Return a save."""
         return BucketDraft(self._objects, self._bucket, self._bucket.attempt(step, life))
 
@@ -126,7 +126,7 @@ class BucketPlace:
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life,
+        decided: SaveAttempt,
         used: Collection[Path | str],
         excluded: Collection[str] = (),
     ) -> None:

@@ -1,4 +1,4 @@
-"""A save that all ranks were asked for, in words."""
+"""A requested save, as text."""
 
 from muster.service.core.vocabulary import report
 from muster.v1 import run_pb2
@@ -12,7 +12,7 @@ _STATES = {
 
 
 def save_text(save: run_pb2.Save) -> str:
-    """How a save stands, in a line: ``save 3 at step 412: done by all ranks, 14 s after it was asked``."""
+    """Describe a save in one line: ``save 3 at step 412: done by all ranks, 14 s after it was asked for``."""
     step = f" at step {save.step}" if save.HasField("step") else ""
     took = ""
     if save.HasField("ended_at"):
@@ -23,6 +23,6 @@ def save_text(save: run_pb2.Save) -> str:
 
 
 def asked_text(save: run_pb2.Save) -> str:
-    """Who asked for a save, and why."""
+    """Name the caller that asked for a save, and the reason."""
     reason = f": {report.shown(save.reason)}" if save.reason else ""
     return f"{report.shown(save.by)}{reason}"

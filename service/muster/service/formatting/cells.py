@@ -1,4 +1,4 @@
-"""What stands in a cell of a table, on a terminal or on the status page."""
+"""Values as short texts, for the cells of tables on a terminal and on the status page."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from muster.service.core.vocabulary import report
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 """Units of bytes; each is 1,024 times the one before."""
 NOTHING = "-"
-"""Stands in a cell that has nothing to say, so that columns can be counted."""
+"""The text of an empty cell, so that programs can count columns."""
 
 
 def duration(milliseconds: int) -> str:
-    """A duration in one word: ``340ms``, ``2.5s``, ``41s``, ``5m20s``, ``7h12m``, ``3d4h``."""
+    """Format a duration as one word: ``340ms``, ``2.5s``, ``41s``, ``5m20s``, ``7h12m``, ``3d4h``."""
     if milliseconds < 10_000:
         return report.seconds(milliseconds / 1000).replace(" ", "")
     seconds = round(milliseconds / 1000)
@@ -22,7 +22,7 @@ def duration(milliseconds: int) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes: ``512 bytes``, ``1.5 GiB``."""
+    """Format a number of bytes: ``512 bytes``, ``1.5 GiB``."""
     if count < 1024:
         return f"{count} bytes"
     power = min(len(UNITS), (count.bit_length() - 1) // 10)
@@ -30,23 +30,23 @@ def size(count: int) -> str:
 
 
 def steps(lowest: int, highest: int) -> str:
-    """The training step that ranks are at, or that of the last and that of the first: ``405-412``."""
+    """Format the training steps of ranks: one step, or the lowest and the highest: ``405-412``."""
     return str(highest) if lowest == highest else f"{lowest}-{highest}"
 
 
 def standstill(lowest: int, highest: int, lowest_rank: int, still: float) -> str:
-    """Who is behind in training, and for how long nobody has moved: ``rank 3 is last; none moved for 41s``.
+    """Name the last rank, and how long ago any rank moved: ``rank 3 is last; none moved for 41s``.
 
     Args:
         lowest: the step of the last rank.
-        highest: the step of the first.
-        lowest_rank: the last.
-        still: seconds since one of them took a step.
+        highest: the step of the first rank.
+        lowest_rank: the last rank.
+        still: seconds since any rank took a step.
     """
     behind = f"rank {lowest_rank} is last; " if lowest < highest else ""
     return f"{behind}none moved for {duration(round(still * 1000))}"
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Ranks, folded into ranges, in one word."""
+    """Format ranks as ranges, in one word."""
     return report.ranges(numbers).replace(" ", "") or NOTHING

@@ -5,8 +5,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket
+from muster.checkpoint.bucket.protocol import CheckpointBucket
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.digest import SegmentDigester
 from muster.checkpoint.directory import CheckpointDirectory, write_marker

@@ -58,7 +58,6 @@ NOT_YET_CLEAN: dict[str, int] = {
     "worker_sdk/muster/worker/session": 7,
     "worker_sdk/muster/worker/store_stream.py": 2,
     "worker_sdk/muster/worker/transport": 4,
-    "checkpoint": 13,
     "client": 26,
     "relay": 33,
     "benchmarks": 20,

@@ -8,8 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import LOOKS, Attempt, CheckpointBucket
+from muster.checkpoint.bucket.protocol import LOOKS, CheckpointBucket
 from muster.checkpoint.committed import Committed, SaveAttempt, UncommittedError
 from muster.checkpoint.damage import DAMAGED
 from muster.checkpoint.version import LaterVersionError
@@ -63,7 +64,7 @@ def test_a_step_is_not_committed_twice_by_one_attempt(objects: FsspecObjects, bu
     made = commit(objects, bucket, 3)
     assert commit(objects, bucket, 3) == made, "an answer was lost, and the same is said again"
     other = CheckpointBucket(objects, objects.url, "job")
-    with pytest.raises(UncommittedError, match="was given up by another life"):
+    with pytest.raises(UncommittedError, match="was given up by a restart"):
         other.commit(bucket.attempt(3, SaveAttempt(0, 0)), Committed(3, 9, "job", "save", 3, ""), {"data": 1})
     assert bucket.latest() == made
 
@@ -266,7 +267,7 @@ def test_mark_of_another_process_does_not_count(objects: FsspecObjects, bucket: 
     """Somebody has marked what this process itself committed, and saw whole."""
     first = commit(objects, bucket, 1, SaveAttempt(0, 0))
     second = commit(objects, bucket, 2, SaveAttempt(0, 1))
-    attempt = Attempt.named(str(second.path).rpartition("/")[2])
+    attempt = Attempt.parse(str(second.path).rpartition("/")[2])
     assert attempt is not None
     CheckpointBucket(objects, objects.url, "").mark(attempt, DAMAGED, b"{}")
     bucket.sweep(1, SaveAttempt(0, 1))

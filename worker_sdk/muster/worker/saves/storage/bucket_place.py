@@ -15,8 +15,9 @@ else:  # torch 2.15 and newer
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
     from torch.distributed.checkpoint.fsspec_filesystem import _FileSystem as FsspecFileSystem
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, DamagedError
+from muster.checkpoint.bucket.protocol import CheckpointBucket, DamagedError
 from muster.checkpoint.bucket.source import BucketSource
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.containment import check_name
@@ -119,7 +120,7 @@ class BucketPlace:
     def mark_damaged(self, made: Committed, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged."""
         bucket, name = self._bucket_of(made.path)
-        attempt = Attempt.named(name)
+        attempt = Attempt.parse(name)
         assert attempt is not None
         bucket.mark_damaged(attempt, damage)
 

@@ -60,13 +60,13 @@ class Committed:
         return said
 
 
-class Life(NamedTuple):
-    """Which attempt to save a step this is. The lives of a job are in the order of these."""
+class SaveAttempt(NamedTuple):
+    """Identifies one attempt to save a step. Later attempts of a job compare greater."""
 
     generation: int
-    """The job's life between restarts."""
+    """The generation of the run: it grows at every restart of the job."""
     number: int
-    """Of the save in it: that of its barrier, which goes on where the job is started again."""
+    """The number of the save: that of its barrier, which continues after a restart within the generation."""
 
 
 def run_mark(run_id: str) -> str:
@@ -88,7 +88,7 @@ def unseal(data: bytes, what: str = MARKER) -> dict[str, Any]:
 
     Args:
         data: its content.
-        what: where it is, for people.
+        what: the name of the marker, for people.
 
     Returns:
         Its fields, without digest and format.
@@ -155,7 +155,7 @@ def committed_from(said: Mapping[str, Any], path: Path | str) -> Committed:
 # ---------------------------------------------------------------------- adapters of frameworks
 
 NO_STEP = -1
-"""The step of a checkpoint whose marker and name have none."""
+"""The step of a checkpoint if neither its marker nor its name has one."""
 _NUMBER = re.compile(r"(\d+)(?:\.[a-z]+)?$")
 _SHARED = ("world_size", "run_id", "prefix", "sequence", "order", "committed_at", "manifest")
 """The fields that an adapter's marker shares with a ``Checkpointer``'s."""

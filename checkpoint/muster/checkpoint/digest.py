@@ -1,7 +1,8 @@
 """Digests of a checkpoint's content, computed while it is written and checked while it is read.
 
 They are XXH3 with 128 bits, the fastest hash of python-xxhash: 13 GiB/s, measured on one core, where zlib's
-CRC-32 reaches 2.5 GiB/s. They find damage. They do not stop an attacker, who can write a manifest as well.
+CRC-32 reaches 2.5 GiB/s. They find damage, but do not stop an attacker that can write a
+manifest as well.
 """
 
 from collections.abc import Iterable

@@ -17,7 +17,7 @@ from muster.checkpoint.committed import (
     MARKER,
     WIDTH,
     Committed,
-    Life,
+    SaveAttempt,
     UncommittedError,
     committed_from,
     run_mark,
@@ -32,8 +32,8 @@ from muster.checkpoint.source import home
 
 logger = logging.getLogger(__name__)
 
-LEFT = (".step-", ".removed-")
-"""Prefixes of names of what is not yet, or no longer, a checkpoint."""
+UNCOMMITTED = (".step-", ".removed-")
+"""Prefixes of the names of folders that are not yet, or no longer, checkpoints."""
 METADATA = ".metadata"
 """The file that torch writes last into a checkpoint."""
 STEP = "step-"
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def step(self) -> int:
-        """The step in its name; :data:`NO_STEP` if there is none."""
+        """The step in its name; :data:`NO_STEP` if the name has no step."""
         return step_in(self.path.name)
 
     @property
@@ -72,8 +72,8 @@ class CheckpointDirectory:
     """The checkpoints of one job.
 
     Args:
-        folder: where they are; it is made if it is not there.
-        run_id: of the job. Another run may have the same lives, and a writer left that goes on.
+        folder: their folder; it is made if it does not exist.
+        run_id: the job's run. Another run may number its attempts alike, and one of its writers may be alive.
 
     Raises:
         OSError: it cannot be written.
@@ -94,14 +94,14 @@ class CheckpointDirectory:
         """Return where the checkpoint of a step is, or will be."""
         return self.folder / _name(step)
 
-    def unfinished(self, step: int, life: Life) -> Path:
+    def unfinished(self, step: int, save: SaveAttempt) -> Path:
         """Return where a step is written before it is committed.
 
         Args:
             step: the step.
-            life: what makes the name this save's own, the same for all ranks.
+            save: the attempt, the same for all ranks.
         """
-        return self.folder / f".step-{step:0{WIDTH}}.{life.generation}-{life.number}{self._run}"
+        return self.folder / f".step-{step:0{WIDTH}}.{save.generation}-{save.number}{self._run}"
 
     # ------------------------------------------------------------------ commit
 
@@ -122,7 +122,7 @@ class CheckpointDirectory:
         sync(self.folder)
         return made
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ reading
 
     def read(self, path: Path) -> Committed:
         """Return what a checkpoint is.
@@ -197,7 +197,7 @@ class CheckpointDirectory:
     # ------------------------------------------------------------------ marks
 
     def mark_damaged(self, path: Path, damage: Damage) -> None:
-        """Record durably that a checkpoint is damaged: no later life resumes from it."""
+        """Record durably that a checkpoint is damaged, so that no restart resumes from it."""
         logger.error("%s is damaged and will not be resumed from: %s", path, damage)
         mark(path, DAMAGED, damage.encode())
 
@@ -206,20 +206,20 @@ class CheckpointDirectory:
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life | None = None,
+        decided: SaveAttempt | None = None,
         used: Collection[Path | str] = (),
         excluded: Collection[str] = (),
     ) -> None:
-        """Remove what failed saves have left, and all but the checkpoints committed last.
+        """Remove the remains of failed saves, and all but the newest checkpoints.
 
         Damaged checkpoints do not count. They are removed when ``keep_last`` whole ones are newer.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
-            decided: the last save that is decided. What is later, by its name, is still being written: other
-                ranks may have begun a save that this one has yet to hear of. None: nothing is being written.
-            used: checkpoints that are being loaded, and stay.
-            excluded: paths of damaged checkpoints that could not be marked, and do not count.
+            decided: the last decided save. Later ones, by their names, are still being written: other ranks
+                may have started a save that this one has not heard of. None: nothing is being written.
+            used: checkpoints that are being loaded, which stay.
+            excluded: paths of damaged checkpoints that could not be marked. They do not count.
         """
         for name in retrying(str(self.folder), lambda: names_in(self.folder)):
             left = self.folder / name
@@ -239,8 +239,8 @@ class CheckpointDirectory:
                 self._remove(entry.path)
             newer += entry.whole and entry.path.resolve() not in unmarked
 
-    def _is_over(self, unfinished: Path, decided: Life) -> bool:
-        return unfinished.name.endswith(self._run) and _life(unfinished) <= decided
+    def _is_over(self, unfinished: Path, decided: SaveAttempt) -> bool:
+        return unfinished.name.endswith(self._run) and _attempt(unfinished) <= decided
 
     def _remove(self, path: Path) -> None:
         # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.
@@ -262,7 +262,7 @@ class CheckpointDirectory:
 
 def _highest(entries: list[Entry]) -> int:
     """Return the highest order of a commit that one of these may have."""
-    # Those that cannot be read now have had orders, too, and may be restored.
+    # Checkpoints that cannot be read now have orders as well, and may become readable again.
     unread = sum(entry.made is None for entry in entries)
     return max((entry.made.order for entry in entries if entry.made is not None), default=0) + unread
 
@@ -332,7 +332,7 @@ def committed_in(path: Path, said: Mapping[str, Any]) -> Committed:
     Raises:
         ValueError: the marker's fields are wrong, or it belongs to another folder.
     """
-    if path.name.startswith(LEFT):
+    if path.name.startswith(UNCOMMITTED):
         raise ValueError("it was not committed, or is being removed")
     made = committed_from(said, path)
     if path.name.startswith(STEP) and path.name != _name(made.step):
@@ -354,13 +354,13 @@ def by_commit(entries: list[Entry]) -> list[Entry]:
     return sorted(entries, key=key)
 
 
-def _life(unfinished: Path) -> Life:
+def _attempt(unfinished: Path) -> SaveAttempt:
     """Return the attempt in a name. An unknown name sorts before every attempt."""
     try:
         generation, number, *_ = unfinished.name.rpartition(".")[2].split("-")
-        return Life(int(generation), int(number))
+        return SaveAttempt(int(generation), int(number))
     except ValueError:
-        return Life(-1, -1)
+        return SaveAttempt(-1, -1)
 
 
 # ---------------------------------------------------------------------- files

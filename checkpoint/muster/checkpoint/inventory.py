@@ -13,8 +13,8 @@ from pathlib import Path
 from muster.checkpoint.committed import MARKER, NO_STEP, Committed, committed_by_adapter, step_in, unseal
 from muster.checkpoint.damage import DAMAGED
 from muster.checkpoint.directory import (
-    LEFT,
     STEP,
+    UNCOMMITTED,
     Entry,
     by_commit,
     committed_in,
@@ -35,7 +35,7 @@ _REPLACED = re.compile(r"\.(.+)\.replaced")
 """The name of an adapter's old checkpoint while a new one replaces it."""
 _CONTENT = {MARKER, DAMAGED, ".metadata"}
 """A folder with one of these files is one checkpoint, committed or not."""
-_NAMES = (*LEFT, STEP)
+_NAMES = (*UNCOMMITTED, STEP)
 """So is a folder whose name begins with one of these."""
 
 
@@ -46,9 +46,9 @@ def inventory_of(place: str) -> Inventory:
         place: a folder, or an address with a scheme.
 
     Raises:
-        ValueError: it is no such address.
+        ValueError: the address is invalid.
         ImportError: the package that opens the scheme is not installed.
-        OSError: the store refuses.
+        OSError: the store refuses the request.
     """
     scheme, separator, name = place.partition("://")
     if not separator:

@@ -41,7 +41,7 @@ class StoredCheckpoint:
 
     @property
     def marked_damaged(self) -> bool:
-        """Whether somebody has recorded that it is damaged."""
+        """Whether it is marked as damaged."""
         return DAMAGED in self.marks
 
     @property

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 from muster.v1 import coordinator_pb2
 
-
 Replicas = Callable[[], Sequence[coordinator_pb2.Replica]]
 """Lists the coordinators of one state."""
 

@@ -1,4 +1,4 @@
-"""Views of runs, made once for all watches that read them at about the same time."""
+"""Views of runs, made once and shared by all watches and pages of the same moment."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from muster.service.core.vocabulary.model import Instant
 from muster.service.security.patterns import matches
 
 INTERVAL = 0.2
-"""Seconds for which a view is reused: a view of 16,384 ranks takes milliseconds of the event loop."""
+"""Seconds for which a view is reused: making one of 16,384 ranks takes milliseconds of the event loop."""
 ALL = ("*",)
-"""The patterns that all runs match."""
+"""Patterns that match all runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunSnapshot:
-    """One run at the moment of a snapshot."""
+    """One run at the time of a snapshot."""
 
     view: views.RunView
     counts: views.RunView
-    """The view without values that change all the time. It stays the same object while it is equal."""
+    """The view without fields that change all the time. The object stays the same while its value does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Snapshot:
     """The runs that match some patterns, by id."""
 
     taken_at: float
-    """Time on the monotonic clock. The state may have changed since then."""
+    """Seconds on the monotonic clock."""
     runs: tuple[RunSnapshot, ...]
 
 
 class Snapshots:
-    """Makes views of runs on request, at most one of each run within an :data:`INTERVAL`."""
+    """Makes views of runs on demand, at most one of each run in an :data:`INTERVAL`."""
 
     def __init__(self) -> None:
         self._taken_at = float("-inf")
@@ -55,13 +55,13 @@ class Snapshots:
         return found
 
     def take_one(self, coordinator: Coordinator, now: Instant, run_id: str) -> Snapshot:
-        """Return one run as it was at most an interval ago; an unknown run gives an empty snapshot."""
+        """Return a run, as it was at most an interval ago; an empty snapshot if it is unknown."""
         self._begin(now)
         run = coordinator.runs.get(run_id)
         return Snapshot(self._taken_at, () if run is None else (self._made_of(run, now),))
 
     def _begin(self, now: Instant) -> None:
-        """Begin a new interval if the last one is over."""
+        """Start a new interval if the last one is over."""
         if now.monotonic - self._taken_at >= INTERVAL:
             self._taken_at = now.monotonic
             self._before, self._made = self._made, {}
@@ -80,7 +80,7 @@ class Snapshots:
 
 
 def _counts(view: views.RunView) -> views.RunView:
-    """Return a view without values that change all the time: store size, training steps, checkpoint age."""
+    """Return a view without the store's use, training steps and a checkpoint's age."""
     checkpoints = view.checkpoints
     if checkpoints is not None:
         checkpoints = dataclasses.replace(checkpoints, age=0.0, unsaved=None)

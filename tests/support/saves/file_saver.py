@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.worker import GrpcBarrier
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest
@@ -37,7 +37,7 @@ class FileSaver:
 
     def save(self, step: int, state: dict[str, Any], before: Callable[[], None] = lambda: None) -> None:
         """Begin to save; ``before`` is called in the child."""
-        unfinished = self._directory.unfinished(step, Life(self._barrier.generation, step))
+        unfinished = self._directory.unfinished(step, SaveAttempt(self._barrier.generation, step))
 
         def write() -> None:
             before()

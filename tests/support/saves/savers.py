@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lab.patience import PATIENCE
-from muster.checkpoint.committed import Life
+from muster.checkpoint.committed import SaveAttempt
 from tests.support.ranks import CONTEXT
 from tests.support.saves.save_history import Event, weight_at
 
@@ -297,7 +297,7 @@ class _Worker:
 @contextmanager
 def _when_written(saver: Any, before: Callable[[], None]) -> Iterator[None]:
     """What a child that is forked meanwhile does when it has written, and has not said so."""
-    kind = type(saver._place.draft(0, Life(0, 0)))
+    kind = type(saver._place.draft(0, SaveAttempt(0, 0)))
     leave = kind.leave
 
     def leave_after(draft: Any, note: str, data: bytes) -> None:

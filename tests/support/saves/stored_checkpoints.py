@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket
-from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.bucket.protocol import CheckpointBucket
+from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.digest import SegmentDigester
 from muster.checkpoint.directory import CheckpointDirectory, write_marker
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference, RankEntry
@@ -53,7 +54,7 @@ def in_folder(
 ) -> Path:
     """Commit a checkpoint of two ranks, as a ``Checkpointer`` does."""
     directory = CheckpointDirectory(folder)
-    unfinished = directory.unfinished(step, Life(0, step))
+    unfinished = directory.unfinished(step, SaveAttempt(0, step))
     write_files(unfinished, files)
     made = Committed(step, 2, "job1", "save", step, directory.path(step), committed_at=committed_at)
     if digests:
@@ -80,7 +81,7 @@ def in_bucket(
     objects: FsspecObjects,
     step: int,
     *,
-    life: Life = Life(0, 0),  # noqa: B008 - it is immutable
+    life: SaveAttempt = SaveAttempt(0, 0),  # noqa: B008 - it is immutable
     bucket: CheckpointBucket | None = None,
 ) -> Attempt:
     """Commit a checkpoint of two ranks to a bucket; a bucket that is given knows the earlier ones."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.checkpoint.committed import MARKER, Committed, Life, UncommittedError, seal
+from muster.checkpoint.committed import MARKER, Committed, SaveAttempt, UncommittedError, seal
 from muster.checkpoint.damage import DAMAGED, KEPT
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.version import LaterVersionError
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> CheckpointDirectory:
 
 
 def commit(folder: CheckpointDirectory, step: int) -> Committed:
-    unfinished = folder.unfinished(step, Life(0, 0))
+    unfinished = folder.unfinished(step, SaveAttempt(0, 0))
     unfinished.mkdir()
     (unfinished / "data").write_text(str(step))
     made = folder.commit(unfinished, Committed(step, 2, "job", "save", step, folder.path(step)))
@@ -43,7 +43,7 @@ def test_a_step_with_more_digits_than_expected_is_still_the_last(folder: Checkpo
 
 def test_what_was_not_committed_is_not_found_and_not_read(folder: CheckpointDirectory):
     commit(folder, 1)
-    unfinished = folder.unfinished(2, Life(0, 1))
+    unfinished = folder.unfinished(2, SaveAttempt(0, 1))
     unfinished.mkdir()
     folder.path(3).mkdir()
     assert [one.step for one in folder.all()] == [1]
@@ -91,14 +91,14 @@ def test_a_marker_that_is_a_folder_is_none(folder: CheckpointDirectory):
 
 def test_leftovers_are_swept_and_others_files_are_not(folder: CheckpointDirectory):
     commit(folder, 1)
-    left = [folder.unfinished(step, life) for step, life in ((2, Life(3, 1)), (2, Life(2, 9)))]
+    left = [folder.unfinished(step, life) for step, life in ((2, SaveAttempt(3, 1)), (2, SaveAttempt(2, 9)))]
     left += [folder.folder / ".step-0000000007.torn-name", folder.folder / ".removed-step-0000000000"]
-    begun = [folder.unfinished(step, life) for step, life in ((3, Life(3, 2)), (1, Life(4, 0)))]
+    begun = [folder.unfinished(step, life) for step, life in ((3, SaveAttempt(3, 2)), (1, SaveAttempt(4, 0)))]
     others = folder.folder / ".git"
     for path in (*left, *begun, others):
         path.mkdir()
         (path / "file").touch()
-    folder.sweep(None, Life(3, 1))
+    folder.sweep(None, SaveAttempt(3, 1))
     assert not any(path.exists() for path in left)
     assert all((path / "file").exists() for path in (*begun, others))
     folder.sweep(None)
@@ -121,7 +121,7 @@ def test_half_of_one_never_looks_like_one(
     if what == "a checkpoint":
         commit(folder, 0)
     else:
-        folder.unfinished(0, Life(0, 1)).mkdir()
+        folder.unfinished(0, SaveAttempt(0, 1)).mkdir()
     commit(folder, 1)
 
     def killed(path: Path, **_: Any) -> None:
@@ -167,7 +167,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     commit(folder, 1)
     assert order == [
         f"{MARKER} named=False",
-        f"{folder.unfinished(1, Life(0, 0)).name} named=False",
+        f"{folder.unfinished(1, SaveAttempt(0, 0)).name} named=False",
         f"{folder.folder.name} named=True",
     ]
 
@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 
 
 def committed(folder: CheckpointDirectory, step: int) -> Path:
-    unfinished = folder.unfinished(step, Life(0, 0))
+    unfinished = folder.unfinished(step, SaveAttempt(0, 0))
     unfinished.mkdir()
     (unfinished / "__0_0.distcp").touch()
     path = folder.path(step)
@@ -217,7 +217,7 @@ def test_a_look_that_retention_overtakes_is_taken_again(tmp_path: Path, monkeypa
 def test_what_is_swept_cannot_be_committed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An earlier life's rank 0 commits while a new one cleans up."""
     old, new = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
-    unfinished = old.unfinished(1, Life(0, 0))
+    unfinished = old.unfinished(1, SaveAttempt(0, 0))
     unfinished.mkdir()
     (unfinished / "__0_0.distcp").touch()
     unlink = os.unlink
@@ -268,12 +268,12 @@ def test_field_that_is_not_known_is_ignored(folder: CheckpointDirectory):
 def test_drafts_of_two_runs_differ_and_a_run_sweeps_only_its_own(tmp_path: Path):
     """A job that is started again under another run id counts its lives from the start again."""
     old, new = CheckpointDirectory(tmp_path, "slurm-1"), CheckpointDirectory(tmp_path, "slurm-2")
-    drafts = [one.unfinished(1, Life(0, 0)) for one in (old, new)]
+    drafts = [one.unfinished(1, SaveAttempt(0, 0)) for one in (old, new)]
     for draft in drafts:
         draft.mkdir()
-    old.sweep(None, Life(7, 0))
+    old.sweep(None, SaveAttempt(7, 0))
     assert [draft.exists() for draft in drafts] == [False, True]
-    new.sweep(None, Life(0, 0))
+    new.sweep(None, SaveAttempt(0, 0))
     assert not drafts[1].exists()
 
 

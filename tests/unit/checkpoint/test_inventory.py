@@ -12,7 +12,7 @@ import pytest
 from muster.checkpoint import retry
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import CheckpointBucket
-from muster.checkpoint.committed import MARKER, Life, UncommittedError
+from muster.checkpoint.committed import MARKER, SaveAttempt, UncommittedError
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import CheckpointDirectory, write_marker
@@ -298,7 +298,7 @@ def test_marks_do_not_count_as_content(tmp_path: Path):
 def test_checkpoints_of_a_bucket_are_listed_newest_commit_first(objects: FsspecObjects):
     bucket = CheckpointBucket(objects, objects.url, "job1")
     committed = [in_bucket(objects, step, bucket=bucket).name for step in (80, 100, 60)]
-    objects.put(f"{bucket.attempt(110, Life(0, 9)).name}/__0_0.distcp", b"not committed")
+    objects.put(f"{bucket.attempt(110, SaveAttempt(0, 9)).name}/__0_0.distcp", b"not committed")
     listed = inventory_of(objects.url).checkpoints()
     assert [one.name for one in listed] == committed[::-1]
     assert [one.step for one in listed] == [60, 100, 80]
@@ -309,7 +309,7 @@ def test_place_may_be_one_checkpoint_of_a_bucket(objects: FsspecObjects):
     bucket = CheckpointBucket(objects, objects.url, "job1")
     one, _ = (in_bucket(objects, step, bucket=bucket).name for step in (1, 2))
     assert names(f"{objects.url}/{one}") == names(f"{objects.url}/{one}/") == [one]
-    missing = bucket.attempt(3, Life(0, 0)).name
+    missing = bucket.attempt(3, SaveAttempt(0, 0)).name
     with pytest.raises(NotCommittedError, match="is not a committed checkpoint"):
         names(f"{objects.url}/{missing}")
 
@@ -342,7 +342,7 @@ def test_checkpoint_that_retention_removes_meanwhile_is_not_damaged(
     real = readers.sizes
 
     def sizes(folder: str) -> dict[str, int]:
-        bucket.sweep(1, Life(9, 9))
+        bucket.sweep(1, SaveAttempt(9, 9))
         return real(folder)
 
     monkeypatch.setattr(readers, "sizes", sizes)

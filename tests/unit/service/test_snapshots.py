@@ -5,7 +5,7 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.model import Instant
 from muster.service.security.grants import Grant, Role
 from muster.service.snapshots import INTERVAL, Snapshot, Snapshots
-from muster.service.web import look
+from muster.service.web import page_data
 
 
 def two_teams() -> Scene:
@@ -49,7 +49,7 @@ def test_view_is_made_again_after_an_interval_and_its_counts_stay_the_same_objec
 def test_page_shows_the_views_that_watches_share():
     scene, snapshots = two_teams(), Snapshots()
     grant = Grant(name="ann", role=Role.VIEWER, runs=("team-a/*",), digest=b"")
-    page = look.overview(scene.coordinator, scene.instant, snapshots, grant)
+    page = page_data.take_overview(scene.coordinator, scene.instant, snapshots, grant)
     watched = snapshots.take(scene.coordinator, scene.instant)
     assert [view.run_id for view in page.runs] == ["team-a/1"]
     assert page.runs[0] is watched.runs[0].view

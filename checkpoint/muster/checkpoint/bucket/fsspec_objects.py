@@ -1,4 +1,4 @@
-"""A job's objects, wherever fsspec can keep them."""
+"""The objects of a job, in any store that fsspec supports."""
 
 import errno
 import logging
@@ -19,26 +19,26 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PROBES = 3
-"""How often a store is asked whether it refuses a second object, before it is taken for one that does not."""
+"""Attempts to see the store refuse a second object, before it counts as a store that does not."""
 MAGIC = "*?[]"
-"""What fsspec takes for a pattern."""
+"""Characters that fsspec takes for a pattern."""
 UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP)
-"""Of a request that a store does not know."""
+"""Error numbers of a request that a store does not support."""
 UNEXPLAINED = errno.EINVAL
-"""Of a request whose answer has no room for a reason: S3's to HEAD, when a token has expired."""
+"""The error number of a response without a reason: S3 answers HEAD so when a token has expired."""
 FRESH: dict[str, Any] = {"use_listings_cache": False}
-"""For any of fsspec's: a listing shows what is there, and not what was."""
+"""Options of every fsspec file system: listings are never cached."""
 
 
 class FsspecObjects:
-    """Objects below an address. It may be used by several threads, and by no forked child.
+    """The objects below an address. Several threads may use it; a forked child opens the store again.
 
     Args:
         url: the address, with a scheme.
-        options: what fsspec's implementation of the scheme takes, such as credentials.
+        options: options of fsspec's implementation of the scheme, such as credentials.
 
     Raises:
-        ValueError: the scheme is unknown, or the address lacks something.
+        ValueError: the scheme is unknown, or the address is incomplete.
         ImportError: the scheme's package is not installed.
         OSError: the store refuses the options.
     """
@@ -46,24 +46,24 @@ class FsspecObjects:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = url.rstrip("/")
         self.options = {**options, **FRESH}
-        """What any of fsspec's users needs to reach the same."""
+        """The options with which other users of fsspec reach the same store."""
         self._opened_by = os.getpid()
         self._opened, self._root = _opened(self.url, self.options)
         self._exclusive = True
         self._warned = False
 
-    # ------------------------------------------------------------------ whether it can be used
+    # ------------------------------------------------------------------ checks
 
     def check(self) -> None:
-        """See that objects can be made, listed and removed there, by making one.
+        """Check that objects can be created, listed and removed, by doing so with one.
 
         Raises:
-            OSError: they cannot, and why.
+            OSError: they cannot; the message says why.
         """
         probe = f"{PROBE}{uuid4().hex}"
         self.put(probe, b"")
         seen = probe in self.names()
-        self._ask("remove objects", lambda: self._fs.rm_file(self._path(probe)))  # Which says if it cannot.
+        self._ask("remove objects", lambda: self._fs.rm_file(self._path(probe)))  # Raises if it cannot.
         if not seen or probe in self.names():
             raise OSError(
                 f"{self.url}: an object that was made there is {'not removed' if seen else 'not listed'}. "
@@ -71,20 +71,20 @@ class FsspecObjects:
             )
 
     def check_exclusive(self) -> bool:
-        """See whether the store keeps two from making one object; without that it is looked for first."""
+        """Check whether the store refuses to create an object twice. If not, `create` first looks for it."""
         self._exclusive = True
         self._exclusive = any(self._refuses_a_second() for _ in range(PROBES))
         return self._exclusive
 
     def _refuses_a_second(self) -> bool:
-        """Another job's sweep may remove what is made here: that it is not refused once says nothing."""
+        """Try to create an object twice. Success proves nothing: a sweep may have removed the first."""
         probe = f"{PROBE}{uuid4().hex}"
         try:
-            # Also where the first is refused: it was made, and an answer lost.
+            # A refusal of the first counts as well: it was created, and the answer was lost.
             return not self.create(probe, b"") or not self.create(probe, b"")
         except OSError as error:
             if isinstance(error.__cause__, NotImplementedError) or _errno_of(error) in UNKNOWN:
-                return False  # It does not know such a request.
+                return False  # The store does not support the request.
             raise
         finally:
             self.remove([probe])
@@ -92,20 +92,20 @@ class FsspecObjects:
     # ------------------------------------------------------------------ requests
 
     def names(self) -> set[str]:
-        """The objects at the top, and the folders there, whose names end with ``/``."""
+        """Return the names at the top level: objects, and folders, which end with ``/``."""
 
         def look() -> set[str]:
             try:
                 found = self._fs.ls(self._root, detail=True)
             except FileNotFoundError:
-                # A folder without objects is none. If it is the bucket that is not there, making one fails.
+                # An empty folder does not exist. If the bucket is missing, creating an object fails.
                 return set()
             return {_top(one) for one in found}
 
         return self._ask("list objects", look)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The objects in a folder, and how many bytes each has."""
+        """Return the objects in a folder and their sizes in bytes."""
         path = self._path(folder)
 
         def look() -> dict[str, int]:
@@ -116,7 +116,7 @@ class FsspecObjects:
         return self._ask("list objects", look)
 
     def get(self, name: str) -> bytes:
-        """What an object holds."""
+        """Return the content of an object."""
         return self._ask(f"give {name}", lambda: bytes(self._fs.cat_file(self._path(name))))
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
@@ -137,7 +137,7 @@ class FsspecObjects:
         return self._ask(f"give {name}", get)
 
     def get_all(self, names: Iterable[str]) -> dict[str, bytes]:
-        """What several objects hold, asked for at the same time where that can be done."""
+        """Return the content of several objects, requested concurrently if the store supports it."""
         paths = {self._path(name): name for name in names}
 
         def get() -> dict[str, bytes]:
@@ -151,11 +151,11 @@ class FsspecObjects:
         return self._ask("give objects", get)
 
     def put(self, name: str, data: bytes) -> None:
-        """Make an object, or replace it."""
+        """Create or replace an object."""
         self._ask(f"take {name}", lambda: self._fs.pipe_file(self._path(name), data))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Make an object, unless there is one of that name."""
+        """Create an object unless that name exists. Return whether it was created."""
         path = self._path(name)
 
         def make() -> bool:
@@ -177,7 +177,7 @@ class FsspecObjects:
             try:
                 self._fs.rm(paths)
             except FileNotFoundError:
-                # One is gone already, and others perhaps left.
+                # One was gone already, and others may be left.
                 for path in paths:
                     with suppress(FileNotFoundError):
                         self._fs.rm_file(path)
@@ -186,7 +186,7 @@ class FsspecObjects:
             self._ask("remove objects", remove)
 
     def uploads(self) -> set[str]:
-        """The folders with uploads that were not completed."""
+        """Return the folders with multipart uploads that were not completed."""
         try:
             found = self._ask(
                 "list its uploads", lambda: multipart.unfinished(self._fs, self._root), renews=False
@@ -197,14 +197,14 @@ class FsspecObjects:
         return {upload.path.removeprefix(f"{self._root}/").partition("/")[0] for upload in found}
 
     def abort_uploads(self, folder: str) -> None:
-        """End those of a folder."""
+        """Abort the uploads of a folder."""
         try:
             self._ask("abort an upload", lambda: multipart.abort(self._fs, self._path(folder)), renews=False)
         except OSError as error:
             self._warn(error)
 
     def _warn(self, error: OSError) -> None:
-        """Of uploads that stay: they cost money, and nothing else."""
+        """Log once that uploads stay. They cost money, but do no harm."""
         if not self._warned:
             logger.warning("uploads that were never completed are not aborted: %s", error)
         self._warned = True
@@ -214,7 +214,7 @@ class FsspecObjects:
     @property
     def _fs(self) -> AbstractFileSystem:
         if self._opened_by != os.getpid():
-            # It has a thread and connections that a forked child has not.
+            # A forked child does not have the thread and connections of its parent.
             self._opened_by = os.getpid()
             self._open()
         return self._opened
@@ -236,20 +236,20 @@ class FsspecObjects:
                 "have expired, and let it list, read, write and remove objects there."
             ) from error
         except Exception as error:
-            # Each store's client has errors of its own, which need not be OSErrors.
+            # Each store's client has its own errors, which may not be OSErrors.
             raise OSError(f"{self.url} cannot {what}: {type(error).__name__}: {error}") from error
 
     def _renewing(self, request: Callable[[], T]) -> T:
-        """Ask again when refused: credentials in a file may have been replaced since they were read."""
+        """Repeat a refused request once: a file of credentials may have been replaced since it was read."""
         try:
             return request()
         except OSError as error:
             if not (isinstance(error, PermissionError) or error.errno == UNEXPLAINED):
                 raise
-            # Torch's writers and readers find by the same options what is opened here.
+            # Torch's writers and readers get the same cached instance by the same options.
             type(self._fs).clear_instance_cache()
             self._open()
-            return request()  # What was refused was not done.
+            return request()  # The refused request had no effect.
 
 
 def _opened(url: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, str]:

@@ -1,7 +1,8 @@
 """The checkpoints that are stored in a bucket, for people."""
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, Entry
+from muster.checkpoint.bucket.protocol import CheckpointBucket, Entry
 from muster.checkpoint.bucket.source import BucketSource
 from muster.checkpoint.stored import MARKS, NotCommittedError, StoredCheckpoint, content_size
 
@@ -13,15 +14,15 @@ class BucketInventory:
         url: the address, with a scheme.
 
     Raises:
-        ValueError: it is no such address.
+        ValueError: the address is invalid.
         ImportError: the scheme's package is not installed.
-        OSError: the store refuses.
+        OSError: the store refuses the request.
     """
 
     def __init__(self, url: str) -> None:
         above, _, name = url.rstrip("/").rpartition("/")
         self._url = url
-        self._only = Attempt.named(name)
+        self._only = Attempt.parse(name)
         self._objects = FsspecObjects(url if self._only is None else above, {})
         # The run id only names new attempts. This reader makes none, and sees the attempts of all runs.
         self._bucket = CheckpointBucket(self._objects, self._objects.url, "")
@@ -65,6 +66,6 @@ class BucketInventory:
 
 
 def _attempt(one: StoredCheckpoint) -> Attempt:
-    attempt = Attempt.named(one.name)
+    attempt = Attempt.parse(one.name)
     assert attempt is not None
     return attempt

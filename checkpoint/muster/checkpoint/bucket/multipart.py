@@ -1,6 +1,6 @@
-"""Uploads in parts that were never completed: S3 keeps the parts, and bills them, until somebody aborts them.
+"""Multipart uploads that were never completed: S3 keeps and bills the parts until the upload is aborted.
 
-Other stores forget them by themselves, after days.
+Other stores delete the parts by themselves after days.
 """
 
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from fsspec import AbstractFileSystem
 
 
 class Upload(NamedTuple):
-    """One that has begun."""
+    """An upload that has begun."""
 
     path: str
-    """Of the object that it is to become."""
+    """The path of the object that it would create."""
     upload_id: str
 
 
 def unfinished(fs: AbstractFileSystem, path: str) -> list[Upload]:
-    """Those below a path.
+    """Return the uncompleted uploads below a path.
 
     Raises:
-        OSError: the store does not tell.
+        OSError: the store cannot list them.
     """
     if not hasattr(fs, "call_s3"):
         return []
@@ -29,7 +29,7 @@ def unfinished(fs: AbstractFileSystem, path: str) -> list[Upload]:
     page: dict[str, Any] = {}
     while True:
         answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **page)
-        # Not every server that speaks S3 heeds the prefix.
+        # Some S3 servers ignore the prefix.
         found += [
             Upload(f"{bucket}/{one['Key']}", one["UploadId"])
             for one in answer.get("Uploads", ())
@@ -41,14 +41,14 @@ def unfinished(fs: AbstractFileSystem, path: str) -> list[Upload]:
 
 
 def abort(fs: AbstractFileSystem, path: str) -> None:
-    """End those below a path.
+    """Abort the uncompleted uploads below a path.
 
     Raises:
-        OSError: the store does not.
+        OSError: the store cannot abort one.
     """
     for upload in unfinished(fs, path):
         bucket, key, _ = fs.split_path(upload.path)
         try:
             fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload.upload_id)
         except FileNotFoundError:
-            continue  # Another has.
+            continue  # Another process has aborted it.

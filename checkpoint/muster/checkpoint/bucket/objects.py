@@ -1,39 +1,39 @@
-"""What is asked of a store of objects, of which the protocol knows no more than this."""
+"""What the checkpoint protocol needs of an object store."""
 
 from collections.abc import Iterable
 from typing import Protocol
 
 
 class Objects(Protocol):
-    """The objects of one job. Folders are but the beginnings of names.
+    """The objects of one job. A folder is a prefix of object names.
 
-    Whoever asks sees what was done before. Any request may raise ``OSError``, and may have been carried out
-    nevertheless; ``FileNotFoundError`` says that there is no such object.
+    Each request sees the effect of all earlier ones. Any request may raise ``OSError``, even if the store
+    carried it out. ``FileNotFoundError`` says that the object does not exist.
     """
 
     def names(self) -> set[str]:
-        """The objects at the top, and the folders there, whose names end with ``/``."""
+        """Return the names at the top level: objects, and folders, which end with ``/``."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The objects in a folder, by their names in it, and how many bytes each has."""
+        """Return the objects in a folder: name within the folder to size in bytes."""
 
     def get(self, name: str) -> bytes:
-        """What an object holds."""
+        """Return the content of an object."""
 
     def get_all(self, names: Iterable[str]) -> dict[str, bytes]:
-        """What several objects hold, by their names; without those that are not there."""
+        """Return the content of several objects by name, without those that do not exist."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Make an object, or replace it."""
+        """Create or replace an object."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Make an object if there is none of that name. Returns whether there was none."""
+        """Create an object unless that name exists. Return whether it was created."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, if they are there."""
+        """Remove those of these objects that exist."""
 
     def uploads(self) -> set[str]:
-        """The folders in which there are objects whose uploads have begun and not ended."""
+        """Return the folders with multipart uploads that were not completed."""
 
     def abort_uploads(self, folder: str) -> None:
-        """End those of a folder: nothing is kept of their parts."""
+        """Abort the uploads of a folder, so that the store deletes their parts."""

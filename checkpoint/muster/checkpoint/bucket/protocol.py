@@ -1,13 +1,14 @@
-"""How a save becomes a checkpoint in a store that cannot rename, and how what is none is removed.
+"""Commits and removes checkpoints in an object store, which cannot rename.
 
-Each attempt to save a step writes below a name of its own. One small object beside it, its verdict, says what
-has become of it. It is made once: who makes it first has decided, since the store refuses a second. Rank 0
-makes it ``committed`` when every rank has written. Who sweeps makes it ``abandoned`` before he removes
-anything, so that a process that was stopped, and goes on after hours, cannot commit what is being removed.
-When all is gone the verdict goes as well; one that comes even later names objects that are not there, and is
-known by that.
+Each attempt to save a step writes below its own name. One small object beside it, its verdict, says whether
+it is a checkpoint. The first process to create the verdict decides, because the store refuses a second one.
+Rank 0 creates it as ``committed`` when every rank has written. A sweep creates it as ``abandoned`` before it
+removes anything. So a process that was suspended for hours cannot commit an attempt that is being removed.
 
-A test looks at it between any two requests.
+The sweep removes the verdict last. If a commit comes even later, its verdict names objects that do not exist,
+so readers do not take it for a checkpoint.
+
+A test inspects the store between any two requests.
 """
 
 import logging
@@ -16,74 +17,36 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muster.checkpoint.bucket.attempts import (
+    ABANDONED,
+    Attempt,
+    Verdict,
+    decode_verdict,
+    encode_verdict,
+    folder_attempts,
+    judged_attempts,
+)
 from muster.checkpoint.bucket.objects import Objects
 from muster.checkpoint.committed import (
     WIDTH,
     Committed,
-    Life,
+    SaveAttempt,
     UncommittedError,
-    committed_from,
     run_mark,
-    seal,
-    unseal,
 )
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.version import LaterVersionError
 
 logger = logging.getLogger(__name__)
 
-GONE = "was given up by another life of the job, or by another job in the same place, and is being removed"
-COMMITTED = "committed"
-ABANDONED = "abandoned"
-VERDICT = ".json"
+GONE = "was given up by a restart of the job, or by another job in the same place, and is being removed"
 LOOKS = 10
-"""How often the last checkpoint is looked for, while others remove what is found."""
+"""Attempts to find the newest checkpoint while other processes remove those that were found."""
 PROBE = ".probe-"
-"""How the names of objects begin that were made to see whether that can be done."""
+"""The prefix of objects that only test what the store can do."""
 
-_ATTEMPT = re.compile(rf"step-(\d{{{WIDTH},}})\.(\d+)-(\d+)-([0-9a-f]{{8}})")
 _FOLDERS = re.compile(rf"step-\d{{{WIDTH},}}/")
-"""What a save to a folder, committed by rename, is called."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Attempt:
-    """One attempt to save a step."""
-
-    step: int
-    life: Life
-    run: str
-    """A mark of the run: lives are numbered in each from the start."""
-
-    @property
-    def name(self) -> str:
-        """Below which it is written."""
-        return f"step-{self.step:0{WIDTH}}.{self.life.generation}-{self.life.number}-{self.run}"
-
-    @property
-    def verdict(self) -> str:
-        """The object that says what has become of it."""
-        return self.name + VERDICT
-
-    @classmethod
-    def named(cls, name: str) -> "Attempt | None":
-        """Whose name this is; None: of none."""
-        found = _ATTEMPT.fullmatch(name)
-        if found is None:
-            return None
-        step, generation, number, run = found.groups()
-        attempt = cls(int(step), Life(int(generation), int(number)), run)
-        return attempt if attempt.name == name else None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What has become of an attempt."""
-
-    made: Committed | None
-    """The checkpoint; None: it was abandoned."""
-    files: Mapping[str, int]
-    """Of the checkpoint: its objects, and how many bytes each has."""
+"""The name of a checkpoint that was committed by rename, in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +57,7 @@ class Entry:
     made: Committed | None
     """None if its verdict cannot be read."""
     files: Mapping[str, int]
-    """The objects of the checkpoint, and the bytes of each."""
+    """The checkpoint's objects and their sizes in bytes."""
     damage: Damage | None = None
     """Why it is not resumed from; None if nothing is known against it."""
     kept: bool = False
@@ -117,9 +80,9 @@ class CheckpointBucket:
     """The checkpoints of one job.
 
     Args:
-        objects: where they are.
-        url: of that, for people and for torch.
-        run_id: of the job.
+        objects: the object store.
+        url: the address of the store, for people and for torch.
+        run_id: the job's run.
     """
 
     def __init__(self, objects: Objects, url: str, run_id: str) -> None:
@@ -127,51 +90,51 @@ class CheckpointBucket:
         self._objects = objects
         self._run = run_mark(run_id)
         self._known: dict[Attempt, Verdict] = {}
-        """Committed, as this process has seen: a verdict does not change."""
+        """Committed attempts that this process has seen. A verdict never changes."""
         self._unread: set[Attempt] = set()
-        """The verdicts that could not be read at the last look. They may be those of checkpoints."""
+        """Attempts whose verdict could not be read at the last look. They may be checkpoints."""
         self._damaged: set[Attempt] = set()
-        """Marked as damaged, or found to be, as this process has seen."""
+        """Attempts that this process has found damaged, or has seen marked as damaged."""
 
     # ------------------------------------------------------------------ names
 
-    def attempt(self, step: int, life: Life) -> Attempt:
-        """What an attempt of this job is called, the same on all ranks."""
-        return Attempt(step, life, self._run)
+    def attempt(self, step: int, save: SaveAttempt) -> Attempt:
+        """Return an attempt of this job; it has the same name on all ranks."""
+        return Attempt(step, save, self._run)
 
     def path(self, attempt: Attempt) -> str:
-        """Where it is written."""
+        """Return the address of an attempt."""
         return f"{self.url}/{attempt.name}"
 
     # ------------------------------------------------------------------ commit
 
     def commit(self, attempt: Attempt, made: Committed, files: Mapping[str, int]) -> Committed:
-        """Make an attempt that every rank has written a checkpoint, for good.
+        """Commit an attempt that every rank has written.
 
         Args:
-            attempt: it.
-            made: what it is.
-            files: its objects, and their sizes in bytes. Among them is what each rank has made there first,
-                once: who sweeps it sees one of these, and removes it, so that it is no checkpoint after that,
-                though somebody else who sweeps it has still to remove its verdict.
+            attempt: the attempt.
+            made: what its marker says.
+            files: its objects and their sizes in bytes. They include the first object that each rank created.
+                Any sweep sees and removes at least one of those. After that the attempt is no checkpoint,
+                even if another sweep has yet to remove its verdict.
 
         Returns:
             The checkpoint, with its place in the order of commits.
 
         Raises:
             UncommittedError: another process has abandoned it.
-            OSError: the store does not answer; it may be committed or not, and what it is can be read.
+            OSError: the store does not answer. Read the attempt to learn whether it is committed.
         """
         orders = [known.made.order for one, known in self._known.items() if known.made and one != attempt]
-        # Those that cannot be read now have had orders, too, and may be restored.
+        # Checkpoints that cannot be read now have orders as well, and may become readable again.
         unread = len(self._unread - {attempt})
         made = replace(made, order=max(orders, default=0) + unread + 1)
-        verdict = _written(made, files)
+        verdict = encode_verdict(made, files)
         if not self._objects.create(attempt.verdict, verdict) and self._found(attempt) != verdict:
-            # If it is the same, an answer was lost: it is our own.
+            # If the verdict is the same, it is our own, and the answer was lost.
             raise UncommittedError(f"{self.path(attempt)} {GONE}")
         try:
-            # A sweep may have ended before that, and taken its own verdict away.
+            # A sweep may have ended before that and removed its own verdict.
             self._check_whole(attempt, files)
         except UncommittedError:
             self._objects.remove([attempt.verdict])
@@ -193,10 +156,10 @@ class CheckpointBucket:
                 f"they were written, such as {lost[0]}"
             )
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ reading
 
     def committed(self, step: int) -> Attempt | None:
-        """Return the whole checkpoint of a step, if this process has seen it; it does not ask for that."""
+        """Return the whole checkpoint of a step if this process has seen it. This sends no request."""
         found = [
             attempt for attempt in tuple(self._known) if attempt.step == step and attempt not in self._damaged
         ]
@@ -232,8 +195,8 @@ class CheckpointBucket:
         )
 
     def _look(self, excluded: Collection[str]) -> tuple[Committed | None, bool]:
-        """The last checkpoint, of those that did not vanish at the look; whether one did."""
-        judged = _verdicts(self._objects.names())
+        """Return the newest checkpoint, and whether one vanished during the look. If so, it may be None."""
+        judged = judged_attempts(self._objects.names())
         vanished, unreadable = self._read_all(judged)
         for attempt, why in unreadable.items():
             logger.warning("%s is passed over: %s", self.path(attempt), why)
@@ -270,7 +233,7 @@ class CheckpointBucket:
             if data is None:
                 continue
             try:
-                verdict = self._understood(data, attempt)
+                verdict = self._decode(data, attempt)
             except UncommittedError as error:
                 unreadable[attempt] = str(error)
                 continue
@@ -279,12 +242,12 @@ class CheckpointBucket:
         self._unread = set(unreadable)
         return any(attempt.verdict not in found for attempt in unknown), unreadable
 
-    def _understood(self, data: bytes, attempt: Attempt) -> Verdict:
+    def _decode(self, data: bytes, attempt: Attempt) -> Verdict:
         try:
-            return _understood(data, attempt, self.path(attempt))
+            return decode_verdict(data, attempt, self.path(attempt))
         except UncommittedError:
             # The first read may have been at fault.
-            return _understood(self._found(attempt) or data, attempt, self.path(attempt))
+            return decode_verdict(self._found(attempt) or data, attempt, self.path(attempt))
 
     def entries(self) -> list[Entry]:
         """Return all committed attempts, damaged ones as well, oldest commit first.
@@ -295,7 +258,7 @@ class CheckpointBucket:
             LaterVersionError: there is one of a later version of Muster.
             OSError: the store does not answer.
         """
-        judged = _verdicts(self._objects.names())
+        judged = judged_attempts(self._objects.names())
         _, unreadable = self._read_all(judged)
         found = [
             Entry(attempt, None, {}, Damage(attempt.verdict, why), KEPT in self._objects.sizes(attempt.name))
@@ -317,7 +280,7 @@ class CheckpointBucket:
         return found
 
     def mark_damaged(self, attempt: Attempt, damage: Damage) -> None:
-        """Record durably that a checkpoint is damaged: no later life resumes from it."""
+        """Record durably that a checkpoint is damaged, so that no restart resumes from it."""
         logger.error("%s is damaged and will not be resumed from: %s", self.path(attempt), damage)
         self.mark(attempt, DAMAGED, damage.encode())
         self._damaged.add(attempt)
@@ -334,16 +297,16 @@ class CheckpointBucket:
         return Damage.decode(self._objects.get(f"{attempt.name}/{DAMAGED}"))
 
     def read(self, name: str) -> Committed:
-        """What a checkpoint is.
+        """Return what the marker of a checkpoint says.
 
         Args:
             name: the last part of its path.
 
         Raises:
-            UncommittedError: it is none.
+            UncommittedError: it is not a committed checkpoint.
             OSError: the store does not answer.
         """
-        attempt = Attempt.named(name)
+        attempt = Attempt.parse(name)
         try:
             if attempt is None:
                 raise UncommittedError("no save has such a name")
@@ -352,12 +315,12 @@ class CheckpointBucket:
                 raise UncommittedError("it was abandoned, and is being removed")
             self._check_whole(attempt, verdict.files)
         except FileNotFoundError:
-            raise self._none(name, "it was not committed") from None
+            raise self._uncommitted(name, "it was not committed") from None
         except UncommittedError as error:
-            raise self._none(name, str(error)) from error
+            raise self._uncommitted(name, str(error)) from error
         return verdict.made
 
-    def _none(self, name: str, why: str) -> UncommittedError:
+    def _uncommitted(self, name: str, why: str) -> UncommittedError:
         last = self.latest()
         there = last.path if last is not None else "none"
         return UncommittedError(
@@ -366,7 +329,7 @@ class CheckpointBucket:
         )
 
     def _read(self, attempt: Attempt) -> Verdict:
-        return _understood(self._objects.get(attempt.verdict), attempt, self.path(attempt))
+        return decode_verdict(self._objects.get(attempt.verdict), attempt, self.path(attempt))
 
     def _found(self, attempt: Attempt) -> bytes | None:
         try:
@@ -377,10 +340,10 @@ class CheckpointBucket:
     # ------------------------------------------------------------------ removal
 
     def check_kind(self) -> None:
-        """See that nobody has put checkpoints there that this protocol knows nothing of.
+        """Check that the bucket has no checkpoints that were committed by rename.
 
         Raises:
-            UncommittedError: someone has.
+            UncommittedError: it has one.
         """
         theirs = sorted(name for name in self._objects.names() if _FOLDERS.fullmatch(name))
         if theirs:
@@ -393,39 +356,39 @@ class CheckpointBucket:
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life | None = None,
+        decided: SaveAttempt | None = None,
         used: Collection[Path | str] = (),
         excluded: Collection[str] = (),
     ) -> None:
-        """Remove what failed saves have left, and all but the checkpoints committed last.
+        """Remove the remains of failed saves, and all but the newest checkpoints.
 
         Args:
             keep_last: how many checkpoints to keep; None keeps all.
-            decided: the last save of this job that is decided: what is later is still being written. None:
-                nothing is being written, by any job.
-            used: checkpoints that are being loaded, and stay.
-            excluded: paths of damaged checkpoints that could not be marked, and do not count.
+            decided: the last decided save of this job. Later ones are still being written. None: no job is
+                writing.
+            used: checkpoints that are being loaded, which stay.
+            excluded: paths of damaged checkpoints that could not be marked. They do not count.
 
         Raises:
-            OSError: the store does not answer. The next sweep goes on.
+            OSError: the store does not answer. The next sweep continues.
         """
         names = self._objects.names()
-        begun = _folders(names) | _folders(f"{name}/" for name in self._objects.uploads())
-        judged = _verdicts(names)
+        begun = folder_attempts(names) | folder_attempts(f"{name}/" for name in self._objects.uploads())
+        judged = judged_attempts(names)
         self._known = {attempt: verdict for attempt, verdict in self._known.items() if attempt in judged}
         for attempt in sorted(begun - judged):
             if self._is_over(attempt, decided):
                 self._abandon(attempt)
-        self._look_at(judged - self._known.keys(), begun)
+        self._read_unknown(judged - self._known.keys(), begun)
         if keep_last is not None:
             self._retain(keep_last, used, excluded)
         self._objects.remove(name for name in sorted(names) if decided is not None and name.startswith(PROBE))
 
-    def _is_over(self, attempt: Attempt, decided: Life | None) -> bool:
-        return decided is None or (attempt.run == self._run and attempt.life <= decided)
+    def _is_over(self, attempt: Attempt, decided: SaveAttempt | None) -> bool:
+        return decided is None or (attempt.run == self._run and attempt.save <= decided)
 
-    def _look_at(self, judged: Set[Attempt], begun: Set[Attempt]) -> None:
-        """At verdicts that another process, or an earlier life of this one, has made."""
+    def _read_unknown(self, judged: Set[Attempt], begun: Set[Attempt]) -> None:
+        """Read verdicts that this process does not know, and clear the attempts that are not checkpoints."""
         found = self._objects.get_all([attempt.verdict for attempt in sorted(judged)])
         self._unread = set()
         for attempt in sorted(judged):
@@ -433,7 +396,7 @@ class CheckpointBucket:
             if data is None:
                 continue  # It was just removed.
             try:
-                verdict = _understood(data, attempt, self.path(attempt))
+                verdict = decode_verdict(data, attempt, self.path(attempt))
             except (UncommittedError, LaterVersionError) as error:
                 self._unread.add(attempt)
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
@@ -441,11 +404,11 @@ class CheckpointBucket:
             if verdict.made is not None and attempt in begun:
                 self._known[attempt] = verdict
             elif verdict.made is None or not self._objects.sizes(attempt.name):
-                # Who was removing it was killed; or its verdict came when it had been removed.
+                # Its sweep was killed, or the commit came after the removal.
                 self._clear(attempt)
 
     def _retain(self, keep_last: int, used: Collection[Path | str], excluded: Collection[str]) -> None:
-        """Keep the last that are whole. What is not can still be mended, and is left if it is not older."""
+        """Keep the newest whole checkpoints. A damaged one stays unless so many whole ones are newer."""
         newer = 0
         for attempt in self._by_commit(self._known, newest_first=True):
             if newer == keep_last:
@@ -455,73 +418,29 @@ class CheckpointBucket:
             if self.path(attempt) in excluded:
                 continue
             try:
-                # Somebody may have marked it since it was seen whole.
+                # It may have been marked since this process saw it whole.
                 self._check_whole(attempt, self._known[attempt].files)
                 newer += 1
             except UncommittedError as error:
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
 
     def _abandon(self, attempt: Attempt) -> None:
-        """Decide that it will not be committed, unless it is already."""
-        if self._objects.create(attempt.verdict, _ABANDONED) or self._found(attempt) == _ABANDONED:
+        """Abandon and clear an attempt, unless it is committed."""
+        if self._objects.create(attempt.verdict, ABANDONED) or self._found(attempt) == ABANDONED:
             self._clear(attempt)
 
     def _retire(self, attempt: Attempt) -> None:
-        """A checkpoint: first it is none any more."""
+        """Remove a checkpoint. Its verdict goes first, so that nobody loads half of it."""
         self._objects.remove([attempt.verdict])
         del self._known[attempt]
         self._clear(attempt)
 
     def _clear(self, attempt: Attempt) -> None:
-        """Remove it; its verdict, which keeps others from committing it, at last."""
+        """Remove an attempt. An ``abandoned`` verdict goes last: it prevents a late commit."""
         self._objects.abort_uploads(attempt.name)
         self._objects.remove(f"{attempt.name}/{name}" for name in self._objects.sizes(attempt.name))
         if left := self._objects.sizes(attempt.name):
-            # Still written by one who does not know, or kept by the store: until the next sweep.
+            # A process still writes, or the store delays the removal. The next sweep tries again.
             logger.warning("%s: %d objects are not removed yet", self.path(attempt), len(left))
             return
         self._objects.remove([attempt.verdict])
-
-
-# ---------------------------------------------------------------------- names
-
-
-def _folders(names: Iterable[str]) -> set[Attempt]:
-    """The attempts that have objects below their names."""
-    return _named(name.removesuffix("/") for name in names if name.endswith("/"))
-
-
-def _verdicts(names: Iterable[str]) -> set[Attempt]:
-    """The attempts that have verdicts."""
-    return _named(name.removesuffix(VERDICT) for name in names if name.endswith(VERDICT))
-
-
-def _named(names: Iterable[str]) -> set[Attempt]:
-    return {attempt for attempt in map(Attempt.named, names) if attempt is not None}
-
-
-# ---------------------------------------------------------------------- verdicts
-
-
-def _written(made: Committed, files: Mapping[str, int]) -> bytes:
-    return seal({"verdict": COMMITTED, **made.fields(), "files": dict(files)})
-
-
-_ABANDONED = seal({"verdict": ABANDONED})
-
-
-def _understood(data: bytes, attempt: Attempt, path: str) -> Verdict:
-    try:
-        said = unseal(data, f"{path}{VERDICT}")
-        verdict = said.pop("verdict")
-        if verdict == ABANDONED and not said:
-            return Verdict(None, {})
-        files = said.pop("files")
-        made = committed_from(said, path)
-        if verdict != COMMITTED or made.step != attempt.step:
-            raise ValueError(f"it says that it is {verdict}, step {made.step}")
-        if not all(type(name) is str and type(size) is int for name, size in files.items()):
-            raise ValueError("its files are not named with their sizes")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UncommittedError(f"{path}{VERDICT} cannot be read: {error!r}") from error
-    return Verdict(made, files)

@@ -34,7 +34,7 @@ from muster.service.security.access import Access
 from muster.service.security.config import Security
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic
-from muster.service.telemetry.relay import RelayMetrics
+from muster.service.telemetry.relay_metrics import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
 from muster.serving.connections import address_of

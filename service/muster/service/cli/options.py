@@ -34,7 +34,7 @@ def _text(value: str | None) -> str | None:
 DEFAULT_ENDPOINT = "127.0.0.1:7550"
 DEFAULT_TIMEOUT = 10.0
 DEFAULT_INTERVAL = 2.0
-GREATEST_RANK = 2**31 - 1
+MAX_RANK = 2**31 - 1
 
 Run = Annotated[str, typer.Argument(callback=_text, metavar="RUN", help="The run's id.", show_default=False)]
 OptionalRun = Annotated[
@@ -50,7 +50,7 @@ Prefix = Annotated[
     ),
 ]
 Rank = Annotated[
-    int, typer.Argument(min=0, max=GREATEST_RANK, metavar="RANK", help="The rank.", show_default=False)
+    int, typer.Argument(min=0, max=MAX_RANK, metavar="RANK", help="The rank.", show_default=False)
 ]
 Missing = Annotated[
     str | None,

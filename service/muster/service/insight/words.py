@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from muster.service.cells import duration
 from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import duration
 from muster.v1.insight_pb2 import ChildOfSave, Crowd, Frame, Onlooked, Report, StacksResponse, Thread
 
 NO_ANSWER = "does not answer: it is stopped, or something holds its interpreter's lock, or its host is silent"

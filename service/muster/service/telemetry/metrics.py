@@ -22,15 +22,15 @@ from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.effects import Notice, RoundRecord
 from muster.service.core.vocabulary.model import Decision, MemberState, Outcome, Save, SaveState
-from muster.service.saves import SAVES
+from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.telemetry.labels import OVERFLOW, PrefixLabels, RunLabels
 from muster.service.version import VERSION
 
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
-MOST_RUNS = 200
-MOST_PREFIXES = 16
+MAX_RUNS = 200
+MAX_PREFIXES = 16
 """Of each run, beside those of its saves: some 50 series are shown for each."""
 
 
@@ -50,7 +50,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.registry.register(collector)
-        self._runs = RunLabels(MOST_RUNS, self._end)
+        self._runs = RunLabels(MAX_RUNS, self._end)
         self._prefixes: dict[str, PrefixLabels] = {}
         """By the label of their run."""
         self._groups: dict[str, set[str]] = {}
@@ -177,7 +177,7 @@ class Metrics:
     def _expect_run(self, label: str) -> None:
         """Show the counts of a run at zero."""
         if label not in self._prefixes:
-            self._prefixes[label] = PrefixLabels(MOST_PREFIXES, SAVES)
+            self._prefixes[label] = PrefixLabels(MAX_PREFIXES, SAVE_GROUPS)
             self._groups[label] = set()
             self._rounds.labels(label)
             self._join.labels(label)

@@ -1,4 +1,4 @@
-"""Who may see what on the HTTP port."""
+"""Access checks of the HTTP port: certificate, token, role and run."""
 
 import base64
 import binascii
@@ -11,8 +11,8 @@ from muster.service.security.access import Access, check_role, check_run
 from muster.service.security.audit import MAX_TEXT, Write, identity
 from muster.service.security.grants import Grant, Role
 from muster.service.web import links
+from muster.service.web.request_grant import GRANT
 from muster.service.web.status import ASSETS, OVERVIEWS
-from muster.service.web.viewer import GRANT
 
 PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that need neither certificate nor token: probes have none."""
@@ -22,28 +22,27 @@ STATUSES = {
     Reason.TOKEN_EXPIRED: 401,
     Reason.KEYS_UNAVAILABLE: 503,
 }
-"""Of the refusals that another token, or another attempt, would mend."""
+"""HTTP status by reason, for refusals that another token or a later attempt can cure; others get 403."""
 
 
 def guarded(
     access: Access | None, *, needs_certificate: bool, knows_operators: bool, audit: Write | None = None
 ) -> Middleware:
-    """The middleware that lets requests in.
+    """Return the middleware that checks each request.
 
-    A path that names a run (``{run}`` in its route) needs a token for that run. The overviews show the runs
-    that the token is for, and what the page is made of is the same for everyone: they need any token. Every
-    other path shows all runs, and needs a token for all. Whole stacks (``{stacks}`` in the route) are for
-    operators.
+    A path that names a run (``{run}`` in its route) needs a token for that run. The overviews show only the
+    runs of the token, and the assets are the same for everyone: any token will do. Every other path shows all
+    runs, and needs a token for all of them. Whole stacks (``{stacks}`` in the route) need an operator.
 
     Args:
-        access: checks tokens; None: none are asked for.
+        access: checks tokens; None: no token is needed.
         needs_certificate: whether a client must have shown a certificate in the TLS handshake.
-        knows_operators: whether who passes these checks may do what an operator may, or shows that it is one.
-        audit: takes the entries of the audit log; None: there is none.
+        knows_operators: whether a caller that passes these checks counts as an operator, or has proved it.
+        audit: writes an entry of the audit log; None: no audit log is kept.
     """
 
     def record(request: web.Request, result: str, why: str, grant: Grant | None = None) -> None:
-        """Write to the audit log that a request was refused."""
+        """Write a refused request to the audit log."""
         if audit is not None:
             audit(
                 {
@@ -68,8 +67,8 @@ def guarded(
         whole_stacks = links.STACKS in request.match_info
         if whole_stacks and not knows_operators:
             why = (
-                "where processes stand is for operators, and this port does not ask who its callers are as "
-                "the gRPC port does. Give --http-tls and --http-tokens, or use: muster stack"
+                "stacks of processes are for operators, and this port does not identify its callers as the "
+                "gRPC port does. Give --http-tls and --http-tokens, or use: muster stack"
             )
             record(request, "ROLE_TOO_LOW", why)
             return _refused(403, why)
@@ -90,7 +89,7 @@ def guarded(
 
 
 def _authorization(request: web.Request) -> str:
-    """The header; a browser, which can only ask for a password, sends the token as that."""
+    """Return the Authorization header. A browser sends the token as a password."""
     header = request.headers.get("Authorization", "")
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":

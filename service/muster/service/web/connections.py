@@ -1,4 +1,4 @@
-"""A bound on the connections of the HTTP port, and on how long each may be silent."""
+"""Limits of the HTTP port: the number of connections, and how long each may be silent."""
 
 import asyncio
 import functools
@@ -12,46 +12,46 @@ import structlog
 from aiohttp import web
 
 MAX_CONNECTIONS = 128
-"""Open at once, those that TLS begins on among them. With TLS, asyncio allocates 256 KiB for each."""
-LET_GO_AT_ONCE = 16
-"""How many make room when there are as many as may be, so that it is rarely looked who."""
+"""Connections open at once, including those in a TLS handshake. asyncio allocates 256 KiB for each with TLS."""
+CLOSED_AT_ONCE = 16
+"""Connections closed at once when the limit is reached, so that the search for them is rare."""
 FULL_PAUSE = 0.001
-"""Seconds until the next is taken then, so that those who come again and again do not keep others waiting."""
+"""Seconds until the next is accepted then, so that clients that reconnect at once do not starve others."""
 SILENCE_TIMEOUT = 10.0
-"""Seconds until a request must be whole, from the connection's begin or the answer before it."""
+"""Seconds within which a request must be complete, since the connection began or the last response."""
 TLS_TIMEOUT = 10.0
-"""Seconds that TLS may take to begin, and to end."""
+"""Seconds that a TLS handshake, or the end of TLS, may take."""
 ACCEPT_PAUSE = 1.0
-"""Seconds until it is tried again to take connections, when the system has no room for one."""
+"""Seconds until the next attempt to accept, after the system had no room for a connection."""
 
 
 class _Beginning(NamedTuple):
-    """A connection that was taken."""
+    """An accepted connection."""
 
     address: str
     handler: web.RequestHandler
 
     @property
     def made(self) -> bool:
-        """Whether it is among the server's."""
+        """Whether the server counts it."""
         return self.handler.transport is not None
 
 
 class BoundedSite(web.BaseSite):
-    """A TCP address that takes so many connections at once.
+    """A TCP address that accepts a limited number of connections at once.
 
-    When there are as many, those make room who came first from the address that has most: a probe, which asks
-    and is gone, is answered however many others hold their connections and say nothing.
+    At the limit it closes the oldest connections of the client address that has most. So a short probe is
+    answered, even if other clients hold their connections open in silence.
 
-    Connections are counted from the moment that they are taken: asyncio's own server shows them only once
-    TLS has begun, and a client that says nothing may hold as many files as it likes until then.
+    It counts connections from the moment that it accepts them. asyncio's own server counts them after the
+    TLS handshake, and until then a silent client could hold any number of files.
 
     Args:
-        runner: serves them; it must have been set up.
+        runner: serves the connections; it must be set up.
         host: where to listen.
-        port: 0 for any.
+        port: the port; 0 for any.
         ssl_context: for TLS.
-        max_connections: open at once.
+        max_connections: connections open at once.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BoundedSite(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """Where it listens."""
+        """Return where it listens."""
         return f"{'https' if self._ssl_context else 'http'}://{self._host}:{self._port}"
 
     async def start(self) -> None:
@@ -84,10 +84,10 @@ class BoundedSite(web.BaseSite):
         await super().start()
         server = self._runner.server
         assert server is not None
-        # It binds every address of the host; connections are taken below.
+        # It only binds every address of the host; `_take` accepts the connections.
         bind = functools.partial(asyncio.get_running_loop().create_server, server, start_serving=False)
         if self._host == "::" and socket.has_dualstack_ipv6():
-            # As gRPC does: IPv4 as well, which asyncio leaves out.
+            # asyncio leaves IPv4 out; gRPC listens on both.
             every = socket.create_server(
                 (self._host, self._port), family=socket.AF_INET6, dualstack_ipv6=True
             )
@@ -102,7 +102,7 @@ class BoundedSite(web.BaseSite):
             self._takers.append(asyncio.create_task(self._take(listening, server)))
 
     async def stop(self) -> None:
-        """Take no more, and let go of those that TLS still begins on."""
+        """Stop accepting, and close the connections in a TLS handshake."""
         tasks = [*self._takers, *self._beginning]
         for task in tasks:
             task.cancel()
@@ -117,7 +117,7 @@ class BoundedSite(web.BaseSite):
             try:
                 connection, peer = await loop.sock_accept(listening)
             except ConnectionError:
-                continue  # It was gone before it was taken.
+                continue  # The client disconnected first.
             except OSError as error:
                 structlog.get_logger().warning("http.accept_failed", error=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE)
@@ -127,7 +127,7 @@ class BoundedSite(web.BaseSite):
             if beginning + len(server.connections) > self._max_connections:
                 self._make_room(server)
                 await asyncio.sleep(FULL_PAUSE)
-            await asyncio.sleep(0)  # Others have their turn between any two.
+            await asyncio.sleep(0)  # Let other tasks run between two connections.
 
     def _make_room(self, server: web.Server) -> None:
         held: dict[str, list[Callable[[], object]]] = {}
@@ -139,8 +139,8 @@ class BoundedSite(web.BaseSite):
             if not one.made:
                 held.setdefault(one.address, []).append(task.cancel)
         most = max(held.values(), key=len)
-        for let_go in most[: max(1, min(LET_GO_AT_ONCE, len(most) // 2))]:
-            let_go()
+        for close in most[: max(1, min(CLOSED_AT_ONCE, len(most) // 2))]:
+            close()
 
     def _begin(self, connection: socket.socket, server: web.Server, address: str) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -155,12 +155,12 @@ class BoundedSite(web.BaseSite):
 
     async def _connect(self, connection: socket.socket, handler: web.RequestHandler) -> None:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Who takes none of an answer is let go as well.
+            # A client that reads nothing of a response is disconnected as well.
             milliseconds = round(SILENCE_TIMEOUT * 1000)
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         timeout = TLS_TIMEOUT if self._ssl_context else None
-        # It may speak no TLS, have no certificate, take too long or go away.
+        # The client may speak no TLS, have no certificate, take too long or disconnect.
         with suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: handler,

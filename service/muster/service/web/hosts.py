@@ -1,7 +1,7 @@
-"""By which names the HTTP port may be called: pages of other sites must not read it through a browser.
+"""Checks the names by which clients call the HTTP port, so that pages of other sites cannot read it.
 
-A page may give its own name the address of this port, by a DNS server of its own, and the browser then takes
-this port for the page's site (DNS rebinding). The browser still sends the page's name, in ``Host``.
+A hostile page can point its own DNS name at the address of this port. The browser then treats this port as
+the page's own site (DNS rebinding). It still sends the page's name in ``Host``.
 """
 
 import ipaddress
@@ -15,13 +15,13 @@ LOCAL = "localhost"
 
 
 def known_hosts(names: Collection[str], *, checks_unnamed: bool) -> Middleware:
-    """The middleware that refuses requests for other hosts, and those that pages of other sites make.
+    """Return the middleware that refuses requests for other host names, and requests by pages of other sites.
 
-    IP addresses and ``localhost`` are always known: no DNS server decides what they mean.
+    IP addresses and ``localhost`` are always allowed, because no DNS server decides what they mean.
 
     Args:
-        names: the other names by which this port may be called.
-        checks_unnamed: whether other hosts are refused even though no names are given.
+        names: the other host names that are allowed.
+        checks_unnamed: whether to refuse other host names even if ``names`` is empty.
     """
     known = {_plain(name) for name in names}
     checks = bool(known) or checks_unnamed
@@ -57,7 +57,7 @@ def _is_same_site(origin: str, host: str) -> bool:
 
 
 def _name(url: str) -> str:
-    """The host in a URL, without its port; empty if there is none."""
+    """Return the host in a URL, without its port; empty if the URL has no host."""
     try:
         return _plain(urlsplit(url).hostname or "")
     except ValueError:

@@ -1,6 +1,6 @@
-"""The status page: HTML made of views, without asking anyone.
+"""The status page as HTML, made from the data alone.
 
-Whatever is shown passes through :func:`visible` and is then escaped by Jinja, wherever a template puts it.
+Every value passes through :func:`visible`. Then Jinja escapes it, wherever a template puts it.
 """
 
 import hashlib
@@ -11,27 +11,27 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from muster.service import cells
 from muster.service.core import views
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import MemberState, MissingState, Save
 from muster.service.core.vocabulary.refusal import Refusal
+from muster.service.formatting import cells
+from muster.service.formatting.requested_saves import asked_text, save_text
+from muster.service.formatting.rounds import rounds_of
+from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.insight import words as insight_words
-from muster.service.rounds import rounds_of
-from muster.service.savepoint import asked_text, save_text
-from muster.service.saves import SAVES
 from muster.service.version import VERSION
 from muster.service.web import links
-from muster.service.web.look import Overview, RunLook, named
+from muster.service.web.page_data import Overview, RunData, count_fully_named
 from muster.service.web.rankmap import RankMap, rank_map
-from muster.service.web.stacks import StacksLook
+from muster.service.web.stacks import StacksData
 from muster.service.wire import milliseconds, rendezvous_to_pb, save_to_pb, timestamp_to_pb
 from muster.v1 import coordinator_pb2, insight_pb2
 
 FOLDED_ABOVE = 16
-"""Hosts in a list that is longer, and the stacks of further places, are shown when someone asks for them."""
+"""A longer list of hosts, and the stacks of further crowds, are folded until a viewer opens them."""
 HURRY = 0.2
-"""With less than this part of its timeout left, a barrier's time is shown as pressing."""
+"""A barrier with less than this part of its timeout left is highlighted."""
 STATES = {
     MemberState.CONNECTED: "connected",
     MemberState.IDLE: "idle",
@@ -40,16 +40,16 @@ STATES = {
     MemberState.LEFT: "left",
     MemberState.EVICTED: "evicted",
 }
-"""How a process stands, in the order that counts for a rank with several."""
+"""States of processes. The first one that applies counts for a rank with several processes."""
 NEVER_JOINED = "never joined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """The missing ranks of a barrier whose reasons are of one kind."""
+    """The missing ranks of a barrier that have the same state."""
 
     id: str
-    """Of the element, the same at every look."""
+    """The id of the HTML element, the same at every reload."""
     state: str
     words: str
     ranks: str
@@ -59,7 +59,7 @@ class Missing:
 
     @property
     def open(self) -> bool:
-        """Whether the rows are shown at once."""
+        """Whether the rows are unfolded at first."""
         return len(self.rows) <= FOLDED_ABOVE
 
 
@@ -70,13 +70,13 @@ class Waiting:
     view: views.BarrierView
     hurry: bool
     few: bool
-    """Whether the missing are named one by one."""
+    """Whether the missing ranks are named one by one."""
     missing: Sequence[Missing]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A barrier that is over."""
+    """A decided barrier."""
 
     view: views.BarrierView
     outcome: str
@@ -95,7 +95,7 @@ class Members:
     """Ranks by state."""
     trouble: Sequence[views.HostView]
     well: Sequence[views.HostView]
-    """Where all are connected."""
+    """Hosts with all processes connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +105,16 @@ class Crowd:
     who: str
     line: str
     facts: str
-    """What a single process says of itself beside its threads."""
+    """What a single process reports besides its threads."""
     threads: Sequence[insight_pb2.Thread]
     """The main one first."""
     threads_left_out: int
     open: bool
-    """Whether its main thread is shown at once."""
+    """Whether its main thread is unfolded at first."""
 
 
 def visible(value: object) -> object:
-    """What is printed in a template: control characters are made visible, in text that is data."""
+    """Return a value for a template, with visible control characters if it is text from outside."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
     return report.printable(value).replace("\n", "\\n")
@@ -125,12 +125,12 @@ def _duration(seconds: float) -> str:
 
 
 def _moment(wall: float) -> str:
-    """A moment, in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     return str(timestamp_to_pb(round(wall)).ToJsonString())
 
 
 def _to_the_second(moment: str) -> str:
-    """A moment of the wire, which has microseconds."""
+    """Cut the microseconds from a time of the wire."""
     return re.sub(r"\.\d+Z$", "Z", moment)
 
 
@@ -139,7 +139,7 @@ def _ago(then: float, now: float) -> str:
 
 
 def _in_order(numbers: Iterable[int]) -> str:
-    """Numbers folded into ranges, but not sorted: the process ids of ranks."""
+    """Fold numbers into ranges without sorting them: they are the process ids of ranks."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -172,10 +172,10 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         run_page=links.run_page,
-        run_twin=links.run_twin,
+        run_json=links.run_json,
         stacks_page=links.stacks_page,
-        stacks_twin=links.stacks_twin,
-        saves=SAVES,
+        stacks_json=links.stacks_json,
+        saves=SAVE_GROUPS,
         command=report.command,
         steps=cells.steps,
         nothing="–",
@@ -188,11 +188,11 @@ _TEMPLATES = _environment()
 
 
 def overview_page(overview: Overview, root: str) -> str:
-    """The page of all runs.
+    """Render the page of all runs.
 
     Args:
-        overview: what to show.
-        root: the way from the page to the root of the site.
+        overview: the data.
+        root: the relative path from the page to the root of the site.
     """
     open_barriers = sum(run.open_barriers for run in overview.runs)
     return _TEMPLATES.get_template("overview.html").render(
@@ -208,74 +208,75 @@ def overview_page(overview: Overview, root: str) -> str:
 
 
 def standby_page(address: str, leader: str, replicas: Sequence[coordinator_pb2.Replica], trouble: str) -> str:
-    """The page of a replica that does not lead.
+    """Render the page of a replica that does not lead.
 
     Args:
-        address: its own.
-        leader: that of the leader; empty: nobody leads.
-        replicas: all that are there.
-        trouble: why it could not take over now; empty if it could.
+        address: the address of this replica.
+        leader: the address of the leader; empty if no replica leads.
+        replicas: all known replicas.
+        trouble: why this replica could not take over now; empty if it could.
     """
     return _TEMPLATES.get_template("standby.html").render(
         root="", address=address, leader=leader, replicas=replicas, trouble=trouble
     )
 
 
-def run_page(look: RunLook, root: str) -> str:
-    """The page of one run; arguments as of :func:`overview_page`."""
+def run_page(data: RunData, root: str) -> str:
+    """Render the page of one run. See :func:`overview_page`."""
     return _TEMPLATES.get_template("run.html").render(
         root=root,
-        look=look,
-        run=look.run,
-        waiting=[_waiting(view) for view in look.waiting],
-        more_waiting=look.run.open_barriers - len(look.waiting),
+        data=data,
+        run=data.run,
+        waiting=[_waiting(view) for view in data.waiting],
+        more_waiting=data.run.open_barriers - len(data.waiting),
         decided=[
-            _decided(view, in_full=index < named(look.decided)) for index, view in enumerate(look.decided)
+            _decided(view, in_full=index < count_fully_named(data.decided))
+            for index, view in enumerate(data.decided)
         ],
-        members=_members(look),
-        rendezvous=look.rendezvous,
-        rounds=rounds_of(rendezvous_to_pb(look.rendezvous)),
-        save=_save(look.run.save) if look.run.save is not None else "",
-        standstill=_standstill(look),
+        members=_members(data),
+        rendezvous=data.rendezvous,
+        rounds=rounds_of(rendezvous_to_pb(data.rendezvous)),
+        save=_save(data.run.save) if data.run.save is not None else "",
+        standstill=_standstill(data),
     )
 
 
-def _standstill(look: RunLook) -> str:
-    """Who is behind in training, and for how long nobody has moved; empty if no rank tells."""
-    steps = look.run.steps
-    if steps is None or look.still is None:
+def _standstill(data: RunData) -> str:
+    """Name the last rank in training, and how long ago any rank moved; empty if no rank reports steps."""
+    steps = data.run.steps
+    if steps is None or data.still is None:
         return ""
-    return cells.standstill(steps.lowest, steps.highest, steps.lowest_rank, look.still)
+    return cells.standstill(steps.lowest, steps.highest, steps.lowest_rank, data.still)
 
 
 def _save(save: Save) -> str:
-    """What became of the save that was asked for last."""
+    """Describe the newest requested save."""
     shown = save_to_pb(save)
     return f"{save_text(shown)} (asked for by {asked_text(shown)})"
 
 
-def stacks_page(look: StacksLook, root: str) -> str:
-    """The page of where processes of a run stand; arguments as of :func:`overview_page`."""
-    told = look.told
+def stacks_page(data: StacksData, root: str) -> str:
+    """Render the page of stacks. See :func:`overview_page`."""
+    response = data.response
     return _TEMPLATES.get_template("stacks.html").render(
         root=root,
-        look=look,
-        wish=look.wish,
+        data=data,
+        query=data.query,
         crowds=[
             _crowd(crowd, insight_words.crowd(crowd.members), open=at < FOLDED_ABOVE)
-            for at, crowd in enumerate(told.crowds)
+            for at, crowd in enumerate(response.crowds)
         ],
-        silent=[_crowd(crowd, insight_words.singly(crowd.members), open=False) for crowd in told.silent],
+        silent=[_crowd(crowd, insight_words.singly(crowd.members), open=False) for crowd in response.silent],
     )
 
 
 def refusal_page(refusal: Refusal, root: str, *, renews: bool = True) -> str:
-    """The page of what cannot be shown.
+    """Render the page that says why something cannot be shown.
 
     Args:
-        refusal: why.
-        root: as of :func:`overview_page`.
-        renews: whether it renews itself, until there is something to show.
+        refusal: the reason.
+        root: see :func:`overview_page`.
+        renews: whether the page reloads itself until there is something to show.
     """
     return _TEMPLATES.get_template("refusal.html").render(root=root, refusal=refusal, renews=renews)
 
@@ -291,7 +292,7 @@ def _waiting(view: views.BarrierView) -> Waiting:
 
 
 def _missing(view: views.BarrierView) -> Iterator[Missing]:
-    """Who is missing: the gone first, then those who are there and have not come."""
+    """Group the missing ranks by state: gone ranks first, then those that have not arrived."""
     of_state: dict[MissingState, list[report.MissingOfHost]] = {}
     for of_host in report.by_host(view.missing):
         of_state.setdefault(of_host.state, []).append(of_host)
@@ -310,7 +311,7 @@ def _missing(view: views.BarrierView) -> Iterator[Missing]:
 
 
 def _decided(view: views.BarrierView, *, in_full: bool) -> Decided:
-    """A decision; ``in_full``: with all who were missing from it."""
+    """Describe a decision; with ``in_full`` it names all missing ranks."""
     name = report.printable(report.barrier_name(view.run_id, view.prefix, view.sequence))
     headline, *more = view.message.split("\n")
     return Decided(
@@ -321,13 +322,13 @@ def _decided(view: views.BarrierView, *, in_full: bool) -> Decided:
     )
 
 
-def _members(look: RunLook) -> Members:
+def _members(data: RunData) -> Members:
     standing: dict[int, str] = {}
     preference = list(STATES)
-    for host in sorted(look.hosts, key=lambda host: preference.index(host.state)):
+    for host in sorted(data.hosts, key=lambda host: preference.index(host.state)):
         for rank in host.ranks:
             standing.setdefault(rank, STATES[host.state])
-    for view in look.waiting:
+    for view in data.waiting:
         for one in view.missing:
             if one.state is MissingState.NEVER_JOINED:
                 standing.setdefault(one.rank, NEVER_JOINED)
@@ -337,8 +338,8 @@ def _members(look: RunLook) -> Members:
     return Members(
         map=rank_map(ranks),
         counts={words: len(ranks[words]) for words in [*STATES.values(), NEVER_JOINED] if words in ranks},
-        trouble=[host for host in look.hosts if host.state is not MemberState.CONNECTED],
-        well=[host for host in look.hosts if host.state is MemberState.CONNECTED],
+        trouble=[host for host in data.hosts if host.state is not MemberState.CONNECTED],
+        well=[host for host in data.hosts if host.state is MemberState.CONNECTED],
     )
 
 
@@ -351,7 +352,7 @@ def _crowd(crowd: insight_pb2.Crowd, who: str, *, open: bool) -> Crowd:
         threads=[
             thread
             for thread in crowd.threads
-            if thread.frames or thread.frames_left_out  # That the main one has ended is said.
+            if thread.frames or thread.frames_left_out  # The line says if the main thread has ended.
         ],
         threads_left_out=alone.threads_left_out if alone is not None else 0,
         open=open,
@@ -359,5 +360,5 @@ def _crowd(crowd: insight_pb2.Crowd, who: str, *, open: bool) -> Crowd:
 
 
 def _id(*parts: object) -> str:
-    """A name for an element, that no data can choose."""
+    """Return an id for an HTML element that no data from outside can choose."""
     return "m" + hashlib.blake2s(repr(parts).encode(), digest_size=8).hexdigest()

@@ -1,14 +1,14 @@
-"""All ranks of a run as one small picture: a square for each, row by row, drawn by a path for each state."""
+"""All ranks of a run as a small picture: a square for each rank, and an SVG path for each state."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 CELL = 10
-"""Units of the picture from one square to the next."""
-LEAST_COLUMNS = 32
+"""SVG units from one square to the next."""
+MIN_COLUMNS = 32
 LARGEST, SMALLEST = 14, 8
-"""Pixels of a square, where there is room: in one row, and in many."""
+"""Pixels of a square, where there is room: in a single row, and in several rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +17,12 @@ class Layer:
 
     state: str
     path: str
-    """Of an SVG path whose dashes are the squares."""
+    """The ``d`` of an SVG path; its dashes are the squares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMap:
-    """The picture, in SVG's terms."""
+    """The picture, as SVG attributes."""
 
     width: int
     """Pixels."""
@@ -39,7 +39,7 @@ def rank_map(states: Mapping[str, Iterable[int]]) -> RankMap:
     """
     ranks = {state: sorted(of_state) for state, of_state in states.items()}
     count = 1 + max((of_state[-1] for of_state in ranks.values() if of_state), default=-1)
-    columns = max(LEAST_COLUMNS, 2 ** math.ceil(math.log2(2 * math.sqrt(max(1, count)))))
+    columns = max(MIN_COLUMNS, 2 ** math.ceil(math.log2(2 * math.sqrt(max(1, count)))))
     rows = math.ceil(count / columns)
     columns = min(columns, count)
     return RankMap(
@@ -51,7 +51,7 @@ def rank_map(states: Mapping[str, Iterable[int]]) -> RankMap:
 
 
 def _path(ranks: list[int], columns: int) -> str:
-    """A line through each unbroken stretch of squares in a row."""
+    """Return a line through each unbroken stretch of squares in a row."""
     parts = []
     start = end = -1
     for rank in [*ranks, -2]:

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from muster.service.replica_list import Replicas, no_replicas
 from muster.service.snapshots import Snapshots
-from muster.service.web.answers import Answer, Answers, rendered, response
+from muster.service.web.response_cache import CachedResponse, ResponseCache, rendered, response
 from muster.service.web.stacks import Ask
 from muster.service.web.status import State, add_status
 
@@ -26,12 +26,12 @@ def build_site(
     """Assemble the HTTP application of a coordinator.
 
     Args:
-        scrape: takes what /metrics shows, on the loop; it is collected and encoded in a thread.
-        ready: why the coordinator does not serve now, or None if it does.
-        state: what the status page shows.
-        ask: asks processes what they do, for those who want to see that.
-        replicas: all coordinators of the state, if there can be several.
-        snapshots: views of runs that are shared with others who look; None: they are the site's own.
+        scrape: reads the metrics on the loop; a thread collects and encodes them.
+        ready: says why the coordinator does not serve now; None if it does.
+        state: gives the data of the status page.
+        ask: asks processes for their stacks.
+        replicas: lists all coordinators of this state, if there can be several.
+        snapshots: views of runs, shared with RPC; None: the site makes its own.
     """
     site = web.Application()
     add_probes(site, scrape, ready)
@@ -45,19 +45,19 @@ def add_probes(
     """Add metrics and health to a site.
 
     Args:
-        site: to which.
-        scrape: as of :func:`build_site`.
-        ready: as of :func:`build_site`.
-        well: what /readyz says where there is no reason against it.
+        site: the site.
+        scrape: see :func:`build_site`.
+        ready: see :func:`build_site`.
+        well: what /readyz answers when the coordinator is ready.
     """
-    answers = Answers()
+    answers = ResponseCache()
 
     async def metrics(request: web.Request) -> web.Response:
-        # The version that a client names is not looked at: each would be an answer of its own.
+        # The version that a client names is ignored: each version would need a cached response of its own.
         asked = OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""
         encode, content_type = choose_encoder(asked)
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             taken = scrape()
             return await rendered(lambda: encode(taken), content_type)
 

@@ -1,4 +1,4 @@
-"""Where the processes of a run stand, for the page and its twin: asked for once, and no more than fits."""
+"""The stacks of a run's processes, for the page and its JSON view, cut to a bounded size."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -13,43 +13,43 @@ from muster.service.insight.inspector import ProcessAnswer
 from muster.v1.insight_pb2 import Crowd, StacksResponse
 
 Ask: TypeAlias = Callable[[Sequence[ProbeTarget]], Awaitable[Sequence[ProcessAnswer]]]
-"""Asks processes what they do; raises a Refusal if too many people do."""
+"""Asks processes for their stacks. It raises a Refusal if too many requests are under way."""
 
-MOST_CROWDS = 100
-"""Places on one page."""
-MOST_NAME = 200
+MAX_CROWDS = 100
+"""Crowds on one page: processes at the same place are one crowd."""
+MAX_NAME = 200
 """Characters of a name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """Of whom a viewer wants to know."""
+class StackQuery:
+    """The processes that a viewer asks for."""
 
     run_id: str
     ranks: tuple[int, ...] = ()
-    """Empty: of all."""
+    """Empty: all ranks."""
     missing: str = ""
-    """Only those that the open barrier of this group waits for; empty: all."""
+    """A group's prefix: only the ranks that its open barrier waits for; empty: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StacksLook:
-    """Where processes of a run stand."""
+class StacksData:
+    """The data of the stacks page."""
 
     taken_at: float
     """Seconds since 1970."""
-    wish: Wish
-    told: StacksResponse
-    """No more than fits."""
+    query: StackQuery
+    response: StacksResponse
+    """At most :data:`MAX_CROWDS` crowds."""
     answered: int
     asked: int
     differ: str
-    """Who stands elsewhere than most; empty: nobody."""
+    """A sentence about the ranks that are not where most are; empty if there are no such ranks."""
     crowds_left_out: int
 
 
-def read_wish(run_id: str, ranks: Iterable[str], missing: str | None) -> Wish:
-    """Read what a viewer wants: ``?rank=3&rank=5&missing=checkpoint``.
+def parse_query(run_id: str, ranks: Iterable[str], missing: str | None) -> StackQuery:
+    """Parse the query of a URL: ``?rank=3&rank=5&missing=checkpoint``.
 
     Raises:
         Refusal: INVALID_ARGUMENT.
@@ -58,29 +58,29 @@ def read_wish(run_id: str, ranks: Iterable[str], missing: str | None) -> Wish:
         if not re.fullmatch("[0-9]{1,10}", rank):
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                f'"{report.shown(rank)}" is no rank. Give a number for each, such as ?rank=3&rank=5.',
+                f'"{report.shown(rank)}" is not a rank. Give a number for each, such as ?rank=3&rank=5.',
             )
     if missing == "":
         raise Refusal(
             Reason.INVALID_ARGUMENT, "missing is empty. Name the group's prefix, such as ?missing=checkpoint."
         )
-    return Wish(run_id, tuple(sorted(set(map(int, ranks)))), missing or "")
+    return StackQuery(run_id, tuple(sorted(set(map(int, ranks)))), missing or "")
 
 
-def fold(taken_at: float, wish: Wish, sightings: Iterable[ProcessAnswer]) -> StacksLook:
-    """What is to be shown of processes that were asked."""
-    told = crowds.stacks(sightings)
-    answered, asked = words.answered(told)
-    differing = words.differing(told)
+def build_stacks(taken_at: float, query: StackQuery, sightings: Iterable[ProcessAnswer]) -> StacksData:
+    """Group the answers of processes by where they are, and cut them to a bounded size."""
+    response = crowds.stacks(sightings)
+    answered, asked = words.answered(response)
+    differing = words.differing(response)
     differ = words.differ(differing) if differing else ""
-    crowds_left_out = max(0, len(told.crowds) - MOST_CROWDS)
-    del told.crowds[MOST_CROWDS:]
-    for crowd in told.crowds:
+    crowds_left_out = max(0, len(response.crowds) - MAX_CROWDS)
+    del response.crowds[MAX_CROWDS:]
+    for crowd in response.crowds:
         _cut_names(crowd)
-    return StacksLook(
+    return StacksData(
         taken_at=taken_at,
-        wish=wish,
-        told=told,
+        query=query,
+        response=response,
         answered=answered,
         asked=asked,
         differ=differ,
@@ -89,7 +89,7 @@ def fold(taken_at: float, wish: Wish, sightings: Iterable[ProcessAnswer]) -> Sta
 
 
 # ---------------------------------------------------------------------- names
-# The inspector takes no more of anything than is asked for; but a single name may fill an answer.
+# The inspector bounds how many threads and frames a process sends, but not how long a single name is.
 
 
 def _cut_names(crowd: Crowd) -> None:
@@ -106,4 +106,4 @@ def _cut_names(crowd: Crowd) -> None:
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= MOST_NAME else f"{name[:MOST_NAME]}…"
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"

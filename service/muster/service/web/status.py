@@ -1,4 +1,4 @@
-"""The status page and its JSON twins: for reading, and for nothing else."""
+"""The status page and its JSON views, which change nothing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,10 +16,10 @@ from muster.service.draining import DRAINING
 from muster.service.replica_list import Replicas, no_replicas
 from muster.service.security.grants import Grant
 from muster.service.snapshots import ALL, Snapshots
-from muster.service.web import links, look, pages, twins
-from muster.service.web.answers import Answer, Answers, rendered, response
-from muster.service.web.stacks import Ask, StacksLook, fold, read_wish
-from muster.service.web.viewer import narrowed_to
+from muster.service.web import json_views, links, page_data, pages
+from muster.service.web.request_grant import restricting_grant
+from muster.service.web.response_cache import CachedResponse, ResponseCache, rendered, response
+from muster.service.web.stacks import Ask, StacksData, build_stacks, parse_query
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ ASSETS = {
     "/static/app.css": ("app.css", "text/css"),
     "/static/app.js": ("app.js", "text/javascript"),
     "/static/icon.svg": ("icon.svg", "image/svg+xml"),
-    # Browsers ask for it beside a twin, which cannot say where it is.
+    # Browsers ask for it beside JSON, which cannot name an icon.
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }
-"""The paths of what the page is made of, which is the same for everyone: (file, content type)."""
-OVERVIEW, OVERVIEW_TWIN = "/", "/status.json"
-OVERVIEWS = frozenset({OVERVIEW, OVERVIEW_TWIN})
-"""The paths of the page of all runs, and of its twin; a viewer sees there what is for its token."""
+"""The assets, which are the same for everyone: path to (file, content type)."""
+OVERVIEW, OVERVIEW_JSON = "/", "/status.json"
+OVERVIEWS = frozenset({OVERVIEW, OVERVIEW_JSON})
+"""The paths of all runs, as page and as JSON. They show a viewer only the runs of its token."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -45,26 +45,26 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of every answer of the site."""
+"""Headers of every response."""
 STATUSES = {Reason.INVALID_ARGUMENT: 400, Reason.LIMIT_EXCEEDED: 429}
-"""By reason, how what cannot be shown of processes is answered; else with 404."""
-MOST_ASKING = 2
-"""Looks at processes that are made for pages at once; ``muster stack`` is to find a place beside them."""
+"""HTTP status by reason, if stacks cannot be shown; other reasons get 404."""
+MAX_ASKING_PAGES = 2
+"""Pages that ask processes at the same time, so that ``muster stack`` still finds a free slot."""
 
 
 class State(Protocol):
-    """Where the page looks; the driver is one."""
+    """The state as a page reads it; the driver implements this."""
 
     @property
     def retired(self) -> bool:
-        """Whether another coordinator may decide by now, so that what this one knows is not to be told."""
+        """Whether another coordinator may decide by now, so that this one must not show its state."""
         ...
 
     async def query(self, ask: Callable[[Coordinator, Instant], T]) -> T:
-        """Look at the state in order with the events.
+        """Read the state, in order with the events.
 
         Raises:
-            Refusal: as ``ask`` raises it.
+            Refusal: raised by ``ask``.
         """
         ...
 
@@ -76,16 +76,19 @@ def add_status(
     snapshots: Snapshots,
     replicas: Replicas = no_replicas,
 ) -> None:
-    """Add the page, its twins, and what they are made of to a site."""
-    answers = Answers()
-    # Processes have seconds to say where they stand, and nobody else is to wait for them.
-    answers_of_processes = Answers(in_turn=False)
-    places = asyncio.Semaphore(MOST_ASKING)
+    """Add the pages, their JSON views and the assets to a site."""
+    cache = ResponseCache()
+    # Processes have seconds to answer, and no other page must wait for them.
+    stacks_cache = ResponseCache(in_turn=False)
+    slots = asyncio.Semaphore(MAX_ASKING_PAGES)
 
     async def given(
-        request: web.Request, key: object, make: Callable[[], Awaitable[Answer]], among: Answers = answers
+        request: web.Request,
+        key: object,
+        make: Callable[[], Awaitable[CachedResponse]],
+        among: ResponseCache = cache,
     ) -> web.StreamResponse:
-        """An answer that may have been made before."""
+        """Return a response, from the cache if it is fresh."""
         if state.retired:
             raise _stopping()
         return response(request, await among.get(key, make))
@@ -98,36 +101,36 @@ def add_status(
                 raise _stopping() from None
             raise
 
-    async def taken_now(grant: Grant | None) -> look.Overview:
-        def taken(core: Coordinator, now: Instant) -> look.Overview:
-            return replace(look.overview(core, now, snapshots, grant), replicas=tuple(replicas()))
+    async def taken_now(grant: Grant | None) -> page_data.Overview:
+        def taken(core: Coordinator, now: Instant) -> page_data.Overview:
+            return replace(page_data.take_overview(core, now, snapshots, grant), replicas=tuple(replicas()))
 
         return await asked(taken)
 
     async def overview(request: web.Request) -> web.StreamResponse:
-        grant = narrowed_to(request)
+        grant = restricting_grant(request)
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             taken = await taken_now(grant)
             return await _rendered(lambda: pages.overview_page(taken, _root(request)), HTML)
 
         return await given(request, ("overview", _patterns(grant)), make)
 
-    async def overview_twin(request: web.Request) -> web.StreamResponse:
-        grant = narrowed_to(request)
+    async def overview_as_json(request: web.Request) -> web.StreamResponse:
+        grant = restricting_grant(request)
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             taken = await taken_now(grant)
-            return await _rendered(lambda: twins.overview_twin(taken), JSON)
+            return await _rendered(lambda: json_views.overview_json(taken), JSON)
 
-        return await given(request, ("overview twin", _patterns(grant)), make)
+        return await given(request, ("overview json", _patterns(grant)), make)
 
     async def run(request: web.Request) -> web.StreamResponse:
         run_id, root = request.match_info["run"], _root(request)
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             try:
-                taken = await asked(lambda core, now: look.run(core, run_id, now, singly=False))
+                taken = await asked(lambda core, now: page_data.take_run(core, run_id, now, singly=False))
             except Refusal as refusal:
                 unknown = refusal
                 return await _rendered(lambda: pages.refusal_page(unknown, root), HTML, 404)
@@ -135,45 +138,45 @@ def add_status(
 
         return await given(request, ("page", run_id, root), make)
 
-    async def run_twin(request: web.Request) -> web.StreamResponse:
+    async def run_as_json(request: web.Request) -> web.StreamResponse:
         run_id = request.match_info["run"]
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             try:
-                taken = await asked(lambda core, now: look.run(core, run_id, now, singly=True))
+                taken = await asked(lambda core, now: page_data.take_run(core, run_id, now, singly=True))
             except Refusal as refusal:
                 unknown = refusal
-                return await _rendered(lambda: twins.refusal_twin(unknown), JSON, 404)
-            return await _rendered(lambda: twins.run_twin(taken), JSON)
+                return await _rendered(lambda: json_views.refusal_json(unknown), JSON, 404)
+            return await _rendered(lambda: json_views.run_json(taken), JSON)
 
-        return await given(request, ("twin", run_id), make)
+        return await given(request, ("run json", run_id), make)
 
     async def whole_stacks(
         request: web.Request,
         content_type: str,
-        show: Callable[[StacksLook], str],
+        show: Callable[[StacksData], str],
         refuse: Callable[[Refusal], str],
     ) -> web.StreamResponse:
         run_id = request.match_info["run"]
         ranks, missing = tuple(request.query.getall("rank", ())), request.query.get("missing")
 
-        async def seen() -> Answer:
-            wish = read_wish(run_id, ranks, missing)
-            if places.locked():
+        async def seen() -> CachedResponse:
+            query = parse_query(run_id, ranks, missing)
+            if slots.locked():
                 raise _busy()
-            async with places:
+            async with slots:
                 processes, taken_at = await asked(
                     lambda core, now: (
-                        probes.find_probe_targets(core, run_id, wish.ranks, wish.missing),
+                        probes.find_probe_targets(core, run_id, query.ranks, query.missing),
                         now.wall,
                     )
                 )
                 sightings = await ask(processes)
                 if state.retired:
                     raise _stopping()
-                return await _rendered(lambda: show(fold(taken_at, wish, sightings)), content_type)
+                return await _rendered(lambda: show(build_stacks(taken_at, query, sightings)), content_type)
 
-        async def make() -> Answer:
+        async def make() -> CachedResponse:
             try:
                 return await seen()
             except Refusal as refusal:
@@ -182,7 +185,7 @@ def add_status(
                 return await _rendered(lambda: refuse(refused), content_type, status)
 
         key = content_type, run_id, _root(request), ranks, missing
-        return await given(request, key, make, answers_of_processes)
+        return await given(request, key, make, stacks_cache)
 
     async def stacks(request: web.Request) -> web.StreamResponse:
         root = _root(request)
@@ -193,16 +196,16 @@ def add_status(
             lambda refusal: pages.refusal_page(refusal, root, renews=False),
         )
 
-    async def stacks_twin(request: web.Request) -> web.StreamResponse:
-        return await whole_stacks(request, JSON, twins.stacks_twin, twins.refusal_twin)
+    async def stacks_as_json(request: web.Request) -> web.StreamResponse:
+        return await whole_stacks(request, JSON, json_views.stacks_json, json_views.refusal_json)
 
     site.router.add_get(OVERVIEW, overview)
-    site.router.add_get(OVERVIEW_TWIN, overview_twin)
-    for route in links.STACKS_TWIN_ROUTES:
-        site.router.add_get(route, stacks_twin)
+    site.router.add_get(OVERVIEW_JSON, overview_as_json)
+    for route in links.STACKS_JSON_ROUTES:
+        site.router.add_get(route, stacks_as_json)
     for route in links.STACKS_ROUTES:
         site.router.add_get(route, stacks)
-    site.router.add_get(links.TWIN_ROUTE, run_twin)
+    site.router.add_get(links.JSON_ROUTE, run_as_json)
     for route in links.PAGE_ROUTES:
         site.router.add_get(route, run)
     add_assets(site)
@@ -210,17 +213,17 @@ def add_status(
 
 
 def _patterns(grant: Grant | None) -> tuple[str, ...]:
-    """Those whose runs a viewer sees; viewers with the same ones are shown the same answer."""
+    """Return the patterns of the runs that a viewer sees. Viewers with the same patterns share responses."""
     return ALL if grant is None else grant.runs
 
 
 def _busy() -> Refusal:
     return Refusal(
         Reason.LIMIT_EXCEEDED,
-        f"processes are being asked for {MOST_ASKING} other pages, and for no more they may be "
-        "(max_inspecting_pages). Load this one again in a few seconds.",
+        f"{MAX_ASKING_PAGES} other pages are asking processes, and no more may do so at once "
+        "(max_inspecting_pages). Load this page again in a few seconds.",
         limit="max_inspecting_pages",
-        value=MOST_ASKING,
+        value=MAX_ASKING_PAGES,
     )
 
 
@@ -229,12 +232,12 @@ def _stopping() -> web.HTTPException:
 
 
 def add_assets(site: web.Application) -> None:
-    """Add what pages are made of to a site."""
+    """Add the assets of the pages to a site."""
     for path, (name, content_type) in ASSETS.items():
         site.router.add_get(path, _asset(name, content_type))
 
 
-async def _rendered(render: Callable[[], str], content_type: str, status: int = 200) -> Answer:
+async def _rendered(render: Callable[[], str], content_type: str, status: int = 200) -> CachedResponse:
     return await rendered(lambda: render().encode(), f"{content_type}; charset=utf-8", status)
 
 
@@ -250,10 +253,10 @@ def _asset(name: str, content_type: str) -> Callable[[web.Request], Awaitable[we
 
 
 def _root(request: web.Request) -> str:
-    """The way from a page to the root of the site, which a proxy may have put below a path of its own."""
+    """Return the relative path to the root of the site: a proxy may serve it below a path of its own."""
     return "../" * (request.rel_url.raw_path.count("/") - 1)
 
 
 async def add_headers(_: web.Request, answer: web.StreamResponse) -> None:
-    """Set the headers of every answer of a site."""
+    """Set the headers of a response."""
     answer.headers.update(HEADERS)

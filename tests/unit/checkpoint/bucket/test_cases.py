@@ -8,13 +8,14 @@ from uuid import uuid4
 
 import pytest
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import LOOKS, Attempt, CheckpointBucket
-from muster.checkpoint.committed import Committed, Life, UncommittedError
+from muster.checkpoint.bucket.protocol import LOOKS, CheckpointBucket
+from muster.checkpoint.committed import Committed, SaveAttempt, UncommittedError
 from muster.checkpoint.damage import DAMAGED
 from muster.checkpoint.version import LaterVersionError
 
-FIRST = Life(0, 0)
+FIRST = SaveAttempt(0, 0)
 
 
 @pytest.fixture
@@ -27,13 +28,17 @@ def bucket(objects: FsspecObjects) -> CheckpointBucket:
     return CheckpointBucket(objects, objects.url, "job")
 
 
-def written(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: Life = FIRST) -> Attempt:
+def written(
+    objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: SaveAttempt = FIRST
+) -> Attempt:
     attempt = bucket.attempt(step, life)
     objects.put(f"{attempt.name}/data", str(step).encode())
     return attempt
 
 
-def commit(objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: Life = FIRST) -> Committed:
+def commit(
+    objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: SaveAttempt = FIRST
+) -> Committed:
     attempt = written(objects, bucket, step, life)
     made = Committed(step, 2, "job", "save", step, bucket.path(attempt))
     return bucket.commit(attempt, made, {"data": len(str(step))})
@@ -50,7 +55,7 @@ def test_latest_finds_the_checkpoint_committed_last(objects: FsspecObjects, buck
 
 
 def test_latest_takes_the_later_commit_of_a_step(objects: FsspecObjects, bucket: CheckpointBucket):
-    lives = [Life(1, 10), Life(2, 0), Life(1, 9)]
+    lives = [SaveAttempt(1, 10), SaveAttempt(2, 0), SaveAttempt(1, 9)]
     made = [commit(objects, bucket, 3, life) for life in lives]
     assert bucket.latest() == made[2]
 
@@ -59,8 +64,8 @@ def test_a_step_is_not_committed_twice_by_one_attempt(objects: FsspecObjects, bu
     made = commit(objects, bucket, 3)
     assert commit(objects, bucket, 3) == made, "an answer was lost, and the same is said again"
     other = CheckpointBucket(objects, objects.url, "job")
-    with pytest.raises(UncommittedError, match="was given up by another life"):
-        other.commit(bucket.attempt(3, Life(0, 0)), Committed(3, 9, "job", "save", 3, ""), {"data": 1})
+    with pytest.raises(UncommittedError, match="was given up by a restart"):
+        other.commit(bucket.attempt(3, SaveAttempt(0, 0)), Committed(3, 9, "job", "save", 3, ""), {"data": 1})
     assert bucket.latest() == made
 
 
@@ -157,13 +162,13 @@ def test_what_comes_after_the_sweep_is_known_for_what_it_is(objects: FsspecObjec
 def test_a_sweep_leaves_what_is_still_written_and_what_is_not_ours(
     objects: FsspecObjects, bucket: CheckpointBucket
 ):
-    made = [commit(objects, bucket, step, Life(1, step)) for step in (1, 2, 3)]
-    failed = written(objects, bucket, 4, Life(1, 4))
-    begun = written(objects, bucket, 5, Life(1, 5))
-    theirs = Attempt(4, Life(0, 0), "0" * 8)
+    made = [commit(objects, bucket, step, SaveAttempt(1, step)) for step in (1, 2, 3)]
+    failed = written(objects, bucket, 4, SaveAttempt(1, 4))
+    begun = written(objects, bucket, 5, SaveAttempt(1, 5))
+    theirs = Attempt(4, SaveAttempt(0, 0), "0" * 8)
     for name in ("notes.txt", "logs/today", "step-3/data", f"{theirs.name}/data"):
         objects.put(name, b"")
-    bucket.sweep(2, Life(1, 4))
+    bucket.sweep(2, SaveAttempt(1, 4))
     assert objects.sizes(failed.name) == {}
     assert objects.names() == {
         *(f"{one.path}/".rpartition(f"{bucket.url}/")[2] for one in made[1:]),
@@ -199,7 +204,7 @@ def test_who_looks_while_retention_removes_finds_the_newer_one(
     def removed_meanwhile(names: Iterable[str]) -> dict[str, bytes]:
         if not newer:
             newer.append(commit(objects, bucket, 2))
-            bucket.sweep(1, Life(0, 0))
+            bucket.sweep(1, SaveAttempt(0, 0))
         return get_all(names)
 
     monkeypatch.setattr(objects, "get_all", removed_meanwhile)
@@ -252,18 +257,18 @@ def test_what_two_have_swept_is_not_committed_between_the_two(
 
 
 def test_damage_that_cannot_be_marked_does_not_count(objects: FsspecObjects, bucket: CheckpointBucket):
-    first = commit(objects, bucket, 1, Life(0, 0))
-    second = commit(objects, bucket, 2, Life(0, 1))
-    bucket.sweep(1, Life(0, 1), (), [str(second.path)])
+    first = commit(objects, bucket, 1, SaveAttempt(0, 0))
+    second = commit(objects, bucket, 2, SaveAttempt(0, 1))
+    bucket.sweep(1, SaveAttempt(0, 1), (), [str(second.path)])
     assert bucket.latest([str(second.path)]) == first
 
 
 def test_mark_of_another_process_does_not_count(objects: FsspecObjects, bucket: CheckpointBucket):
     """Somebody has marked what this process itself committed, and saw whole."""
-    first = commit(objects, bucket, 1, Life(0, 0))
-    second = commit(objects, bucket, 2, Life(0, 1))
-    attempt = Attempt.named(str(second.path).rpartition("/")[2])
+    first = commit(objects, bucket, 1, SaveAttempt(0, 0))
+    second = commit(objects, bucket, 2, SaveAttempt(0, 1))
+    attempt = Attempt.parse(str(second.path).rpartition("/")[2])
     assert attempt is not None
     CheckpointBucket(objects, objects.url, "").mark(attempt, DAMAGED, b"{}")
-    bucket.sweep(1, Life(0, 1))
+    bucket.sweep(1, SaveAttempt(0, 1))
     assert bucket.latest() == first

@@ -10,8 +10,9 @@ from greenlet import getcurrent, greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket
-from muster.checkpoint.committed import Committed, Life, UncommittedError
+from muster.checkpoint.bucket.attempts import Attempt
+from muster.checkpoint.bucket.protocol import CheckpointBucket
+from muster.checkpoint.committed import Committed, SaveAttempt, UncommittedError
 from tests.support.saves.model_bucket import Fate, ModelBucket
 
 RANKS = 2
@@ -38,7 +39,7 @@ class Job:
         self.bucket = CheckpointBucket(self.world.objects, "s3://b/job", self.run)
 
     def attempt(self, save: int) -> Attempt:
-        return self.bucket.attempt(self.first + save, Life(self.generation, save))
+        return self.bucket.attempt(self.first + save, SaveAttempt(self.generation, save))
 
     def lead(self) -> None:
         self.bucket.sweep(self.keep_last)
@@ -50,7 +51,7 @@ class Job:
             if len(self.written[save]) == RANKS:
                 self._commit(attempt)
             try:
-                self.bucket.sweep(self.keep_last, attempt.life)
+                self.bucket.sweep(self.keep_last, attempt.save)
             except OSError:
                 continue  # It is logged; the next one goes on.
 
@@ -59,7 +60,7 @@ class Job:
 
     def _commit(self, attempt: Attempt) -> None:
         made = Committed(
-            attempt.step, RANKS, self.run, "save", attempt.life.number, self.bucket.path(attempt)
+            attempt.step, RANKS, self.run, "save", attempt.save.number, self.bucket.path(attempt)
         )
         data = content(attempt)
         self.world.unclear.add(attempt)
@@ -201,7 +202,7 @@ def _surviving(program: Callable[[], None]) -> Callable[..., None]:
 
 
 def named(path: str) -> Attempt:
-    attempt = Attempt.named(path.rpartition("/")[2])
+    attempt = Attempt.parse(path.rpartition("/")[2])
     assert attempt is not None
     return attempt
 
@@ -223,8 +224,8 @@ def settle(world: World) -> None:
     world.begin(sweep)
     world.run(random.Random(0), 0.0)
     held = world.objects.held
-    kept = {Attempt.named(name.removesuffix(".json")) for name in held if name.endswith(".json")}
-    assert {Attempt.named(name.partition("/")[0].removesuffix(".json")) for name in held} == kept, "left over"
+    kept = {Attempt.parse(name.removesuffix(".json")) for name in held if name.endswith(".json")}
+    assert {Attempt.parse(name.partition("/")[0].removesuffix(".json")) for name in held} == kept, "left over"
     assert world.objects.begun == set(), "uploads are left over"
     assert all(attempt is not None for attempt in kept)
     # Nobody else can tell it from a checkpoint of which someone has removed a part by hand.

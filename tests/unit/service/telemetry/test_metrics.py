@@ -22,7 +22,7 @@ from muster.service.core.vocabulary.model import Instant, Outcome
 from muster.service.core.vocabulary.operations import Set
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
-from muster.service.telemetry.metrics import MOST_PREFIXES, MOST_RUNS, Metrics, Scrape, StateCollector
+from muster.service.telemetry.metrics import MAX_PREFIXES, MAX_RUNS, Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
 from tests.support.world.core_world import CKPT, RUN, TTL, WALL, World
@@ -194,13 +194,13 @@ def counts_of(metrics: Metrics, outcome: Outcome = Outcome.TIMED_OUT) -> list[st
 
 
 def test_runs_and_prefixes_beyond_the_bound_are_counted_as_others(metrics: Metrics):
-    names = letters(MOST_RUNS + 7)
+    names = letters(MAX_RUNS + 7)
     for name in names:
         metrics.decided(records.decision(run_id=name))
-    for name in names[: MOST_PREFIXES + 3]:
+    for name in names[: MAX_PREFIXES + 3]:
         metrics.decided(records.decision(run_id=names[0], prefix=name))
     # One prefix, checkpoint, was there already.
-    assert len(counts_of(metrics)) == MOST_RUNS + 1 + MOST_PREFIXES - 1 + 1
+    assert len(counts_of(metrics)) == MAX_RUNS + 1 + MAX_PREFIXES - 1 + 1
     labels = {"prefix": CKPT, "outcome": "TIMED_OUT"}
     assert value(metrics, "muster_barrier_decisions_total", run=OVERFLOW, **labels) == 7
     labels = {"run": names[0], "outcome": "TIMED_OUT"}
@@ -244,14 +244,14 @@ def test_a_round_is_counted_and_timed(metrics: Metrics):
 
 
 def test_the_rounds_of_runs_beyond_the_bound_are_counted_as_others(metrics: Metrics):
-    for number in range(MOST_RUNS + 3):
+    for number in range(MAX_RUNS + 3):
         metrics.round_completed(RoundRecord(f"job{number}", 0, 1, 0.0, 0.0))
     assert value(metrics, "muster_rendezvous_rounds_total", run=OVERFLOW) == 3
-    assert len(series(metrics, "muster_rendezvous_rounds_total")) == MOST_RUNS + 1
+    assert len(series(metrics, "muster_rendezvous_rounds_total")) == MAX_RUNS + 1
 
 
 def test_the_series_of_a_forgotten_run_end_and_its_place_is_free_again(metrics: Metrics):
-    names = letters(MOST_RUNS + 2)
+    names = letters(MAX_RUNS + 2)
     for name in names:
         metrics.decided(records.decision(run_id=name, prefix="shared"))
         metrics.decided(records.decision(run_id=name, prefix="save"))
@@ -266,9 +266,9 @@ def test_the_series_of_a_forgotten_run_end_and_its_place_is_free_again(metrics: 
 
 
 def test_what_was_counted_with_others_stays_when_one_of_them_is_forgotten(metrics: Metrics):
-    for number in range(MOST_RUNS + 3):
+    for number in range(MAX_RUNS + 3):
         metrics.round_completed(RoundRecord(f"job{number}", 0, 1, 0.0, 0.0))
-    metrics.forgotten(f"job{MOST_RUNS + 1}")
+    metrics.forgotten(f"job{MAX_RUNS + 1}")
     metrics.forgotten(OVERFLOW)
     assert value(metrics, "muster_rendezvous_rounds_total", run=OVERFLOW) == 3
 
@@ -446,12 +446,12 @@ def test_the_groups_and_runs_behind_one_label_are_added_up(metrics: Metrics):
     assert value(metrics, "muster_barriers_open", run=RUN, prefix="step-N") == 3
     assert value(metrics, "muster_barrier_missing_ranks", run=RUN, prefix="step-N") == 3
     world.watching = False
-    for number in range(MOST_RUNS + 4):
+    for number in range(MAX_RUNS + 4):
         info = (ProcessInfo(0, "life", "node", 1),)
         world.do(Hello(world.new_session(), f"more-{number}", 0, info))
     assert value(metrics, "muster_sessions", run=OVERFLOW) == 5
     assert members(metrics, OVERFLOW)["connected"] == 5
-    assert len(series(metrics, "muster_sessions")) == MOST_RUNS + 1
+    assert len(series(metrics, "muster_sessions")) == MAX_RUNS + 1
 
 
 def crowd_of_closed_runs(world: World, count: int) -> None:
@@ -468,14 +468,14 @@ def test_a_run_that_is_in_use_has_its_name_whatever_has_been_before(metrics: Met
     world = World(2)
     watch(metrics, world)
     world.watching = False
-    crowd_of_closed_runs(world, MOST_RUNS)
+    crowd_of_closed_runs(world, MAX_RUNS)
     assert value(metrics, "muster_run_closed", run="over-0") == 1
     zero, _ = world.ranks()
     zero.arrive()
     assert members(metrics)["connected"] == 2
     assert value(metrics, "muster_barrier_missing_ranks", **JOB) == 1
-    assert value(metrics, "muster_runs", state="closed") == MOST_RUNS
-    assert len(series(metrics, "muster_run_closed")) == MOST_RUNS
+    assert value(metrics, "muster_runs", state="closed") == MAX_RUNS
+    assert len(series(metrics, "muster_run_closed")) == MAX_RUNS
     assert not [line for line in exposed(metrics) if 'run="over-0"' in line], "it gave its place"
     assert not [line for line in exposed(metrics) if f'run="{OVERFLOW}"' in line]
 
@@ -485,11 +485,11 @@ def test_runs_that_are_over_are_not_among_the_others(metrics: Metrics):
     watch(metrics, world)
     world.watching = False
     crowd_of_closed_runs(world, 10)
-    for number in range(MOST_RUNS + 3):
+    for number in range(MAX_RUNS + 3):
         world.do(Hello(world.new_session(), f"job-{number}", 0, (ProcessInfo(0, "life", "node", 1),)))
     assert members(metrics, OVERFLOW) == {"connected": 3, "disconnected": 0, "lost": 0, "left": 0, "idle": 0}
     assert value(metrics, "muster_run_closed", run=OVERFLOW) is None
-    assert len(series(metrics, "muster_run_closed")) == MOST_RUNS
+    assert len(series(metrics, "muster_run_closed")) == MAX_RUNS
 
 
 def test_a_run_whose_place_was_taken_starts_anew_when_it_comes_back(metrics: Metrics):
@@ -503,7 +503,7 @@ def test_a_run_whose_place_was_taken_starts_anew_when_it_comes_back(metrics: Met
     one.die()
     world.wait(TTL)
     assert members(metrics)["lost"] == 2
-    crowd = [world.new_session() for _ in range(MOST_RUNS)]
+    crowd = [world.new_session() for _ in range(MAX_RUNS)]
     for number, session in enumerate(crowd):
         world.do(Hello(session, f"job-{number}", 0, (ProcessInfo(0, "life", "node", 1),)))
     assert members(metrics)["lost"] is None

@@ -14,7 +14,7 @@ from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
 from muster.service.web import links
 from muster.service.web.access import guarded
-from muster.service.web.viewer import GRANT
+from muster.service.web.request_grant import GRANT
 
 Client = TestClient[web.Request, web.Application]
 ALL, TEAM = "s3cr3t-of-all-0123456789", "s3cr3t-of-team-0123456789"

@@ -44,7 +44,7 @@ def test_a_run_has_a_page(run_id: str, path: str):
 
 
 def test_a_run_has_a_twin():
-    assert links.run_twin("team/job 1") == "runs/team%2Fjob%201.json"
+    assert links.run_json("team/job 1") == "runs/team%2Fjob%201.json"
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_a_run_has_a_twin():
 )
 def test_where_processes_of_a_run_stand_has_a_page_and_a_twin(run_id: str, page: str):
     assert links.stacks_page(run_id) == page
-    assert links.stacks_twin(run_id, (), "") == f"{page}.json"
+    assert links.stacks_json(run_id, (), "") == f"{page}.json"
 
 
 def test_of_whom_one_wants_to_know_stands_in_the_query():
     query = "?rank=3&rank=5&missing=a%2Fb%26c%20d%23"
     assert links.stacks_page("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks{query}"
-    assert links.stacks_twin("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks.json{query}"
+    assert links.stacks_json("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks.json{query}"
 
 
 @settings(deadline=None)
@@ -79,9 +79,9 @@ def test_of_whom_one_wants_to_know_stands_in_the_query():
 def test_every_name_comes_back_from_its_links(run_id: str):
     for path, handler in (
         (links.run_page(run_id), "run"),
-        (links.run_twin(run_id), "run_twin"),
+        (links.run_json(run_id), "run_as_json"),
         (links.stacks_page(run_id), "stacks"),
-        (links.stacks_twin(run_id, (), ""), "stacks_twin"),
+        (links.stacks_json(run_id, (), ""), "stacks_as_json"),
     ):
         assert set(path) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/%._-~")
         assert path.count("/") == (2 if "stacks" in handler else 1)
@@ -94,15 +94,15 @@ def test_every_name_comes_back_from_its_links(run_id: str):
     ("path", "run_id", "handler"),
     [
         ("/runs/team/job1", "team/job1", "run"),
-        ("/runs/runs/runs/.json", "runs/runs/", "run_twin"),
+        ("/runs/runs/runs/.json", "runs/runs/", "run_as_json"),
         ("/runs/.json", ".json", "run"),
         ("/runs/a%2fb%2Fc%252fd", "a/b/c%2fd", "run"),
-        ("/runs/a.json?b.html", "a", "run_twin"),
+        ("/runs/a.json?b.html", "a", "run_as_json"),
         ("/runs/team/job1/stacks", "team/job1", "stacks"),
         ("/runs/a%2fstacks", "a/stacks", "run"),
         ("/runs/a/stacks.html", "a/stacks", "run"),
         ("/runs/stacks", "stacks", "run"),
-        ("/runs/a/stacks.json?rank=3", "a", "stacks_twin"),
+        ("/runs/a/stacks.json?rank=3", "a", "stacks_as_json"),
     ],
 )
 def test_whatever_a_path_says_is_one_name(path: str, run_id: str, handler: str):

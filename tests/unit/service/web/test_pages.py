@@ -28,10 +28,10 @@ from muster.service.core.vocabulary.model import (
     SlowestWrite,
 )
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.service.saves import SAVES
+from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.snapshots import Snapshots
-from muster.service.web import look, pages
-from muster.service.web.look import Overview, RunLook
+from muster.service.web import page_data, pages
+from muster.service.web.page_data import Overview, RunData
 from tests.support.expect import some
 from tests.unit.service.web.markup import Markup
 
@@ -58,11 +58,11 @@ HOSTILE = [
 ]
 
 texts = st.sampled_from(HOSTILE) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=40).filter(
-    lambda text: text not in SAVES  # Those are labelled, so that they look different.
+    lambda text: text not in SAVE_GROUPS  # Those are labelled, so that they look different.
 )
 
 
-def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
+def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
     """A state with a word that someone chose in every place where there may be one."""
     run_id, prefix = next(words), next(words)
 
@@ -168,7 +168,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunLook]:
     )
     return (
         Overview(taken_at=1e9, epoch=1, only=(next(words),), runs=(run,), waiting=waiting, decided=decided),
-        RunLook(
+        RunData(
             taken_at=1e9,
             run=run,
             rendezvous=rendezvous,
@@ -243,11 +243,15 @@ def many() -> scenes.Scene:
 
 
 def overview_of(scene: scenes.Scene) -> Markup:
-    return Markup(pages.overview_page(look.overview(scene.coordinator, scene.instant, Snapshots()), ""))
+    return Markup(
+        pages.overview_page(page_data.take_overview(scene.coordinator, scene.instant, Snapshots()), "")
+    )
 
 
 def run_of(scene: scenes.Scene, run_id: str) -> Markup:
-    return Markup(pages.run_page(look.run(scene.coordinator, run_id, scene.instant, singly=False), "../"))
+    return Markup(
+        pages.run_page(page_data.take_run(scene.coordinator, run_id, scene.instant, singly=False), "../")
+    )
 
 
 def test_all_runs_are_there_with_their_open_barriers_and_who_is_missing(sixteen: scenes.Scene):
@@ -298,7 +302,7 @@ def test_page_of_a_run_that_told_of_no_save_has_no_checkpoints(sixteen: scenes.S
 
 
 def test_page_shows_what_no_rank_told_as_nothing(sixteen: scenes.Scene):
-    taken = look.run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
+    taken = page_data.take_run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
     shown = some(taken.run.checkpoints)
     bare = dataclasses.replace(some(shown.history.newest), step=None, bytes=None, slowest=None)
     history = CheckpointHistory(newest=bare, committed=1)
@@ -308,7 +312,7 @@ def test_page_shows_what_no_rank_told_as_nothing(sixteen: scenes.Scene):
 
 
 def test_page_of_a_run_whose_saves_all_failed_says_so(sixteen: scenes.Scene):
-    taken = look.run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
+    taken = page_data.take_run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
     shown = some(taken.run.checkpoints)
     history = CheckpointHistory(failures=shown.history.failures)
     run = dataclasses.replace(taken.run, checkpoints=dataclasses.replace(shown, history=history))
@@ -346,7 +350,7 @@ def test_what_the_missing_of_a_run_do_is_said(sixteen: scenes.Scene, many: scene
         (sixteen, "llama-70b", "gpu-a0 6 4106 connected, still at #1: reads data.py:0 gpu-a1 11 4111"),
         (many, "moe-400b", "h100-0004 37 4137 connected, not arrived yet: reads data.py:1"),
     ):
-        taken = look.run(scene.coordinator, run_id, scene.instant, singly=False)
+        taken = page_data.take_run(scene.coordinator, run_id, scene.instant, singly=False)
         taken = dataclasses.replace(taken, waiting=tuple(map(doing, taken.waiting)))
         assert shown in Markup(pages.run_page(taken, "../")).text
 
@@ -372,9 +376,9 @@ def test_the_missing_of_older_decisions_are_left_out_when_there_are_too_many(mon
     for sequence in range(3):
         job.meet("checkpoint", sequence, without=(3, 4), timeout=10)
         scene.wait(11)
-    taken = look.run(scene.coordinator, "job1", scene.instant, singly=False)
+    taken = page_data.take_run(scene.coordinator, "job1", scene.instant, singly=False)
     assert Markup(pages.run_page(taken, "../")).text.count("missing: rank 3") == 3
-    monkeypatch.setattr(look, "MOST_MISSING", 5)
+    monkeypatch.setattr(page_data, "MAX_MISSING", 5)
     text = Markup(pages.run_page(taken, "../")).text
     assert text.count("timed out after 10 s") == 3
     assert text.count("missing: rank 3") == 2
@@ -402,7 +406,7 @@ def test_an_empty_coordinator_has_a_page():
 
 
 def test_open_barriers_that_are_not_shown_are_counted(sixteen: scenes.Scene):
-    taken = look.overview(sixteen.coordinator, sixteen.instant, Snapshots())
+    taken = page_data.take_overview(sixteen.coordinator, sixteen.instant, Snapshots())
     page = pages.overview_page(dataclasses.replace(taken, waiting=taken.waiting[:1]), "")
     assert "and 1 more" in Markup(page).text
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from lab import scenes
-from muster.service.web import answers
+from muster.service.web import response_cache
 from muster.service.web.site import build_site
 
 Client = TestClient[web.Request, web.Application]
@@ -81,7 +81,7 @@ def scraped() -> Scraped:
 async def scraper(
     readiness: Readiness, scraped: Scraped, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Client]:
-    monkeypatch.setattr(answers, "FRESH_FOR", 600.0)
+    monkeypatch.setattr(response_cache, "FRESH_FOR", 600.0)
     scene = scenes.Scene()
     async with TestClient(TestServer(build_site(scraped, readiness, scene, scene.ask))) as scraper:
         yield scraper

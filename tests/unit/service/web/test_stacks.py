@@ -22,7 +22,7 @@ from muster.service.security.tokens import Tokens
 from muster.service.web import links, pages, stacks
 from muster.service.web.access import guarded
 from muster.service.web.site import build_site
-from muster.service.web.status import MOST_ASKING
+from muster.service.web.status import MAX_ASKING_PAGES
 from muster.v1.insight_pb2 import ChildOfSave, Frame, Report, Thread
 from tests.unit.service.web.markup import Markup
 from tests.unit.service.web.test_pages import HOSTILE
@@ -194,7 +194,7 @@ async def test_it_is_found_for_a_run_of_any_name(client: Client, scene: AskedSce
     scenes.Job(scene, run_id, 1)
     shown = await client.get(URL(f"/{links.stacks_page(run_id)}", encoded=True))
     assert (shown.status, run_id in Markup(await shown.text()).text) == (200, True)
-    twin = await client.get(URL(f"/{links.stacks_twin(run_id, (), '')}", encoded=True))
+    twin = await client.get(URL(f"/{links.stacks_json(run_id, (), '')}", encoded=True))
     assert (await twin.json())["silent"][0]["members"][0]["rank"] == 0
 
 
@@ -263,7 +263,7 @@ async def test_only_so_many_are_under_way_at_once(client: Client, scene: AskedSc
     sixteen(scene)
     scene.may_answer.clear()
     viewers = []
-    for rank in range(MOST_ASKING):
+    for rank in range(MAX_ASKING_PAGES):
         scene.under_way.clear()
         viewers.append(asyncio.create_task(client.get(f"/runs/job1/stacks?rank={rank}")))
         await scene.under_way.wait()
@@ -328,7 +328,7 @@ def word_everywhere(word: str) -> Report:
     )
 
 
-def folded(*reports: Report | None, word: str = "w") -> stacks.StacksLook:
+def folded(*reports: Report | None, word: str = "w") -> stacks.StacksData:
     """Of processes that say this; None: one says nothing."""
     sightings = [
         ProcessAnswer(
@@ -336,7 +336,7 @@ def folded(*reports: Report | None, word: str = "w") -> stacks.StacksLook:
         )
         for rank, said in enumerate(reports)
     ]
-    return stacks.fold(1e9, stacks.Wish(word, (1,), word), sightings)
+    return stacks.build_stacks(1e9, stacks.StackQuery(word, (1,), word), sightings)
 
 
 def both(word: str) -> list[str]:
@@ -366,18 +366,18 @@ def test_what_a_process_says_can_be_read():
 def test_a_page_has_a_bound_however_many_stand_elsewhere():
     reports = [
         Report(threads=[Thread(main=True, frames=[Frame(function=f"f{rank}")], frames_left_out=2**32 - 1)])
-        for rank in range(stacks.MOST_CROWDS + 3)
+        for rank in range(stacks.MAX_CROWDS + 3)
     ]
     shown = pages.stacks_page(folded(*reports), "../../")
     assert "and 3 more: muster stack w" in Markup(shown).text
-    assert shown.count("<details") == stacks.MOST_CROWDS
+    assert shown.count("<details") == stacks.MAX_CROWDS
     assert f"and {2**32 - 1} more, further out" in shown
 
 
 def test_a_name_has_a_bound():
-    (crowd,) = folded(word_everywhere("<" * (stacks.MOST_NAME + 1))).told.crowds
+    (crowd,) = folded(word_everywhere("<" * (stacks.MAX_NAME + 1))).response.crowds
     said = crowd.members[0].report
     named = [*said.waits_at, *(child.state for child in said.saves)]
     for thread in crowd.threads:
         named += [thread.name, *(name for frame in thread.frames for name in (frame.function, frame.file))]
-    assert named == ["<" * stacks.MOST_NAME + "…"] * 13
+    assert named == ["<" * stacks.MAX_NAME + "…"] * 13

@@ -1,4 +1,4 @@
-"""The page and its twins over a real socket, before a made-up coordinator."""
+"""The page and its json_views over a real socket, before a made-up coordinator."""
 
 import asyncio
 import gzip
@@ -19,7 +19,7 @@ from muster.service.core.vocabulary.model import Instant
 from muster.service.security.access import Access
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
-from muster.service.web import links, look
+from muster.service.web import links, page_data
 from muster.service.web.access import guarded
 from muster.service.web.site import build_site
 from tests.unit.service.web.markup import Markup
@@ -182,7 +182,7 @@ async def test_a_run_of_any_name_is_found(client: Client, scene: CountedScene, r
     scenes.Job(scene, run_id, 8)
     page = await client.get(URL(f"/{links.run_page(run_id)}", encoded=True))
     assert (page.status, page.content_type) == (200, "text/html")
-    twin = await client.get(URL(f"/{links.run_twin(run_id)}", encoded=True))
+    twin = await client.get(URL(f"/{links.run_json(run_id)}", encoded=True))
     assert (twin.status, twin.content_type) == (200, "application/json")
     assert (await twin.json())["run"]["run_id"] == run_id
 
@@ -258,6 +258,6 @@ async def test_a_twin_names_the_missing_of_as_many_decisions_as_is_bearable(
     for sequence in range(3):
         job.meet("checkpoint", sequence, without=(3, 4), timeout=10)
         scene.wait(11)
-    monkeypatch.setattr(look, "MOST_MISSING", 5)
+    monkeypatch.setattr(page_data, "MAX_MISSING", 5)
     shown = await (await client.get("/runs/job1.json")).json()
     assert [one["sequence"] for one in shown["barriers"]] == ["2", "1"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from muster.checkpoint.committed import Life
+from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.damage import Damage, DamageError
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
@@ -229,7 +229,7 @@ def test_load_keeps_its_checkpoint_from_retention(job: Job):
     def load(one: Checkpointer, rank: int) -> object:
         def look(_: object) -> None:
             if rank == 0:
-                one._place.sweep(1, Life(0, 9), one._load.used)
+                one._place.sweep(1, SaveAttempt(0, 9), one._load.used)
                 seen.append(first.exists())
 
         return one._load.named(first, look).step
@@ -264,7 +264,7 @@ def test_damage_that_cannot_be_marked_does_not_count_for_retention(job: Job, mon
     monkeypatch.setattr(job.ranks[0]._place, "mark_damaged", refuse)
     assert job.all(resumed) == [(2, 2)] * RANKS
     rank_0 = job.ranks[0]
-    rank_0._place.sweep(1, Life(0, 9), rank_0._load.used, rank_0._load.excluded)
+    rank_0._place.sweep(1, SaveAttempt(0, 9), rank_0._load.used, rank_0._load.excluded)
     assert job.all(resumed) == [(2, 2)] * RANKS
 
 

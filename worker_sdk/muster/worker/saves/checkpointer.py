@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlan, SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.stateful import Stateful
 
-from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, BarrierError
@@ -151,7 +151,7 @@ class Checkpointer:
             raise ValueError(f"step = {step}: it must not be negative.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         number = self._queue.next_idx
-        life = Life(self._barrier.generation, self._first + number)
+        life = SaveAttempt(self._barrier.generation, self._first + number)
         draft = self._place.draft(step, life)
         planner = planner or DefaultSavePlanner()
         _check_planner(planner)

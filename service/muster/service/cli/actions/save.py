@@ -13,7 +13,7 @@ from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.views.table import document, emit
 from muster.service.core.vocabulary import report
-from muster.service.savepoint import save_text
+from muster.service.formatting.requested_saves import save_text
 from muster.service.wire import as_dict
 from muster.v1 import run_pb2
 

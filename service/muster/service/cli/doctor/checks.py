@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 
 from muster.service.address import Address
-from muster.service.cells import duration
 from muster.service.cli.client.coordinator_client import CallError, Client
 from muster.service.cli.failure import Exit
 from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import duration
 from muster.service.security.patterns import matches
 from muster.service.version import VERSION
 from muster.v1 import coordinator_pb2

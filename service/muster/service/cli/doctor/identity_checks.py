@@ -6,9 +6,9 @@ from typing import Any
 
 import jwt
 
-from muster.service.cells import duration
 from muster.service.cli.doctor.checks import Check, Result
 from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import duration
 from muster.service.security.claims import moment
 
 FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)

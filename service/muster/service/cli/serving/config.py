@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.service.cells import NOTHING
 from muster.service.cli.options import Output
 from muster.service.cli.serving import settings
 from muster.service.cli.serving.serve import configured, serve
 from muster.service.cli.views.table import Column, Table, document, emit
+from muster.service.formatting.cells import NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from muster.checkpoint.damage import Damage
 from muster.checkpoint.digest import ALGORITHM
 from muster.checkpoint.manifest import FileEntry, Manifest, RankEntry
 from muster.checkpoint.stored import StoredCheckpoint
-from muster.service.cells import NOTHING, duration, size
 from muster.service.cli.views.table import Column, Table, counted, fields, indented
+from muster.service.formatting.cells import NOTHING, duration, size
 
 
 class State(enum.StrEnum):

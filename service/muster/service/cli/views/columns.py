@@ -1,10 +1,10 @@
 """What tables show of runs, barriers, members, nodes, rounds and the missing."""
 
-from muster.service.cells import NOTHING, duration, ranks, steps
-from muster.service.checkpoints import step_text
 from muster.service.cli.views.table import Column, name
 from muster.service.core.vocabulary import report
-from muster.service.rounds import RoundRow
+from muster.service.formatting.cells import NOTHING, duration, ranks, steps
+from muster.service.formatting.checkpoints import step_text
+from muster.service.formatting.rounds import RoundRow
 from muster.service.wire import missing_from_pb
 from muster.v1 import barrier_pb2, common_pb2, coordinator_pb2, rendezvous_pb2, run_pb2
 

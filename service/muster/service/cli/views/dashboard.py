@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.service.cells import duration
 from muster.service.cli.views.columns import barrier_state, missing_sentence
 from muster.service.cli.views.table import COLORS
 from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import duration
 from muster.v1 import barrier_pb2, run_pb2
 
 BAR_CELLS = 16
@@ -18,7 +18,7 @@ NAME_CELLS = 24
 """A longer run id or prefix is cut, so that it leaves room for the others."""
 TAIL = 15
 """Characters that a barrier's name keeps of its end when it is cut."""
-LEAST_DECISIONS = 5
+MIN_DECISIONS = 5
 """Lines that open barriers leave to the last decisions."""
 HURRY = 0.2
 """With less than this part of its timeout left, a barrier's time is shown in red."""
@@ -58,7 +58,7 @@ def render(snapshot: Snapshot, height: int) -> RenderableType:
     head = _totals(snapshot)
     # Two empty lines, two lines of titles, and one for what did not fit.
     room = max(2, height - len(head) - 5)
-    most_waiting = max(1, room - min(LEAST_DECISIONS, len(decided)))
+    most_waiting = max(1, room - min(MIN_DECISIONS, len(decided)))
     shown = waiting[:most_waiting]
     parts: list[RenderableType] = [*head, Text()]
     if shown:

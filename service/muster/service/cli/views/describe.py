@@ -5,8 +5,6 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
-from muster.service.cells import NOTHING, duration, ranks, standstill
-from muster.service.checkpoints import checkpoints_text
 from muster.service.cli import options
 from muster.service.cli.client.coordinator_client import connect
 from muster.service.cli.client.credentials import connecting
@@ -15,8 +13,10 @@ from muster.service.cli.options import Output
 from muster.service.cli.views import columns
 from muster.service.cli.views.table import Column, Table, colorful, document, emit, fields, indented
 from muster.service.core.vocabulary import report
-from muster.service.rounds import current_state
-from muster.service.savepoint import asked_text, save_text
+from muster.service.formatting.cells import NOTHING, duration, ranks, standstill
+from muster.service.formatting.checkpoints import checkpoints_text
+from muster.service.formatting.requested_saves import asked_text, save_text
+from muster.service.formatting.rounds import current_state
 from muster.service.wire import as_dict, missing_from_pb, node_from_pb
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
 

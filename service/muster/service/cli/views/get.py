@@ -22,7 +22,7 @@ from muster.service.cli.views.table import (
     note,
     terminal_width,
 )
-from muster.service.rounds import round_key, rounds_of
+from muster.service.formatting.rounds import round_key, rounds_of
 from muster.service.wire import as_dict
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2
 

@@ -17,7 +17,7 @@ from muster.service.core.vocabulary import report
 from muster.service.wire import as_dict
 from muster.v1 import insight_pb2
 
-MOST_RANKS = 65_536
+MAX_RANKS = 65_536
 """Ranks that can be named: as many as the list of a request may hold."""
 
 Ranks = Annotated[
@@ -77,15 +77,15 @@ def parse_ranks(words: Iterable[str]) -> list[int]:
                 f'"{report.shown(part)}" is no rank. Give numbers and ranges, such as 3, 0-7 or 3,5.'
             )
         first, last = int(found[1]), int(found[2] or found[1])
-        if last > options.GREATEST_RANK:
-            raise ValueError(f"{part}: no rank is greater than {options.GREATEST_RANK:,}.")
+        if last > options.MAX_RANK:
+            raise ValueError(f"{part}: no rank is greater than {options.MAX_RANK:,}.")
         if first > last:
             raise ValueError(f"{part}: this range ends before it begins. Give the smaller rank first.")
         # Before the numbers are made, of which there may be far more than memory.
-        if last - first < MOST_RANKS:
+        if last - first < MAX_RANKS:
             ranks.update(range(first, last + 1))
-        if last - first >= MOST_RANKS or len(ranks) > MOST_RANKS:
-            raise ValueError(f"{part}: these are more than {MOST_RANKS:,} ranks. Leave them out to ask all.")
+        if last - first >= MAX_RANKS or len(ranks) > MAX_RANKS:
+            raise ValueError(f"{part}: these are more than {MAX_RANKS:,} ranks. Leave them out to ask all.")
     return sorted(ranks)
 
 

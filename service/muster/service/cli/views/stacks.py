@@ -7,7 +7,7 @@ from muster.service.core.vocabulary import report
 from muster.service.insight import words
 from muster.v1 import insight_pb2
 
-MOST_ALIGNED = 40
+MAX_ALIGNED = 40
 """Cells of the column of functions; after a longer name its file follows at once."""
 
 
@@ -46,7 +46,7 @@ def _crowd(crowd: insight_pb2.Crowd) -> list[str]:
 def _thread(thread: insight_pb2.Thread) -> list[str]:
     name = "main thread" if thread.main else f"thread {_one_line(thread.name)}"
     functions = [_one_line(frame.function) for frame in thread.frames]
-    width = min(max(map(cell_len, functions)), MOST_ALIGNED)
+    width = min(max(map(cell_len, functions)), MAX_ALIGNED)
     lines = [name]
     for function, frame in zip(functions, thread.frames, strict=True):
         pad = " " * (width - cell_len(function))

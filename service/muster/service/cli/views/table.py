@@ -18,7 +18,7 @@ from muster.service.core.vocabulary import report
 Row = TypeVar("Row")
 
 GAP = "   "
-LEAST_ROOM = 12
+MIN_ROOM = 12
 """Cells that the last column has on the narrowest terminal."""
 
 COLORS = {
@@ -96,7 +96,7 @@ class Table(Generic[Row]):
 
     def _join(self, cells: list[str]) -> str:
         if self._cut_at is not None:
-            room = max(LEAST_ROOM, self._cut_at - sum(width + len(GAP) for width in self._widths[:-1]))
+            room = max(MIN_ROOM, self._cut_at - sum(width + len(GAP) for width in self._widths[:-1]))
             if cell_len(cells[-1]) > room:
                 cells[-1] = set_cell_size(cells[-1], room - 1) + "…"
         padded = []

@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from muster.service.cli.actions import save as module
 from muster.service.cli.failure import Exit
-from muster.service.savepoint import asked_text, save_text
+from muster.service.formatting.requested_saves import asked_text, save_text
 from muster.v1 import run_pb2
 from muster.v1.run_pb2_grpc import RunServiceServicer, add_RunServiceServicer_to_server
 from tests.unit.service.cli.test_main import invoke

@@ -19,17 +19,17 @@ import typer
 from muster.checkpoint import retry
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import CheckpointBucket
-from muster.checkpoint.committed import MARKER, Life, seal, unseal
+from muster.checkpoint.committed import MARKER, SaveAttempt, seal, unseal
 from muster.checkpoint.damage import DAMAGED, KEPT
 from muster.checkpoint.inventory import FolderInventory
 from muster.checkpoint.manifest import MANIFEST, ManifestReference
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify as verify_files
-from muster.service.cells import size
 from muster.service.cli.failure import Exit
 from muster.service.cli.options import Output
 from muster.service.cli.views import checkpoint as module
 from muster.service.cli.views import checkpoint_tables as checkpoint_views
+from muster.service.formatting.cells import size
 from tests.support.saves.stored_checkpoints import ITEMS, ODD, by_adapter, in_bucket, in_folder
 from tests.unit.service.cli.test_main import invoke
 
@@ -468,7 +468,7 @@ def test_mark_wants_one_of_its_options(tmp_path: Path, arguments: tuple[str, ...
 
 def test_step_that_several_checkpoints_have_is_marked_by_its_path(objects: FsspecObjects):
     bucket = CheckpointBucket(objects, objects.url, "job1")
-    attempts = [in_bucket(objects, 100, life=Life(life, 0), bucket=bucket) for life in (0, 1)]
+    attempts = [in_bucket(objects, 100, life=SaveAttempt(life, 0), bucket=bucket) for life in (0, 1)]
     result = run("mark", objects.url, "--keep", 100, code=Exit.USAGE)
     assert all(f"\n  {objects.url}/{attempt.name}" in result.stderr for attempt in attempts)
     run("mark", f"{objects.url}/{attempts[0].name}", "--keep", 100)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from muster.service.cli.failure import Exit
-from muster.service.cli.views.stack import MOST_RANKS, parse_ranks
+from muster.service.cli.views.stack import MAX_RANKS, parse_ranks
 from muster.v1.insight_pb2 import Crowd, Frame, Onlooked, Report, StacksRequest, StacksResponse, Thread
 from muster.v1.insight_pb2_grpc import InsightServiceServicer, add_InsightServiceServicer_to_server
 from tests.unit.service.cli.test_main import invoke
@@ -56,7 +56,7 @@ def insight() -> Iterator[Insight]:
         (["8-9,0", "5-5", "9"], [0, 5, 8, 9]),
         (["0, 1-2"], [0, 1, 2]),
         (["2147483647"], [2**31 - 1]),
-        ([f"1-{MOST_RANKS}"], list(range(1, MOST_RANKS + 1))),
+        ([f"1-{MAX_RANKS}"], list(range(1, MAX_RANKS + 1))),
     ],
 )
 def test_ranks_are_given_by_number_and_by_range(words: list[str], ranks: list[int]):
@@ -78,7 +78,7 @@ def test_ranks_are_given_by_number_and_by_range(words: list[str], ranks: list[in
         (["1,7-3"], "7-3: this range ends before it begins"),
         (["2147483648"], "no rank is greater than 2,147,483,647"),
         (["0-2147483647"], "0-2147483647: these are more than 65,536 ranks"),
-        ([f"1-{MOST_RANKS}", "0"], "0: these are more than 65,536 ranks"),
+        ([f"1-{MAX_RANKS}", "0"], "0: these are more than 65,536 ranks"),
     ],
 )
 def test_what_is_no_rank_is_named_and_nobody_is_asked(insight: Insight, words: list[str], said: str):

@@ -3,9 +3,9 @@ import json
 import pytest
 from rich.cells import cell_len
 
-from muster.service.cells import duration, ranks, size
 from muster.service.cli.views import columns
 from muster.service.cli.views.table import Column, Table, document, fields, headed, json_line, name
+from muster.service.formatting.cells import duration, ranks, size
 from muster.service.wire import as_dict
 from muster.v1 import common_pb2, run_pb2
 from tests.unit.service.cli import samples

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from lab.patience import PATIENCE, until
-from muster.checkpoint.committed import Life
+from muster.checkpoint.committed import SaveAttempt
 from muster.worker.decision import Outcome
 from muster.worker.errors import (
     BarrierAbortedError,
@@ -71,7 +71,7 @@ class Job:
         return Planning(as_barrier, 60.0)
 
     def draft(self, save: int) -> FolderDraft:
-        return self.place.draft(save, Life(0, save))
+        return self.place.draft(save, SaveAttempt(0, save))
 
     def begin(self, rank: int, save: int, names: str) -> PlanNegotiation:
         draft = self.draft(save)
@@ -184,7 +184,7 @@ def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
 
 def test_a_folder_that_is_not_shared_is_an_error_of_all(job: Job, tmp_path: Path):
     negotiation = job.begin(0, 0, "a")
-    elsewhere = FolderPlace(tmp_path / "elsewhere").draft(0, Life(0, 0))
+    elsewhere = FolderPlace(tmp_path / "elsewhere").draft(0, SaveAttempt(0, 0))
     elsewhere.begin()
     other = job.plannings[1].begin("save 0", elsewhere, plan_of("a"))
     for one in (negotiation, other):

@@ -15,10 +15,11 @@ else:  # torch 2.15 and newer
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
     from torch.distributed.checkpoint.fsspec_filesystem import _FileSystem as FsspecFileSystem
 
+from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
-from muster.checkpoint.bucket.protocol import Attempt, CheckpointBucket, DamagedError
+from muster.checkpoint.bucket.protocol import CheckpointBucket, DamagedError
 from muster.checkpoint.bucket.source import BucketSource
-from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.containment import check_name
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.digest import Segment
@@ -67,7 +68,7 @@ class BucketPlace:
             )
         self._bucket.sweep(None)
 
-    def draft(self, step: int, life: Life) -> "BucketDraft":
+    def draft(self, step: int, life: SaveAttempt) -> "BucketDraft":
         """Return a save."""
         return BucketDraft(self._objects, self._bucket, self._bucket.attempt(step, life))
 
@@ -119,14 +120,14 @@ class BucketPlace:
     def mark_damaged(self, made: Committed, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged."""
         bucket, name = self._bucket_of(made.path)
-        attempt = Attempt.named(name)
+        attempt = Attempt.parse(name)
         assert attempt is not None
         bucket.mark_damaged(attempt, damage)
 
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life,
+        decided: SaveAttempt,
         used: Collection[Path | str],
         excluded: Collection[str] = (),
     ) -> None:

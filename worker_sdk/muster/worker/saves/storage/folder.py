@@ -12,7 +12,7 @@ from muster.checkpoint.committed import (
     MARKER,
     NO_STEP,
     Committed,
-    Life,
+    SaveAttempt,
     UncommittedError,
     committed_by_adapter,
     unseal,
@@ -50,7 +50,7 @@ class FolderPlace:
         """Remove what earlier lives of the job have left, and did not commit."""
         self._directory.sweep(None)
 
-    def draft(self, step: int, life: Life) -> "FolderDraft":
+    def draft(self, step: int, life: SaveAttempt) -> "FolderDraft":
         """Return a save."""
         return FolderDraft(
             self._directory, self._directory.unfinished(step, life), self._directory.path(step)
@@ -106,7 +106,7 @@ class FolderPlace:
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life,
+        decided: SaveAttempt,
         used: Collection[Path | str],
         excluded: Collection[str] = (),
     ) -> None:

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from muster.checkpoint.committed import Committed, Life
+from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.damage import Damage
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.manifest import Manifest
@@ -110,7 +110,7 @@ class Place(Protocol):
             UncommittedError: there are checkpoints of another kind.
         """
 
-    def draft(self, step: int, life: Life) -> Draft:
+    def draft(self, step: int, life: SaveAttempt) -> Draft:
         """Return the draft of a save."""
 
     def committed(self, step: int) -> Path | str | None:
@@ -161,7 +161,7 @@ class Place(Protocol):
     def sweep(
         self,
         keep_last: int | None,
-        decided: Life,
+        decided: SaveAttempt,
         used: Collection[Path | str],
         excluded: Collection[str] = (),
     ) -> None:

@@ -1,4 +1,4 @@
-"""Text about a save that all ranks were asked for."""
+"""A requested save, as text."""
 
 from muster.service.core.vocabulary import report
 from muster.v1 import run_pb2
@@ -12,7 +12,7 @@ _STATES = {
 
 
 def save_text(save: run_pb2.Save) -> str:
-    """Describe a save in one line: ``save 3 at step 412: done by all ranks, 14 s after it was asked``."""
+    """Describe a save in one line: ``save 3 at step 412: done by all ranks, 14 s after it was asked for``."""
     step = f" at step {save.step}" if save.HasField("step") else ""
     took = ""
     if save.HasField("ended_at"):

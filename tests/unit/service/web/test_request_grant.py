@@ -3,14 +3,14 @@
 from aiohttp.test_utils import make_mocked_request
 
 from muster.service.security.grants import Grant, Role
-from muster.service.web.viewer import GRANT, narrowed_to
+from muster.service.web.request_grant import GRANT, restricting_grant
 
 
 def test_only_a_grant_for_some_runs_narrows_a_page():
     some = Grant(name="a", role=Role.VIEWER, runs=("a-*", "b"), digest=b"")
     every = Grant(name="all", role=Role.VIEWER, runs=("a-*", "*"), digest=b"")
     request = make_mocked_request("GET", "/")
-    assert narrowed_to(request) is None
+    assert restricting_grant(request) is None
     for grant, narrowed in ((None, None), (every, None), (some, some)):
         request[GRANT] = grant
-        assert narrowed_to(request) is narrowed
+        assert restricting_grant(request) is narrowed

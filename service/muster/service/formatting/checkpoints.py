@@ -1,7 +1,7 @@
-"""Text about the save history of a run."""
+"""The save history of a run, as text."""
 
-from muster.service.cells import NOTHING, duration, size
 from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import NOTHING, duration, size
 from muster.v1 import run_pb2
 
 

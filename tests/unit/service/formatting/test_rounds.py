@@ -1,7 +1,7 @@
 from muster.service.cli.views.columns import ROUNDS
 from muster.service.cli.views.get import changes, rendezvous_standing
 from muster.service.cli.views.table import Table
-from muster.service.rounds import round_key, rounds_of
+from muster.service.formatting.rounds import round_key, rounds_of
 from muster.v1 import rendezvous_pb2
 from tests.unit.service.cli import samples
 

@@ -1,23 +1,23 @@
-"""The rounds of a rendezvous as rows: the current round and the finished ones."""
+"""The rounds of a rendezvous as table rows: the current one, and those that are over."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from muster.service.cells import NOTHING, duration
 from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import NOTHING, duration
 from muster.service.wire import node_from_pb
 from muster.v1 import rendezvous_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """One round. A row has no running time, so that it differs only if the round has changed."""
+    """One round. It has no ages, so two rows differ only if the round changed."""
 
     round: int
     state: str
-    """``FORMING``, ``COMPLETE``, ``CLOSED`` (the last one of a closed run) or ``OVER``."""
+    """``FORMING``, ``COMPLETE``, ``CLOSED`` (the last round of a closed run) or ``OVER``."""
     nodes: str
-    """While the round forms: joined nodes of the maximum. Afterwards: nodes still in it of all its nodes."""
+    """While it forms: nodes that joined, of the maximum. Then: nodes that are still in it, of its size."""
     waiting: str = NOTHING
     standing_by: str = NOTHING
     joined_in: str = NOTHING
@@ -50,20 +50,20 @@ def current_state(rendezvous: rendezvous_pb2.Rendezvous) -> str:
 
 
 def round_key(row: RoundRow) -> Hashable:
-    """Return the number of a row's round."""
+    """Return what identifies a row at the next poll."""
     return row.round
 
 
 def _current(rendezvous: rendezvous_pb2.Rendezvous) -> RoundRow:
-    inside = _of(rendezvous, rendezvous_pb2.NODE_STANDING_PARTICIPANT)
+    inside = _nodes(rendezvous, rendezvous_pb2.NODE_STANDING_PARTICIPANT)
     completed = next((one for one in rendezvous.rounds if _is_current(one, rendezvous)), None)
     size = completed.world_size if completed is not None else rendezvous.max_nodes
     return RoundRow(
         round=rendezvous.round,
         state=current_state(rendezvous),
         nodes=f"{len(inside)}/{size}",
-        waiting=str(len(_of(rendezvous, rendezvous_pb2.NODE_STANDING_WAITING))),
-        standing_by=str(len(_of(rendezvous, rendezvous_pb2.NODE_STANDING_REDUNDANT))),
+        waiting=str(len(_nodes(rendezvous, rendezvous_pb2.NODE_STANDING_WAITING))),
+        standing_by=str(len(_nodes(rendezvous, rendezvous_pb2.NODE_STANDING_REDUNDANT))),
         joined_in=duration(completed.join_ms) if completed is not None else NOTHING,
         completed_at=completed.completed_at.ToJsonString() if completed is not None else NOTHING,
         who=report.node_names([node_from_pb(view.node) for view in inside]) or NOTHING,
@@ -74,7 +74,7 @@ def _is_current(one: rendezvous_pb2.Round, rendezvous: rendezvous_pb2.Rendezvous
     return rendezvous.complete and one.round == rendezvous.round
 
 
-def _of(
+def _nodes(
     rendezvous: rendezvous_pb2.Rendezvous, standing: rendezvous_pb2.NodeStanding.ValueType
 ) -> list[rendezvous_pb2.NodeView]:
     return [view for view in rendezvous.nodes if view.standing == standing]

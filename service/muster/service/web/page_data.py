@@ -1,4 +1,4 @@
-"""What the status page and its twins show: one look at the state each, made on the loop, so kept small."""
+"""The data of each page and JSON view, read from the state on the event loop, so it is kept small."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from muster.service.security.grants import Grant
 from muster.service.snapshots import ALL, Snapshots
 from muster.v1 import coordinator_pb2
 
-MOST_WAITING = 100
-"""Open barriers on one page, those first that have been open longest."""
-MOST_MISSING = 16_384
-"""Missing ranks that all barriers of one page name; a barrier alone may have more."""
-MOST_DECIDED = 20
+MAX_WAITING = 100
+"""Open barriers on one page, the oldest first."""
+MAX_MISSING = 16_384
+"""Missing ranks that all barriers of one page name; a single barrier may name more."""
+MAX_DECIDED = 20
 """Decisions on one page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All runs."""
+    """The data of the page of all runs."""
 
     taken_at: float
     """Seconds since 1970."""
     epoch: int
     only: tuple[str, ...]
-    """The patterns of the runs that are shown; empty: all are."""
+    """The patterns of the runs that are shown; empty: all runs."""
     runs: tuple[views.RunView, ...]
     waiting: tuple[views.BarrierView, ...]
     decided: tuple[views.BarrierView, ...]
@@ -36,8 +36,8 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLook:
-    """One run."""
+class RunData:
+    """The data of the page of one run."""
 
     taken_at: float
     """Seconds since 1970."""
@@ -46,21 +46,21 @@ class RunLook:
     waiting: tuple[views.BarrierView, ...]
     decided: tuple[views.BarrierView, ...]
     still: float | None
-    """Seconds since one of its ranks took a training step; None: none tells."""
+    """Seconds since one of its ranks took a training step; None if no rank reports steps."""
     hosts: tuple[views.HostView, ...] = ()
     members: tuple[views.MemberView, ...] = ()
 
 
-def overview(
+def take_overview(
     coordinator: Coordinator, now: Instant, snapshots: Snapshots, grant: Grant | None = None
 ) -> Overview:
-    """Look at all runs.
+    """Read all runs.
 
     Args:
-        coordinator: where they are.
-        now: this moment.
+        coordinator: the state.
+        now: the current time.
         snapshots: makes the views of the runs.
-        grant: whose runs alone are shown; None: all are.
+        grant: restricts the runs that are shown; None: all runs.
     """
     runs = [run for run in coordinator.runs.values() if grant is None or grant.allows(run.run_id)]
     groups = [group for run in runs for group in run.groups.values()]
@@ -70,19 +70,19 @@ def overview(
         epoch=coordinator.epoch,
         only=() if grant is None else grant.runs,
         runs=tuple(one.view for one in taken.runs),
-        waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
-        decided=tuple(views.last_decided(groups, MOST_DECIDED)),
+        waiting=tuple(views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
+        decided=tuple(views.last_decided(groups, MAX_DECIDED)),
     )
 
 
-def run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) -> RunLook:
-    """Look at one run.
+def take_run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) -> RunData:
+    """Read one run.
 
     Args:
-        coordinator: where it is.
-        run_id: its id.
-        now: this moment.
-        singly: whether to show its processes one by one, rather than host by host.
+        coordinator: the state.
+        run_id: the run.
+        now: the current time.
+        singly: whether to list processes one by one instead of host by host.
 
     Raises:
         Refusal: RUN_NOT_FOUND.
@@ -90,18 +90,18 @@ def run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) ->
     found = coordinator.run(run_id)
     groups = found.groups.values()
     view = views.run(found, now)
-    return RunLook(
+    return RunData(
         taken_at=now.wall,
         run=view,
         still=now.monotonic - view.steps.moved_at if view.steps is not None else None,
         rendezvous=views.rendezvous(found, now),
-        waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
-        decided=tuple(views.last_decided(groups, MOST_DECIDED)),
+        waiting=tuple(views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
+        decided=tuple(views.last_decided(groups, MAX_DECIDED)),
         hosts=() if singly else tuple(views.hosts(found)),
         members=tuple(views.members(found, now)) if singly else (),
     )
 
 
-def named(decided: Iterable[views.BarrierView]) -> int:
-    """Of how many decisions, newest first, all who were missing may be named; of one in any case."""
-    return max(1, sum(count <= MOST_MISSING for count in accumulate(len(view.missing) for view in decided)))
+def count_fully_named(decided: Iterable[views.BarrierView]) -> int:
+    """Return how many decisions, newest first, may name all their missing ranks; at least one."""
+    return max(1, sum(count <= MAX_MISSING for count in accumulate(len(view.missing) for view in decided)))

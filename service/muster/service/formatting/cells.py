@@ -1,4 +1,4 @@
-"""The text of a table's cells, on a terminal and on the status page."""
+"""Values as short texts, for the cells of tables on a terminal and on the status page."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from muster.service.core.vocabulary import report
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 """Units of bytes. Each unit is 1,024 times the unit before it."""
 NOTHING = "-"
-"""The text of an empty cell, so that columns can be counted."""
+"""The text of an empty cell, so that programs can count columns."""
 
 
 def duration(milliseconds: int) -> str:
-    """Format a duration in one word: ``340ms``, ``2.5s``, ``41s``, ``5m20s``, ``7h12m``, ``3d4h``."""
+    """Format a duration as one word: ``340ms``, ``2.5s``, ``41s``, ``5m20s``, ``7h12m``, ``3d4h``."""
     if milliseconds < 10_000:
         return report.seconds(milliseconds / 1000).replace(" ", "")
     seconds = round(milliseconds / 1000)
@@ -30,18 +30,18 @@ def size(count: int) -> str:
 
 
 def steps(lowest: int, highest: int) -> str:
-    """Format the training step of all ranks, or the lowest and the highest step: ``405-412``."""
+    """Format the training steps of ranks: one step, or the lowest and the highest: ``405-412``."""
     return str(highest) if lowest == highest else f"{lowest}-{highest}"
 
 
 def standstill(lowest: int, highest: int, lowest_rank: int, still: float) -> str:
-    """Say which rank is last, and for how long no rank has moved: ``rank 3 is last; none moved for 41s``.
+    """Name the last rank, and how long ago any rank moved: ``rank 3 is last; none moved for 41s``.
 
     Args:
-        lowest: the lowest step of a rank.
-        highest: the highest step of a rank.
-        lowest_rank: the rank with the lowest step.
-        still: seconds since the last step of any rank.
+        lowest: the step of the last rank.
+        highest: the step of the first rank.
+        lowest_rank: the last rank.
+        still: seconds since any rank took a step.
     """
     behind = f"rank {lowest_rank} is last; " if lowest < highest else ""
     return f"{behind}none moved for {duration(round(still * 1000))}"

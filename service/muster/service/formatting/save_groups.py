@@ -1,10 +1,10 @@
-"""The barrier groups of saves, as docs/saves.md names them."""
+"""The barrier groups that saves use; docs/saves.md describes them."""
 
-SAVES = {
+SAVE_GROUPS = {
     "save": "save: writes",
     "save/commit": "save: commit",
     "save/plan": "save: plan",
     "save/agreement": "save: agreement",
     "save/sync": "save: at once",
 }
-"""The description of each group for people, by prefix."""
+"""The label of each group for people, by its prefix."""

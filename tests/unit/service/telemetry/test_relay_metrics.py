@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from muster.relay.stats import RelayStats
-from muster.service.telemetry.relay import RelayMetrics
+from muster.service.telemetry.relay_metrics import RelayMetrics
 from muster.service.version import VERSION
 
 FAMILIES = {

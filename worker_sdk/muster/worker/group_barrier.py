@@ -9,6 +9,7 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import error_for
 from muster.worker.groups.group import Shape
 from muster.worker.groups.pending import EarlyWarning
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
 from muster.worker.session.save_request import SaveAsked
 from muster.worker.session.session import SessionConfig
@@ -20,7 +21,7 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds; the default of torch's store barrier."""
 
 
-class GroupBarrier:
+class GroupBarrier(VotingBarrier):
     """A barrier that the Muster coordinator decides, once and for every rank alike. It needs no torch.
 
     Two objects with one prefix in one process share the session and the sequence.

@@ -14,6 +14,7 @@ from lab.patience import PATIENCE
 from muster.worker import SavePoint
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError, RefusedError
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.savepoint import notices, point
 from muster.worker.savepoint.agreement import PREFIX
 from muster.worker.session.save_request import SaveAsked
@@ -22,7 +23,7 @@ from muster.worker.session.session import SessionConfig
 ASKED = SaveAsked(1, 0, stop=False, reason="asked for by ann")
 
 
-class FakeBarrier:
+class FakeBarrier(VotingBarrier):
     """A group of two ranks, of which the other one says what the test does."""
 
     made: ClassVar[list["FakeBarrier"]] = []
@@ -57,7 +58,14 @@ class FakeBarrier:
     def skip_to(self, sequence: int) -> None:
         self.skipped_to = sequence
 
-    def vote(self, failure: str | None = None, payload: bytes = b"") -> Decision:
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        *_: object,
+        **__: object,
+    ) -> Decision:
         self.said.put(f"fails: {failure}" if failure else payload.decode())
         answer = self.answers.get(timeout=60)
         if isinstance(answer, Exception):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from muster.worker.barriers import DEFAULT_INIT_TIMEOUT, GrpcBarrier
-from muster.worker.decision import Decision, Outcome
+from muster.worker.decision import Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.savepoint.agreement import PREFIX, Course, Next
 from muster.worker.savepoint.notices import Notices
@@ -195,7 +195,7 @@ class SavePoint:
         if self._closed:
             self._course.heard(self._barrier.vote(failure=OVER))
             return
-        decision = self._heard(self._course.word(asked))
+        decision = self._barrier.vote_until_decided(self._tell, payload=self._course.word(asked))
         with self._changed:
             if not self._course.heard(decision):
                 logger.warning("the ranks did not agree on a step to save at: %s", decision.message)
@@ -204,14 +204,6 @@ class SavePoint:
             gone = not self._course.idle
         if gone:
             self._course.finished(self._barrier.vote(failure=OVER))
-
-    def _heard(self, word: bytes) -> Decision:
-        """What all have come to; while the coordinator is away, the same word again is always safe."""
-        while True:
-            try:
-                return self._barrier.vote(payload=word)
-            except OutcomeUnknownError as error:
-                self._tell(error)
 
     def _tell(self, error: MusterError) -> None:
         """Have the main thread raise it."""

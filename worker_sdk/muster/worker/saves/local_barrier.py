@@ -5,10 +5,11 @@ import socket
 
 from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.groups.pending import EarlyWarning
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
 
 
-class LocalBarrier:
+class LocalBarrier(VotingBarrier):
     """Replaces a :class:`~muster.worker.GrpcBarrier` if the world has one rank.
 
     Args:

@@ -81,7 +81,7 @@ def test_an_upload_of_a_killed_child_is_aborted(server: BucketServer, job: str, 
     server.spoil(1.0, "slow")
     try:
         made.save(1, {"weight": torch.zeros(8 << 20)})
-        uploads = made._place._objects.uploads  # type: ignore[attr-defined]
+        uploads = made._storage._objects.uploads  # type: ignore[attr-defined]
         until(uploads)
         made._queue.abort("a test")
     finally:

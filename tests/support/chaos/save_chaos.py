@@ -26,7 +26,7 @@ from lab.processes.agents import Job, Worker
 from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
-from muster.worker.saves.storage.bucket_place import BucketPlace
+from muster.worker.saves.storage.bucket_storage import BucketStorage
 from tests.support.saves.fake_barrier import children_of, state_of
 from tests.support.saves.save_history import (
     UNCONFIRMED,
@@ -186,7 +186,7 @@ class _BucketPlace:
 
     def left_over(self) -> list[str]:
         """What should not be there after a sweep, by all that the protocol knows."""
-        BucketPlace(self.name, self.options, "a last job").take_over()
+        BucketStorage(self.name, self.options, "a last job").take_over()
         there = self._server.filesystem().find(f"{BUCKET}/job")
         attempts = {Path(name).name.removesuffix(".json") for name in there if name.endswith(".json")}
         left = [name for name in there if name.split("/")[2].removesuffix(".json") not in attempts]

@@ -297,13 +297,13 @@ class _Worker:
 @contextmanager
 def _when_written(saver: Any, before: Callable[[], None]) -> Iterator[None]:
     """What a child that is forked meanwhile does when it has written, and has not said so."""
-    kind = type(saver._place.draft(0, SaveAttempt(0, 0)))
+    kind = type(saver._storage.pending(0, SaveAttempt(0, 0)))
     leave = kind.leave
 
-    def leave_after(draft: Any, note: str, data: bytes) -> None:
+    def leave_after(pending: Any, note: str, data: bytes) -> None:
         if note.startswith("written"):
             before()
-        leave(draft, note, data)
+        leave(pending, note, data)
 
     kind.leave = leave_after
     try:

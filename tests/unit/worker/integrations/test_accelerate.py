@@ -18,7 +18,7 @@ from accelerate.utils import ProjectConfiguration
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.integrations import accelerate as module
 from muster.worker.integrations.accelerate import commit_together, latest
-from muster.worker.integrations.commit.aside import REPLACED
+from muster.worker.integrations.commit.lookup import REPLACED
 from tests.support.jobs.alone import take_part_alone
 
 

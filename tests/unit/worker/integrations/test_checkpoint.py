@@ -21,7 +21,7 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
 from muster.worker.integrations.commit import commitment
-from muster.worker.integrations.commit.aside import REPLACED
+from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.saves import Checkpointer
 from tests.support.saves.synced import Synced
 

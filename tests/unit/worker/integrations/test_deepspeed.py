@@ -18,8 +18,9 @@ from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations import deepspeed as module
-from muster.worker.integrations.commit import aside, commitment
-from muster.worker.integrations.commit.aside import REPLACED, read
+from muster.worker.integrations.commit import commitment
+from muster.worker.integrations.commit.lookup import REPLACED, Marker, read
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.deepspeed import adopt, commit_together
 from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
@@ -394,9 +395,9 @@ def test_a_replacement_that_was_left_half_way_is_found(tmp_path: Path, engine: A
 def test_what_is_replaced_while_it_is_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Slow(Engine):
         def load_checkpoint(self, load_dir: str, tag: Any = None, **options: Any) -> Any:
-            saved = aside.Aside(tmp_path / "last", 0, 99, "job")
+            saved = StagedCheckpoint(tmp_path / "last", 0, 99, "job")
             saved.begin()
-            saved.commit(aside.Marker("another", 0, 1, "checkpoint/deepspeed", 99))
+            saved.commit(Marker("another", 0, 1, "checkpoint/deepspeed", 99))
 
     engine: Any = commit_together(Slow())
     engine.save_checkpoint(tmp_path, "last")

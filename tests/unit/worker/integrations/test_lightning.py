@@ -33,7 +33,8 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations import lightning as module
 from muster.worker.integrations.commit import commitment
-from muster.worker.integrations.commit.aside import REPLACED, Aside, Marker
+from muster.worker.integrations.commit.lookup import REPLACED, Marker
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.lightning import committed, latest
 from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
@@ -124,7 +125,8 @@ def full(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize(
-    "place", [(Aside, "prepare"), (torch, "save"), (module, "_check_shards"), (Aside, "commit")]
+    "place",
+    [(StagedCheckpoint, "prepare"), (torch, "save"), (module, "_check_shards"), (StagedCheckpoint, "commit")],
 )
 def test_a_save_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, place: tuple[Any, str]

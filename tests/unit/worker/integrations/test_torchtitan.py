@@ -17,7 +17,8 @@ from lab.patience import until
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import KEPT
 from muster.worker.integrations import torchtitan as module
-from muster.worker.integrations.commit.aside import Aside, Marker
+from muster.worker.integrations.commit.lookup import Marker
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
 
 
@@ -57,11 +58,11 @@ def test_what_becomes_of_a_lost_rank_is_checked(tmp_path: Path):
 def commit(folder: Path, step: int, *, metadata: bool = True) -> Path:
     """Make a checkpoint of torch's format, or another."""
     path = folder / f"step-{step}"
-    aside = Aside(path, 0, step, "job")
-    aside.begin()
+    staged = StagedCheckpoint(path, 0, step, "job")
+    staged.begin()
     if metadata:
-        (aside.unfinished / ".metadata").touch()
-    aside.commit(Marker("job", 0, 2, "checkpoint/dcp", step))
+        (staged.unfinished / ".metadata").touch()
+    staged.commit(Marker("job", 0, 2, "checkpoint/dcp", step))
     return path
 
 

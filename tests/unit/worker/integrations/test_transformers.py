@@ -18,7 +18,7 @@ from muster.checkpoint.committed import UncommittedError
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError
 from muster.worker.integrations import transformers as module
-from muster.worker.integrations.commit.aside import REPLACED
+from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.integrations.transformers import CommitCallback, latest
 from tests.support.jobs.alone import Alone, take_part_alone
 

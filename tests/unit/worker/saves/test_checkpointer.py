@@ -30,7 +30,7 @@ from muster.worker.saves.memory import staging
 from muster.worker.saves.planning import planning
 from muster.worker.saves.planning.planning import CHANGED
 from muster.worker.saves.planning.plans import Plans
-from muster.worker.saves.storage.folder import FolderDraft
+from muster.worker.saves.storage.folder_storage import PendingFolder
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
 from tests.support.saves.round_table import RoundTable
@@ -69,14 +69,14 @@ def loaded(made: Checkpointer, path: Path | None = None) -> tuple[int, float]:
 
 def when_written(patched: pytest.MonkeyPatch, what: Callable[[Path], object]) -> None:
     """What happens in a child that has written, in the folder of the save."""
-    leave = FolderDraft.leave
+    leave = PendingFolder.leave
 
-    def leave_and_more(self: FolderDraft, note: str, data: bytes) -> None:
+    def leave_and_more(self: PendingFolder, note: str, data: bytes) -> None:
         leave(self, note, data)
         if note.startswith("written"):
             what(self._unfinished)
 
-    patched.setattr(FolderDraft, "leave", leave_and_more)
+    patched.setattr(PendingFolder, "leave", leave_and_more)
 
 
 @pytest.mark.parametrize("how", ["shared with the child", "copied", "in shared memory"])
@@ -449,15 +449,15 @@ def test_every_file_is_synced_at_its_final_size_before_the_commit(
     made.close()
     names = [name for name, _ in synced]
     step = folder / "step-0000000001"
-    draft = folder / f".step-0000000001.0-0-{crc32(b'job'):08x}"
-    files = {name: size for name, size in synced if Path(name).parent == draft}
+    unfinished = folder / f".step-0000000001.0-0-{crc32(b'job'):08x}"
+    files = {name: size for name, size in synced if Path(name).parent == unfinished}
     before = names[: next(number for number, name in enumerate(names) if name in files)]
     assert {str(tmp_path), str(tmp_path / "new")} <= set(before), "what was made is in its parent"
     want = {name: (step / name).stat().st_size for name in (".metadata", "manifest.json", "committed.json")}
     found = {Path(name).name.removesuffix(".tmp"): size for name, size in files.items()}
     assert found == want
     last = names[-2:]
-    assert last == [str(draft), str(folder)], "its entries, then its name"
+    assert last == [str(unfinished), str(folder)], "its entries, then its name"
 
 
 def test_votes_report_step_bytes_and_seconds(made: Checkpointer, barrier: FakeBarrier):

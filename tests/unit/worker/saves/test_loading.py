@@ -17,8 +17,8 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.saves import Checkpointer, Committed, CorruptCheckpointError
 from muster.worker.saves.loading import AgreedLoad, Chosen
-from muster.worker.saves.storage.bucket_place import BucketPlace
-from muster.worker.saves.storage.folder import FolderPlace
+from muster.worker.saves.storage.bucket_storage import BucketStorage
+from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.reading import VerifyingReader
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_barrier import no_child_left
@@ -133,7 +133,7 @@ def test_interrupt_of_one_rank_keeps_nobody_waiting(job: Job, monkeypatch: pytes
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.ranks[2]._place, "read", interrupt)
+    monkeypatch.setattr(job.ranks[2]._storage, "read", interrupt)
     heard = job.all(resumed)
     assert [type(one) for one in heard] == [BarrierAbortedError, BarrierAbortedError, KeyboardInterrupt]
     monkeypatch.undo()
@@ -144,7 +144,7 @@ def test_io_error_on_rank_0_is_an_error_on_all(job: Job, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(job.ranks[0]._place, "look", fail)
+    monkeypatch.setattr(job.ranks[0]._storage, "newest", fail)
     heard = job.all(resumed)
     assert isinstance(heard[0], OSError)
     assert all("Input/output error" in str(one) for one in heard)
@@ -161,7 +161,7 @@ def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypat
     def load(one: Checkpointer, rank: int) -> object:
         if rank != 1:
             return one.resume(state(0))
-        one._load._choose(one._load._look, one._place.path)
+        one._load._choose(one._load._look, one._storage.path)
         newest = one.latest()
         assert newest is not None
         one._load._open(newest)
@@ -200,12 +200,12 @@ def test_ranks_that_name_different_checkpoints_are_told(job: Job):
 
 
 def test_rank_that_sees_another_checkpoint_fails_the_load(job: Job, monkeypatch: pytest.MonkeyPatch):
-    read = job.ranks[1]._place.read
+    read = job.ranks[1]._storage.read
 
     def older(path: Path) -> Committed:
         return read(job.folder / "step-0000000001")
 
-    monkeypatch.setattr(job.ranks[1]._place, "read", older)
+    monkeypatch.setattr(job.ranks[1]._storage, "read", older)
     heard = job.all(resumed)
     assert isinstance(heard[1], OSError)
     assert "is not the same checkpoint to all ranks" in str(heard[0])
@@ -216,7 +216,7 @@ def test_checkpoint_that_cannot_be_marked_is_passed_over(job: Job, monkeypatch: 
         raise PermissionError("read-only")
 
     job.hurt(3)
-    monkeypatch.setattr(job.ranks[0]._place, "mark_damaged", refuse)
+    monkeypatch.setattr(job.ranks[0]._storage, "mark_damaged", refuse)
     assert job.all(resumed) == [(2, 2)] * RANKS
     assert job.all(resumed) == [(2, 2)] * RANKS
     assert not (job.folder / "step-0000000003" / ".damaged.json").exists()
@@ -229,7 +229,7 @@ def test_load_keeps_its_checkpoint_from_retention(job: Job):
     def load(one: Checkpointer, rank: int) -> object:
         def look(_: object) -> None:
             if rank == 0:
-                one._place.sweep(1, SaveAttempt(0, 9), one._load.used)
+                one._storage.sweep(1, SaveAttempt(0, 9), one._load.used)
                 seen.append(first.exists())
 
         return one._load.named(first, look).step
@@ -242,7 +242,7 @@ def test_rank_0_alone_cannot_say_that_there_is_none(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The share is not mounted on its host: the folder is there, and empty."""
-    monkeypatch.setattr(job.ranks[0]._load, "_place", FolderPlace(tmp_path / "local disk"))
+    monkeypatch.setattr(job.ranks[0]._load, "_storage", FolderStorage(tmp_path / "local disk"))
     heard = job.all(lambda one, _: one.resume(state(-1)))
     assert all(isinstance(one, OSError | BarrierAbortedError) for one in heard)
     assert "rank 0 finds no checkpoint, and rank" in str(heard[0])
@@ -252,7 +252,7 @@ def test_rank_0_alone_cannot_say_that_there_is_none(
 
 def test_all_ranks_begin_from_scratch_where_there_is_none(job: Job, tmp_path: Path):
     for one in job.ranks:
-        one._load._place = FolderPlace(tmp_path / "another")
+        one._load._storage = FolderStorage(tmp_path / "another")
     assert job.all(lambda one, _: one.resume(state(-1))) == [None] * RANKS
 
 
@@ -261,10 +261,10 @@ def test_damage_that_cannot_be_marked_does_not_count_for_retention(job: Job, mon
         raise OSError(122, "Disk quota exceeded")
 
     job.hurt(3)
-    monkeypatch.setattr(job.ranks[0]._place, "mark_damaged", refuse)
+    monkeypatch.setattr(job.ranks[0]._storage, "mark_damaged", refuse)
     assert job.all(resumed) == [(2, 2)] * RANKS
     rank_0 = job.ranks[0]
-    rank_0._place.sweep(1, SaveAttempt(0, 9), rank_0._load.used, rank_0._load.excluded)
+    rank_0._storage.sweep(1, SaveAttempt(0, 9), rank_0._load.used, rank_0._load.excluded)
     assert job.all(resumed) == [(2, 2)] * RANKS
 
 
@@ -315,19 +315,19 @@ def test_checkpoint_outside_of_the_folder_is_not_loaded(
 
     read: list[Path | str] = []
     monkeypatch.setattr(Chosen, "encode", tell_a_path)
-    monkeypatch.setattr(job.ranks[1]._place, "read", read.append)
+    monkeypatch.setattr(job.ranks[1]._storage, "read", read.append)
     heard = job.all(resumed)
     assert ["that is no name in a folder" in str(one) for one in heard] == [True] * RANKS
     assert read == []
 
 
 def test_name_of_a_bucket_leads_nowhere_else(tmp_path: Path):
-    place = BucketPlace(f"file://{tmp_path}", {}, "job")
-    assert place.path("step-1") == f"file://{tmp_path}/step-1"
-    assert place.path("step-1", beside="s3://theirs/step-2/") == "s3://theirs/step-1"
+    storage = BucketStorage(f"file://{tmp_path}", {}, "job")
+    assert storage.path("step-1") == f"file://{tmp_path}/step-1"
+    assert storage.path("step-1", beside="s3://theirs/step-2/") == "s3://theirs/step-1"
     for name in ("file:///elsewhere/step-1", "../step-1", "..", ""):
         with pytest.raises(ValueError, match="that is no name in a folder"):
-            place.path(name)
+            storage.path(name)
 
 
 AWAY = OutcomeUnknownError("the coordinator is away", "save/load", 0, Outcome.UNKNOWN)

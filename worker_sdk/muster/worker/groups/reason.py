@@ -2,7 +2,7 @@
 
 import traceback
 
-MOST_TEXT = 12_000
+MAX_TEXT = 12_000
 """Bytes of a child's report; the coordinator keeps 16 KiB of a vote's reason."""
 
 
@@ -16,6 +16,6 @@ def failure_text(error: BaseException) -> str:
 def cut(text: str) -> str:
     """The end of a text that is too long for a vote: a traceback's end says most."""
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= MOST_TEXT:
+    if len(data) <= MAX_TEXT:
         return text
-    return f"… {data[-MOST_TEXT:].decode('utf-8', 'ignore')}"
+    return f"… {data[-MAX_TEXT:].decode('utf-8', 'ignore')}"

@@ -14,10 +14,11 @@ from accelerate import Accelerator
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.commit.aside import find, read, restore, sweep
+from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.contents import OURS
 from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
+from muster.worker.integrations.commit.lookup import find, read
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["commit_together", "latest"]

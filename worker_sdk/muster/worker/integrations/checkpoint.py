@@ -28,11 +28,11 @@ from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.integrations.commit.aside import (
-    Aside,
+from muster.worker.integrations.commit.commitment import Commitment, OnLost
+from muster.worker.integrations.commit.contents import leave_note, take_notes
+from muster.worker.integrations.commit.lookup import (
     Marker,
     ReplacedError,
-    check_name,
     corrupt,
     find,
     latest,
@@ -40,8 +40,7 @@ from muster.worker.integrations.commit.aside import (
     read,
     read_whole,
 )
-from muster.worker.integrations.commit.commitment import Commitment, OnLost
-from muster.worker.integrations.commit.contents import leave_note, take_notes
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint, check_name
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.job_barrier import job_barrier
 from muster.worker.saves.queue.groups import Group
@@ -73,7 +72,7 @@ class _Save:
 
     barrier: GrpcBarrier
     commitment: Commitment
-    aside: Aside
+    staged: StagedCheckpoint
     """Rank 0's counts: all write to the folder that its plan names."""
     dropped: "weakref.finalize[..., CommittedWriter]"
     """Called when nobody holds the writer any more: torch tells it nothing of a collective that fails."""
@@ -88,7 +87,7 @@ class _Place:
     folder: str
 
 
-_unfinished: dict[Group, Aside] = {}
+_unfinished: dict[Group, StagedCheckpoint] = {}
 """On rank 0, by group, the save that was begun last and not committed."""
 
 
@@ -183,9 +182,9 @@ class CommittedWriter(FileSystemWriter):
             self._save.dropped.detach()
         dropped = weakref.finalize(self, commitment.give_up)
         dropped.atexit = False
-        aside = Aside(self._name, barrier.generation, commitment.number, barrier.run_id)
+        staged = StagedCheckpoint(self._name, barrier.generation, commitment.number, barrier.run_id)
         self.fs = self._files = DigestingFiles()
-        self._save = _Save(barrier, commitment, aside, dropped)
+        self._save = _Save(barrier, commitment, staged, dropped)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Torch's; says which checkpoint this rank saves. Rank 0 makes the folder."""
@@ -201,8 +200,8 @@ class CommittedWriter(FileSystemWriter):
             ValueError: the ranks save different checkpoints.
         """
         assert self._save is not None
-        aside, group = self._save.aside, Group.of(self._save.barrier)
-        with _told(self._save.commitment):
+        staged, group = self._save.staged, Group.of(self._save.barrier)
+        with _report_failure(self._save.commitment):
             _check_same(self._name.name, plans)
             if not self.overwrite and (
                 find(self._name) is not None or os.path.lexists(self._name / METADATA)
@@ -214,10 +213,10 @@ class CommittedWriter(FileSystemWriter):
             if group in _unfinished:
                 with suppress(OSError):
                     _unfinished.pop(group).give_up()
-            _unfinished[group] = aside
-            aside.begin()
+            _unfinished[group] = staged
+            staged.begin()
             return [
-                replace(plan, storage_data=_Place(plan.storage_data.prefix, str(aside.unfinished)))
+                replace(plan, storage_data=_Place(plan.storage_data.prefix, str(staged.unfinished)))
                 for plan in super().prepare_global_plan([replace(plan, storage_data=None) for plan in plans])
             ]
 
@@ -230,7 +229,7 @@ class CommittedWriter(FileSystemWriter):
             OutcomeUnknownError: the coordinator cannot be reached.
         """
         assert self._save is not None
-        with _told(self._save.commitment):
+        with _report_failure(self._save.commitment):
             self.path = Path(plan.storage_data.folder)
             began = time.monotonic()
             written = super().write_data(plan, planner)
@@ -258,16 +257,16 @@ class CommittedWriter(FileSystemWriter):
         """Torch's, on rank 0: write the metadata, and give the checkpoint its name."""
         assert self._save is not None
         assert self._decision is not None
-        barrier, aside, decision = self._save.barrier, self._save.aside, self._decision
-        with _told(self._save.commitment):
+        barrier, staged, decision = self._save.barrier, self._save.staged, self._decision
+        with _report_failure(self._save.commitment):
             ranks = barrier.participants or range(barrier.world_size)
-            writes = [RankWrite.decode(note) for note in take_notes(aside.unfinished, ranks)]
+            writes = [RankWrite.decode(note) for note in take_notes(staged.unfinished, ranks)]
             super().finish(metadata, results)
             manifest = manifest_of(writes, self._files.written[METADATA])
-            check_files(aside.unfinished, {name: entry.size for name, entry in manifest.files.items()})
+            check_files(staged.unfinished, {name: entry.size for name, entry in manifest.files.items()})
             self._save.commitment.claim()
             marker = (barrier.run_id, barrier.generation, barrier.world_size)
-            aside.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
+            staged.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
             _unfinished.pop(Group.of(barrier), None)
             self._save.commitment.committed()
 
@@ -283,7 +282,7 @@ def _check_same(name: str, plans: list[SavePlan]) -> None:
 
 
 @contextmanager
-def _told(commitment: Commitment) -> Iterator[None]:
+def _report_failure(commitment: Commitment) -> Iterator[None]:
     """What is raised here is this rank's failure, and everyone's."""
     try:
         yield

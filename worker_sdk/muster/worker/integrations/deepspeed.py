@@ -23,8 +23,10 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import sync, sync_file, write_marker, write_synced
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
-from muster.worker.integrations.commit.aside import (
-    Aside,
+from muster.worker.integrations.commit.cleanup import sweep
+from muster.worker.integrations.commit.commitment import LAST_WORD, Commitment, OnLost, is_own
+from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
+from muster.worker.integrations.commit.lookup import (
     Marker,
     ReplacedError,
     corrupt,
@@ -33,10 +35,8 @@ from muster.worker.integrations.commit.aside import (
     newest,
     read,
     stamped,
-    sweep,
 )
-from muster.worker.integrations.commit.commitment import LAST_WORD, Commitment, OnLost, is_own
-from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
@@ -176,7 +176,7 @@ class _Save:
     """One that is under way."""
 
     commitment: Commitment
-    aside: Aside
+    staged: StagedCheckpoint
     """The number in its name is rank 0's."""
     folder: Path
     tag: str
@@ -227,7 +227,7 @@ class _Saves:
         """One whose writers, which are decoupled, may still be at work."""
         self._failed: MusterError | None = None
         """Why this rank could not begin one of those. The others hear of it at their next step."""
-        self._unfinished: Aside | None = None
+        self._unfinished: StagedCheckpoint | None = None
         """On rank 0, the save that was begun last and not committed."""
 
     # ------------------------------------------------------------------ in place of the engine's
@@ -254,18 +254,18 @@ class _Saves:
         self._end_decoupled()
         said = f"{self._engine.global_steps} {name}"
         commitment = Commitment(self._barrier, self._timeout, self._on_lost, name=said, parts=2)
-        with _told(commitment):
-            aside = self._agree(commitment, folder, name)
+        with _report_failure(commitment):
+            staged = self._agree(commitment, folder, name)
         writer = self._engine.checkpoint_engine
         try:
-            with _told(commitment, self._leave), _watched(writer) as files:
-                where = str(aside.unfinished.relative_to(folder))
+            with _report_failure(commitment, self._leave), _watched(writer) as files:
+                where = str(staged.unfinished.relative_to(folder))
                 self._save(str(save_dir), where, client_state or {}, False, exclude_frozen_parameters)
         except MusterError as error:
             if writer.is_decoupled():
                 self._failed = error
             raise
-        save = _Save(commitment, aside, folder, name, save_latest, files)
+        save = _Save(commitment, staged, folder, name, save_latest, files)
         if writer.is_decoupled():
             self._pending = save
         else:
@@ -346,7 +346,7 @@ class _Saves:
             if failed is not None:
                 raise failed
             return
-        with _told(save.commitment):
+        with _report_failure(save.commitment):
             self._commit_decoupled()
         self._finish(save)
 
@@ -362,7 +362,7 @@ class _Saves:
 
     # ------------------------------------------------------------------ a save
 
-    def _agree(self, commitment: Commitment, folder: Path, tag: str) -> Aside:
+    def _agree(self, commitment: Commitment, folder: Path, tag: str) -> StagedCheckpoint:
         """Begin, on all ranks or on none.
 
         Raises:
@@ -370,17 +370,17 @@ class _Saves:
         """
         failure = self._make_room(folder / tag, commitment.number) if self._barrier.rank == 0 else None
         offer = _from_rank_0(_Offer(tag, commitment.number, failure))
-        aside = Aside(folder / tag, self._barrier.generation, offer.number, self._barrier.run_id)
+        staged = StagedCheckpoint(folder / tag, self._barrier.generation, offer.number, self._barrier.run_id)
         if offer.tag != tag:
             failure = f"its tag is {tag!r}, and rank 0's is {offer.tag!r}: all ranks must give the same."
-        elif offer.failure is None and not aside.unfinished.is_dir():
-            failure = f"{aside.unfinished}, which rank 0 has made, is not there: all ranks must share it."
+        elif offer.failure is None and not staged.unfinished.is_dir():
+            failure = f"{staged.unfinished}, which rank 0 has made, is not there: all ranks must share it."
         if any(_of_all(failure is not None)):
             if failure is not None:
                 commitment.failed(failure)
             commitment.give_up()
             raise commitment.ending(LAST_WORD) or MusterError(failure or "another rank cannot save.")
-        return aside
+        return staged
 
     def _make_room(self, path: Path, number: int) -> str | None:
         """On rank 0: make the folder that all write to. Returns why that cannot be done."""
@@ -390,7 +390,7 @@ class _Saves:
             if path.parent not in _swept:  # At first: another engine may be in the midst of a save there.
                 sweep(path.parent)
                 _swept.add(path.parent)
-            self._unfinished = Aside(path, self._barrier.generation, number, self._barrier.run_id)
+            self._unfinished = StagedCheckpoint(path, self._barrier.generation, number, self._barrier.run_id)
             self._unfinished.begin()
         except OSError as error:
             return failure_text(error)
@@ -409,12 +409,12 @@ class _Saves:
 
     def _finish(self, save: _Save) -> None:
         """When this rank has written: commit it, on all ranks or on none."""
-        with _told(save.commitment):
+        with _report_failure(save.commitment):
             _put_on_disk(save.files)
         try:
             save.commitment.written()
-            with _told(save.commitment):
-                record_share(save.aside.unfinished, self._barrier.rank, self._barrier.world_size)
+            with _report_failure(save.commitment):
+                record_share(save.staged.unfinished, self._barrier.rank, self._barrier.world_size)
             decision = save.commitment.written()
             if self._barrier.rank == 0:
                 marker = Marker(
@@ -424,10 +424,10 @@ class _Saves:
                     decision.prefix,
                     decision.sequence,
                 )
-                with _told(save.commitment):
-                    manifest = gather_manifest(save.aside.unfinished, self._barrier.world_size)
+                with _report_failure(save.commitment):
+                    manifest = gather_manifest(save.staged.unfinished, self._barrier.world_size)
                     save.commitment.claim()
-                    save.aside.commit(marker, manifest)
+                    save.staged.commit(marker, manifest)
                     self._unfinished = None
                     if save.save_latest:
                         _let_latest_name(save.folder, save.tag)
@@ -439,7 +439,7 @@ class _Saves:
 
 
 @contextmanager
-def _told(commitment: Commitment, leave: Callable[[], None] | None = None) -> Iterator[None]:
+def _report_failure(commitment: Commitment, leave: Callable[[], None] | None = None) -> Iterator[None]:
     """What is raised here is this rank's failure, and everyone's; or a collective's, so another rank's."""
     try:
         yield

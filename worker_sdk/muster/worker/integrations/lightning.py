@@ -31,30 +31,27 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
-from muster.worker.integrations.commit import aside as folders
-from muster.worker.integrations.commit.aside import (
-    Aside,
-    Marker,
-    ReplacedError,
-    check_name,
-    corrupt,
-    damage_of,
-    entries,
-    find,
-    finish,
-    is_kept,
-    mark_damaged,
-    read_whole,
-    remove,
-    restore,
-)
-from muster.worker.integrations.commit.commitment import Commitment, ElsewhereError, OnLost, told
+from muster.worker.integrations.commit import lookup
+from muster.worker.integrations.commit.cleanup import finish, remove, restore
+from muster.worker.integrations.commit.commitment import Commitment, ElsewhereError, OnLost, report_failure
 from muster.worker.integrations.commit.contents import (
     gather_manifest,
     manifest_of_file,
     record_share,
     verify_share,
 )
+from muster.worker.integrations.commit.lookup import (
+    Marker,
+    ReplacedError,
+    corrupt,
+    damage_of,
+    entries,
+    find,
+    is_kept,
+    mark_damaged,
+    read_whole,
+)
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint, check_name
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 from muster.worker.saves.storage.written import check_files, lengths
 
@@ -155,7 +152,7 @@ def latest(folder: str | Path) -> Path | None:
                 if path.is_file() and find(path) is None and zipfile.is_zipfile(path):
                     whole[path] = path.stat().st_mtime
     try:
-        if (last := folders.latest(folder)) is not None:
+        if (last := lookup.latest(folder)) is not None:
             return last
     except CorruptCheckpointError:
         if not whole:
@@ -170,7 +167,7 @@ class _Saves:
         self._barrier = barrier
         self._timeout = timeout
         self._on_lost = on_lost
-        self._unfinished: Aside | None = None
+        self._unfinished: StagedCheckpoint | None = None
         """On rank 0, the save that was begun last and not committed."""
 
     def barrier(self, rank: int, world_size: int) -> GrpcBarrier:
@@ -196,33 +193,33 @@ class _Saves:
         """A save of a step, on all ranks."""
         return Commitment(barrier, self._timeout, self._on_lost, name=f"step {step}", parts=2)
 
-    def make_room(self, aside: Aside) -> None:
+    def make_room(self, staged: StagedCheckpoint) -> None:
         """On rank 0, before it is written: remove what failed saves have left.
 
         Raises:
             OSError: that cannot be done, or the name is that of something else.
         """
-        check_name(aside.path, SHARDED)
+        check_name(staged.path, SHARDED)
         if self._unfinished is not None:
             with suppress(OSError):
                 self._unfinished.give_up()
-        self._unfinished = aside
-        aside.prepare()
-        aside.unfinished.parent.mkdir()
+        self._unfinished = staged
+        staged.prepare()
+        staged.unfinished.parent.mkdir()
 
-    def commit(self, aside: Aside, marker: Marker, manifest: Manifest) -> None:
+    def commit(self, staged: StagedCheckpoint, marker: Marker, manifest: Manifest) -> None:
         """Commit a save on rank 0, when all ranks have written and digested it.
 
         Raises:
             OSError: it is not what was written, or could not be committed.
         """
-        if aside.unfinished.is_dir() and aside.path.is_file():
+        if staged.unfinished.is_dir() and staged.path.is_file():
             raise FileExistsError(
-                f"{aside.path} is a file, which no rename can replace by a folder of shards. Move it away, "
+                f"{staged.path} is a file, which no rename can replace by a folder of shards. Move it away, "
                 "or save under another name."
             )
-        _check_shards(aside.unfinished)
-        aside.commit(marker, manifest)
+        _check_shards(staged.unfinished)
+        staged.commit(marker, manifest)
         self._unfinished = None
 
 
@@ -284,33 +281,35 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         path = Path(filepath)
         # Lightning resumes by the highest number of whatever has this in its name.
         alias = path.name.replace("hpc_ckpt_", "hpc-ckpt-")
-        aside = Aside(path, barrier.generation, commitment.number, barrier.run_id, alias, path.name)
+        staged = StagedCheckpoint(
+            path, barrier.generation, commitment.number, barrier.run_id, alias, path.name
+        )
         checkpoint[SAVE] = f"{barrier.run_id} {barrier.generation}-{commitment.number}"
-        with told(commitment):
-            folder = self._prepare(aside, checkpoint.get("global_step"))
+        with report_failure(commitment):
+            folder = self._prepare(staged, checkpoint.get("global_step"))
             # Where it writes, rank 0 says, to all.
-            super().save_checkpoint(checkpoint, aside.unfinished, storage_options)
-            if self.is_global_zero and not aside.unfinished.exists():
+            super().save_checkpoint(checkpoint, staged.unfinished, storage_options)
+            if self.is_global_zero and not staged.unfinished.exists():
                 raise FileNotFoundError(
-                    f"{type(self.checkpoint_io).__name__} has not written {aside.unfinished} when it was to. "
-                    "One that writes later cannot be committed: take another."
+                    f"{type(self.checkpoint_io).__name__} has not written {staged.unfinished} "
+                    "when it was to. One that writes later cannot be committed: take another."
                 )
         commitment.written()
         written: Manifest | None = None
-        with told(commitment):
+        with report_failure(commitment):
             if folder is not None and folder.is_dir():
                 record_share(folder, self.global_rank, self._digesting)
             elif self.is_global_zero:
-                written = manifest_of_file(aside.unfinished)
+                written = manifest_of_file(staged.unfinished)
         decision = commitment.written()
         if self.is_global_zero:
-            with told(commitment):
-                manifest = written or gather_manifest(aside.unfinished, self._digesting)
+            with report_failure(commitment):
+                manifest = written or gather_manifest(staged.unfinished, self._digesting)
                 marker = Marker(
                     barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
                 )
                 commitment.claim()
-                self._saves.commit(aside, marker, manifest)
+                self._saves.commit(staged, marker, manifest)
                 commitment.committed()
         commitment.confirmed()
 
@@ -361,7 +360,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         """Number of ranks that digest what was written."""
         return 1 if isinstance(self, DDPStrategy) else self.world_size
 
-    def _prepare(self, aside: Aside, step: int | None) -> Path | None:
+    def _prepare(self, staged: StagedCheckpoint, step: int | None) -> Path | None:
         """Before it is written. Of ranks that a signal has interrupted, each may be at another step.
 
         Returns:
@@ -370,9 +369,9 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         if isinstance(self, DDPStrategy):  # Rank 0 alone writes, and no collective has to be waited for.
             if not self.is_global_zero:
                 return None
-            self._saves.make_room(aside)
-            return aside.unfinished
-        leader, where = self.broadcast((step, aside.unfinished))
+            self._saves.make_room(staged)
+            return staged.unfinished
+        leader, where = self.broadcast((step, staged.unfinished))
 
         def prepare() -> None:
             if leader != step:
@@ -381,7 +380,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                     "checkpoint. Let all ranks save at the same step."
                 )
             if self.is_global_zero:
-                self._saves.make_room(aside)
+                self._saves.make_room(staged)
 
         self._by_all(prepare)
         return Path(where)

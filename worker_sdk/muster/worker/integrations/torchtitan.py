@@ -23,9 +23,10 @@ from torchtitan.tools.utils import GarbageCollection
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import DAMAGED
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
-from muster.worker.integrations.commit.aside import all_damaged, read, restore, retire, sweep
+from muster.worker.integrations.commit.cleanup import restore, retire, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.folders import FolderSaves, Numbered, numbered, outdated, stale
+from muster.worker.integrations.commit.lookup import all_damaged, read
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommittedCheckpointManager", "latest"]

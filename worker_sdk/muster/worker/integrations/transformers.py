@@ -15,7 +15,7 @@ from transformers.trainer_utils import HubStrategy
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.commit.aside import restore, sweep
+from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT

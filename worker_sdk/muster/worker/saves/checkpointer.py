@@ -42,8 +42,8 @@ from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
-from muster.worker.saves.storage.place import Draft
-from muster.worker.saves.storage.places import place_at
+from muster.worker.saves.storage.checkpoint_storage import PendingCheckpoint
+from muster.worker.saves.storage.open_storage import open_storage
 from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of
 from muster.worker.saves.storage.reading import VerifyingReader
 from muster.worker.saves.storage.written import check_whole
@@ -104,10 +104,10 @@ class Checkpointer:
                 f"the barrier has only ranks {list(self._barrier.participants)}, and all ranks of torch's "
                 "process group write a checkpoint. Give a barrier without participants."
             )
-        self._place = place_at(folder, storage_options, self._barrier.run_id)
+        self._storage = open_storage(folder, storage_options, self._barrier.run_id)
         if self._leads:
-            self._place.take_over()
-        self._load = AgreedLoad(self._barrier, self._place, timeout, verify=verify == "load")
+            self._storage.take_over()
+        self._load = AgreedLoad(self._barrier, self._storage, timeout, verify=verify == "load")
         self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
@@ -152,7 +152,7 @@ class Checkpointer:
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         number = self._queue.next_idx
         life = SaveAttempt(self._barrier.generation, self._first + number)
-        draft = self._place.draft(step, life)
+        pending = self._storage.pending(step, life)
         planner = planner or DefaultSavePlanner()
         _check_planner(planner)
         name = f"step {step}"
@@ -162,7 +162,7 @@ class Checkpointer:
 
         def clean() -> None:
             if self._leads:
-                self._place.sweep(self._keep_last, life, self._load.used, self._load.excluded)
+                self._storage.sweep(self._keep_last, life, self._load.used, self._load.excluded)
             self._huge_pages.renew(shared)
 
         try:
@@ -172,24 +172,24 @@ class Checkpointer:
             held = self._stage(state_dict)
             if held is None:
                 shared = self._huge_pages.saving(tensors_of(state_dict))
-            draft.begin()
+            pending.begin()
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
-            negotiation = self._planning.begin(name, draft, planner.create_local_plan(), planner)
+            negotiation = self._planning.begin(name, pending, planner.create_local_plan(), planner)
             final = planner.finish_plan(negotiation.share())
 
             def write() -> None:
                 # Nobody reads these checksums (torch neither), and they take as long as all the rest.
                 torch.serialization.set_crc32_options(False)
                 began = time.monotonic()
-                draft.enter(self._barrier.rank)
-                writer = draft.writer()
+                pending.enter(self._barrier.rank)
+                writer = pending.writer()
                 results = writer.write_data(final, planner).wait()
                 wrote = RankWrite.of(results, writer.written, time.monotonic() - began)
-                draft.leave(_written(self._barrier.rank), wrote.encode())
+                pending.leave(_written(self._barrier.rank), wrote.encode())
 
             def commit(decision: Decision) -> None:
                 if self._leads:
-                    self._commit(step, draft, negotiation.metadata(), decision)
+                    self._commit(step, pending, negotiation.metadata(), decision)
 
             self._queue.schedule_async_request(
                 AsyncRequest(write, (), []),
@@ -206,7 +206,7 @@ class Checkpointer:
             # The other ranks count this save, in their plans and in their queues.
             try:
                 why = f"it was not planned: {error}" if elsewhere else failure_text(error)
-                self._planning.refuse(name, draft, why)
+                self._planning.refuse(name, pending, why)
             finally:
                 if self._queue.next_idx == number:
                     if held is not None:
@@ -238,17 +238,17 @@ class Checkpointer:
         """Refuse a step that cannot be saved now. Another rank may see it otherwise, so the save counts."""
         if step in self._steps.values():
             raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
-        path = self._place.committed(step)
+        path = self._storage.committed(step)
         if path is not None:
             raise ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
 
-    def _commit(self, step: int, draft: Draft, metadata: Metadata, decision: Decision) -> None:
+    def _commit(self, step: int, pending: PendingCheckpoint, metadata: Metadata, decision: Decision) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
-        notes = draft.take([_written(rank) for rank in range(self._barrier.world_size)])
+        notes = pending.take([_written(rank) for rank in range(self._barrier.world_size)])
         writes = [RankWrite.decode(note) for note in notes]
         results = [write.results for write in writes]
         check_whole(metadata, results)
-        writer = draft.writer()
+        writer = pending.writer()
         writer.finish(metadata, results)
         made = Committed(
             step,
@@ -256,10 +256,10 @@ class Checkpointer:
             self._barrier.run_id,
             decision.prefix,
             decision.sequence,
-            draft.checkpoint,
+            pending.checkpoint,
             committed_at=time.time(),
         )
-        draft.commit(made, manifest_of(writes, writer.written[METADATA]))
+        pending.commit(made, manifest_of(writes, writer.written[METADATA]))
 
     def finalize(self, blocking: bool = False) -> list[int]:
         """Learn which saves have been committed; costs no round trip.
@@ -311,7 +311,7 @@ class Checkpointer:
         Raises:
             OSError: it cannot be looked for.
         """
-        return self._place.look(()).newest
+        return self._storage.newest(()).newest
 
     def resume(self, state_dict: dict[str, Any], *, planner: LoadPlanner | None = None) -> Committed | None:
         """Load the newest whole checkpoint into a state, if there is one; all ranks must call it.

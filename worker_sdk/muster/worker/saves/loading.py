@@ -23,7 +23,7 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
 from muster.worker.errors import MusterError, error_for
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.storage.place import Place
+from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage
 from muster.worker.saves.storage.reading import Opened, VerifyingReader, open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -72,14 +72,16 @@ class AgreedLoad:
 
     Args:
         barrier: decides the job's saves; loads use a sibling of it.
-        place: where the checkpoints are.
+        storage: where the checkpoints are.
         timeout: seconds that the slowest rank may take to read.
         verify: whether digests are checked.
     """
 
-    def __init__(self, barrier: GrpcBarrier, place: Place, timeout: float, *, verify: bool) -> None:
+    def __init__(
+        self, barrier: GrpcBarrier, storage: CheckpointStorage, timeout: float, *, verify: bool
+    ) -> None:
         self._barrier = barrier.sibling(f"{barrier.prefix}/load")
-        self._place = place
+        self._storage = storage
         self._timeout = timeout
         self._verify = verify
         self.excluded: frozenset[str] = frozenset()
@@ -110,7 +112,7 @@ class AgreedLoad:
         """
         found: list[Damage] = []
         while True:
-            chosen = self._choose(self._look, self._place.path)
+            chosen = self._choose(self._look, self._storage.path)
             if chosen.made is None:
                 if not chosen.damaged and not found:
                     self._check_none()
@@ -141,12 +143,12 @@ class AgreedLoad:
 
         def read() -> Chosen:
             try:
-                return Chosen(self._place.read(path))
+                return Chosen(self._storage.read(path))
             except DamageError as error:
                 return Chosen(None, (f"{path}: {error.damage}",))
 
         self.used = (path,)
-        chosen = self._choose(read, lambda name: self._place.path(name, beside=path), str(path))
+        chosen = self._choose(read, lambda name: self._storage.path(name, beside=path), str(path))
         if chosen.made is None:
             raise self._corrupt(chosen.damaged, [])
         damage = self._attempt(chosen.made, load)
@@ -157,10 +159,10 @@ class AgreedLoad:
     # ------------------------------------------------------------------ what rank 0 chooses
 
     def _look(self) -> Chosen:
-        look = self._place.look(self.excluded)
-        for damaged in look.damaged:
+        found = self._storage.newest(self.excluded)
+        for damaged in found.damaged:
             logger.warning("passed over as damaged: %s", damaged)
-        return Chosen(look.newest, look.damaged)
+        return Chosen(found.newest, found.damaged)
 
     def _choose(
         self, look: Callable[[], Chosen], locate: Callable[[str], Path | str], named: str = ""
@@ -210,9 +212,9 @@ class AgreedLoad:
         error: BaseException | None = None
         try:
             # Rank 0 has looked.
-            look = self._place.look(()) if self._barrier.rank else None
-            if look is not None and (look.newest is not None or look.damaged):
-                there = look.damaged[0] if look.newest is None else look.newest.path
+            found = self._storage.newest(()) if self._barrier.rank else None
+            if found is not None and (found.newest is not None or found.damaged):
+                there = found.damaged[0] if found.newest is None else found.newest.path
                 error = OSError(
                     f"rank 0 finds no checkpoint, and rank {self._barrier.rank} finds {there}: they do not "
                     "see the same place. Mount it on rank 0's host, and start the job again."
@@ -246,7 +248,7 @@ class AgreedLoad:
         try:
             if self._barrier.rank:
                 self._check_same(made)
-            source = self._place.source(made)
+            source = self._storage.source(made)
             opened = open_checkpoint(made, source, verify=self._verify, sizes=self._barrier.rank == 0)
         except DamageError as damaged:
             found = self._own(damaged.damage)
@@ -257,7 +259,7 @@ class AgreedLoad:
 
     def _check_same(self, made: Committed) -> None:
         """Check that this rank finds the same checkpoint as rank 0."""
-        mine = self._place.read(made.path)
+        mine = self._storage.read(made.path)
         if mine != made:
             raise OSError(
                 f"{made.path} is not the same checkpoint to all ranks: rank 0 sees "
@@ -321,7 +323,7 @@ class AgreedLoad:
             return None
         if self._barrier.rank == 0:
             try:
-                self._place.mark_damaged(made, found[0])
+                self._storage.mark_damaged(made, found[0])
             except OSError as error:
                 self.excluded |= {str(made.path)}
                 logger.warning("%s cannot be marked as damaged: %s", made.path, error)

@@ -21,10 +21,11 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.integrations.commit import commitment as module
 from muster.worker.integrations.commit import contents, folders
-from muster.worker.integrations.commit.aside import Aside, Marker, mark_damaged, read
 from muster.worker.integrations.commit.commitment import BEGINS
 from muster.worker.integrations.commit.contents import encoded, leave_note
 from muster.worker.integrations.commit.folders import FolderSaves, newest, numbered, rotate
+from muster.worker.integrations.commit.lookup import Marker, mark_damaged, read
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.support.hostile.mine import Mine
 from tests.support.meeting import in_thread
 from tests.support.saves.damage import flip
@@ -49,12 +50,12 @@ def saves_of(barrier: FakeBarrier) -> tuple[FolderSaves, Any]:
 
 def checkpoint_in(folder: Path) -> Path:
     """One that all ranks have committed."""
-    aside = Aside(folder / "step-1", 0, 0, "job", "folders")
-    aside.prepare()
-    aside.unfinished.mkdir(exist_ok=True)
-    (aside.unfinished / "weights").write_bytes(b"weights")
-    aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-    return aside.path
+    staged = StagedCheckpoint(folder / "step-1", 0, 0, "job", "folders")
+    staged.prepare()
+    staged.unfinished.mkdir(exist_ok=True)
+    (staged.unfinished / "weights").write_bytes(b"weights")
+    staged.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
+    return staged.path
 
 
 def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path):
@@ -213,11 +214,11 @@ def test_other_jobs_write_beside_it(tmp_path: Path):
 def test_rotation_keeps_what_was_committed_last_whatever_its_number(tmp_path: Path):
     made: list[Path] = []
     for number in (5, 6, 0):
-        aside = Aside(tmp_path / f"checkpoint_{number}", 0, number, "job", "folders")
-        aside.begin()
-        aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        os.utime(aside.path / MARKER, (-len(made), -len(made)))  # As a copy has another time.
-        made.append(aside.path)
+        staged = StagedCheckpoint(tmp_path / f"checkpoint_{number}", 0, number, "job", "folders")
+        staged.begin()
+        staged.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
+        os.utime(staged.path / MARKER, (-len(made), -len(made)))  # As a copy has another time.
+        made.append(staged.path)
     assert [one.found.marker.order for one in numbered(tmp_path, "checkpoint_") if one.found.marker] == [
         1,
         2,
@@ -450,9 +451,9 @@ def test_what_was_replaced_while_it_was_verified_is_not_marked(job: Job, monkeyp
 
     def replaced(folder: Path, reference: Any, rank: int, world_size: int) -> Damage | None:
         if rank == 1:
-            aside = Aside(folder, 9, 9, "job", "folders")
-            aside.begin()
-            aside.commit(Marker("job", 0, 2, "checkpoint/folders", 9))
+            staged = StagedCheckpoint(folder, 9, 9, "job", "folders")
+            staged.begin()
+            staged.commit(Marker("job", 0, 2, "checkpoint/folders", 9))
             return verify(folder, reference, rank, world_size)
         return None
 
@@ -474,11 +475,11 @@ def test_a_checkpoint_without_digests_is_loaded_with_a_line_in_the_log(
 def test_a_damaged_checkpoint_does_not_count_and_goes_when_it_is_outdated(tmp_path: Path):
     made: list[Path] = []
     for number in range(4):
-        aside = Aside(tmp_path / f"step-{number}", 0, number, "job", "folders")
-        aside.begin()
-        aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        os.utime(aside.path / MARKER, (-number, -number))
-        made.append(aside.path)
+        staged = StagedCheckpoint(tmp_path / f"step-{number}", 0, number, "job", "folders")
+        staged.begin()
+        staged.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
+        os.utime(staged.path / MARKER, (-number, -number))
+        made.append(staged.path)
     mark_damaged(made[1], read(made[1])[1], Damage("weights", "flipped"))
     rotate(tmp_path, "step-", 3, set())
     assert [path.exists() for path in made] == [True] * 4, "three whole ones"
@@ -489,10 +490,10 @@ def test_a_damaged_checkpoint_does_not_count_and_goes_when_it_is_outdated(tmp_pa
 def test_checkpoint_that_is_marked_as_kept_is_not_removed(tmp_path: Path):
     made: list[Path] = []
     for number in range(5):
-        aside = Aside(tmp_path / f"step-{number}", 0, number, "job", "folders")
-        aside.begin()
-        aside.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
-        made.append(aside.path)
+        staged = StagedCheckpoint(tmp_path / f"step-{number}", 0, number, "job", "folders")
+        staged.begin()
+        staged.commit(Marker("job", 0, 2, "checkpoint/folders", 0))
+        made.append(staged.path)
     mark_damaged(made[1], read(made[1])[1], Damage("weights", "flipped"))
     for path in (made[0], made[1]):
         (path / KEPT).touch()

@@ -29,7 +29,7 @@ KIB = 2**10
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryRange:
     """Some memory, as a storage says where it is."""
 
     start: int
@@ -45,15 +45,15 @@ class Place:
 class At(torch.Tensor):
     """A tensor that says that it is somewhere."""
 
-    place: Place
+    memory: MemoryRange
 
     def untyped_storage(self) -> Any:
-        return self.place
+        return self.memory
 
 
 def at(start: int, length: int) -> torch.Tensor:
     tensor = torch.empty(1, dtype=torch.uint8).as_subclass(At)
-    tensor.place = Place(start, length)
+    tensor.memory = MemoryRange(start, length)
     return tensor
 
 

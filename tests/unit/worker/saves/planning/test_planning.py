@@ -32,7 +32,7 @@ from muster.worker.errors import (
 from muster.worker.saves.planning import planning as module
 from muster.worker.saves.planning.planning import PlanNegotiation, Planning
 from muster.worker.saves.queue.groups import Group
-from muster.worker.saves.storage.folder import FolderDraft, FolderPlace
+from muster.worker.saves.storage.folder_storage import FolderStorage, PendingFolder
 from tests.support.handler import Handler
 from tests.support.meeting import in_thread
 from tests.support.saves.round_table import RoundTable, Seat
@@ -60,7 +60,7 @@ class Job:
     """
 
     def __init__(self, folder: Path, world_size: int) -> None:
-        self.place = FolderPlace(folder)
+        self.storage = FolderStorage(folder)
         self.table = RoundTable(world_size)
         self.seats = [self.table.seat(rank) for rank in range(world_size)]
         self.plannings = [self.planning(seat) for seat in self.seats]
@@ -70,13 +70,13 @@ class Job:
         as_barrier: Any = seat
         return Planning(as_barrier, 60.0)
 
-    def draft(self, save: int) -> FolderDraft:
-        return self.place.draft(save, SaveAttempt(0, save))
+    def pending(self, save: int) -> PendingFolder:
+        return self.storage.pending(save, SaveAttempt(0, save))
 
     def begin(self, rank: int, save: int, names: str) -> PlanNegotiation:
-        draft = self.draft(save)
-        draft.begin()
-        return self.plannings[rank].begin(f"save {save}", draft, plan_of(names))
+        pending = self.pending(save)
+        pending.begin()
+        return self.plannings[rank].begin(f"save {save}", pending, plan_of(names))
 
     def share(self, rank: int, save: int, names: str) -> "Future[str]":
         negotiation = self.begin(rank, save, names)
@@ -163,18 +163,18 @@ def test_what_nobody_would_write_fails_the_save_and_the_next_is_planned_anew(job
 
 
 def test_a_rank_that_cannot_begin_fails_it_for_those_who_wait(job: Job):
-    job.plannings[1].refuse("save 0", job.draft(0), "its memory is full")
+    job.plannings[1].refuse("save 0", job.pending(0), "its memory is full")
     with pytest.raises(BarrierAbortedError, match="rank 1 failed: its memory is full"):
         job.begin(0, 0, "ab").share()
     job.all_save(1, ["ab", "ab"])
-    job.plannings[1].refuse("save 2", job.draft(2), "its memory is full")
+    job.plannings[1].refuse("save 2", job.pending(2), "its memory is full")
     assert named(job.begin(0, 2, "ab").share()), "who does not wait hears of it when it has written"
     job.all_save(3, ["ab", "ab"])
 
 
 def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
     negotiation = job.begin(0, 0, "a")
-    taken = job.draft(9)
+    taken = job.pending(9)
     taken._unfinished.write_text("a file where its folder goes")
     other = job.plannings[1].begin("save 0", taken, plan_of("a"))
     for one in (negotiation, other):
@@ -184,7 +184,7 @@ def test_a_rank_that_cannot_leave_its_plan_fails_it(job: Job):
 
 def test_a_folder_that_is_not_shared_is_an_error_of_all(job: Job, tmp_path: Path):
     negotiation = job.begin(0, 0, "a")
-    elsewhere = FolderPlace(tmp_path / "elsewhere").draft(0, SaveAttempt(0, 0))
+    elsewhere = FolderStorage(tmp_path / "elsewhere").pending(0, SaveAttempt(0, 0))
     elsewhere.begin()
     other = job.plannings[1].begin("save 0", elsewhere, plan_of("a"))
     for one in (negotiation, other):
@@ -284,14 +284,14 @@ def test_nothing_is_left_in_the_folder_before_all_have_begun(job: Job):
     """Rank 0 may make its checkpointer last, and sweeps then."""
     share = job.share(1, 0, "ab")
     until(lambda: job.table.has_arrived(1, PLAN, 0))
-    assert list(job.draft(0)._unfinished.iterdir()) == []
+    assert list(job.pending(0)._unfinished.iterdir()) == []
     job.begin(0, 0, "ab")
     assert share.result()
 
 
 def test_a_save_that_is_begun_is_not_refused(job: Job):
     negotiation = job.begin(0, 0, "ab")
-    job.plannings[0].refuse("save 0", negotiation.draft, "interrupted")
+    job.plannings[0].refuse("save 0", negotiation.pending, "interrupted")
     assert job.begin(1, 0, "ab").share()
     assert job.all_save(1, ["ab", "ab"])
 
@@ -338,7 +338,7 @@ def test_rank_0_does_not_commit_while_it_is_not_known_what_was_planned(job: Job)
 
 
 def test_an_error_that_was_told_keeps_no_state_alive(job: Job):
-    job.plannings[1].refuse("save 0", job.draft(0), "its memory is full")
+    job.plannings[1].refuse("save 0", job.pending(0), "its memory is full")
 
     def save() -> "weakref.ref[torch.Tensor]":
         state = torch.zeros(4)
@@ -355,7 +355,7 @@ def test_an_error_that_was_told_keeps_no_state_alive(job: Job):
         gc.enable()
 
 
-@pytest.mark.parametrize(("what", "name"), [(FolderDraft, "take"), (module, "unpacked")])
+@pytest.mark.parametrize(("what", "name"), [(PendingFolder, "take"), (module, "unpacked")])
 def test_whatever_goes_wrong_its_thread_lives(
     job: Job, monkeypatch: pytest.MonkeyPatch, what: Any, name: str
 ):

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from muster.worker.saves.planning.plans import Plans, packed, unpacked
+from muster.worker.saves.planning.plans import Plans, _member, packed, unpacked
 from tests.support.hostile.mine import Mine
 
 
@@ -103,3 +103,9 @@ def test_plan_that_another_process_left_runs_no_code(tmp_path: Path, inside: boo
 def test_plan_names_nothing_but_torchs_records(thing: object):
     with pytest.raises(pickle.UnpicklingError, match="is in the plan of a save"):
         unpacked(zlib.compress(pickle.dumps(thing)))
+
+
+@pytest.mark.parametrize("kind", [dict, torch, Plans])
+def test_attribute_of_anything_but_an_enumeration_is_refused(kind: object):
+    with pytest.raises(pickle.UnpicklingError, match="it is no enumeration"):
+        _member(kind, "update")

@@ -526,7 +526,7 @@ def _order(word: bytes) -> tuple[list[str | int], bytes]:
 
 
 @contextmanager
-def told(commitment: Commitment) -> Iterator[None]:
+def report_failure(commitment: Commitment) -> Iterator[None]:
     """What is raised here is this rank's failure, and everyone's; or a collective's, and then another's.
 
     Raises:

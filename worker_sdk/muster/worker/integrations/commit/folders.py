@@ -18,8 +18,17 @@ from muster.checkpoint.version import LaterVersionError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import MusterError, error_for
-from muster.worker.integrations.commit.aside import (
-    Aside,
+from muster.worker.integrations.commit.cleanup import remove, sweep
+from muster.worker.integrations.commit.commitment import (
+    Commitment,
+    OnLost,
+    is_of_a_save,
+    out_of_step,
+    report_failure,
+    take_turn,
+)
+from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
+from muster.worker.integrations.commit.lookup import (
     Found,
     Marker,
     ReplacedError,
@@ -31,18 +40,8 @@ from muster.worker.integrations.commit.aside import (
     mark_damaged,
     read,
     read_whole,
-    remove,
-    sweep,
 )
-from muster.worker.integrations.commit.commitment import (
-    Commitment,
-    OnLost,
-    is_of_a_save,
-    out_of_step,
-    take_turn,
-    told,
-)
-from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.saves.failure import cut, failure_text
 
 logger = logging.getLogger(__name__)
@@ -129,27 +128,29 @@ class FolderSaves:
         """
         commitment = Commitment(barrier, self._timeout, self._on_lost, name=path.name, parts=2)
         alias = alias or self._name
-        aside = Aside(path, barrier.generation, commitment.begun(), barrier.run_id, alias, path.name)
-        place = aside.unfinished.parent
-        with told(commitment):
+        staged = StagedCheckpoint(
+            path, barrier.generation, commitment.begun(), barrier.run_id, alias, path.name
+        )
+        place = staged.unfinished.parent
+        with report_failure(commitment):
             make_folder(path.parent)
-            write(aside.unfinished)
+            write(staged.unfinished)
             place.mkdir(parents=True, exist_ok=True)
             _part(place, barrier.rank).touch()
         commitment.written()
-        with told(commitment):
+        with report_failure(commitment):
             if barrier.rank == 0:
-                _check_whole(aside.unfinished, barrier.world_size)
-            record_share(aside.unfinished, barrier.rank, barrier.world_size)
+                _check_whole(staged.unfinished, barrier.world_size)
+            record_share(staged.unfinished, barrier.rank, barrier.world_size)
         decision = commitment.written()
         if barrier.rank == 0:
-            with told(commitment):
-                manifest = gather_manifest(aside.unfinished, barrier.world_size)
+            with report_failure(commitment):
+                manifest = gather_manifest(staged.unfinished, barrier.world_size)
                 # All others have written, and wait for this one.
-                sweep(path.parent, alias, but=aside.unfinished)
+                sweep(path.parent, alias, but=staged.unfinished)
                 commitment.claim()
                 marker = (barrier.run_id, barrier.generation, barrier.world_size)
-                aside.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
+                staged.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
                 commitment.committed()
         commitment.confirmed()
 

@@ -26,7 +26,7 @@ from muster.worker.groups.pending import EarlyWarning
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.planning.plans import Plans, packed, unpacked
 from muster.worker.saves.queue.groups import Group
-from muster.worker.saves.storage.place import Draft
+from muster.worker.saves.storage.checkpoint_storage import PendingCheckpoint
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PlanNegotiation:
 
     Args:
         name: of the save, for people.
-        draft: of the save.
+        pending: the checkpoint that the save writes.
         number: its place among those of this rank.
         proposed: what this rank has; None: it cannot begin.
         share: what it writes of that, if it need not be planned.
@@ -70,7 +70,7 @@ class PlanNegotiation:
     def __init__(
         self,
         name: str,
-        draft: Draft,
+        pending: PendingCheckpoint,
         number: int,
         proposed: SavePlan | None,
         share: SavePlan | None,
@@ -78,7 +78,7 @@ class PlanNegotiation:
         planner: SavePlanner | None = None,
     ) -> None:
         self.name = name
-        self.draft = draft
+        self.pending = pending
         self.number = number
         self.proposed = proposed
         self.known = share
@@ -176,13 +176,13 @@ class Planning:
             self._negotiator.end()
 
     def begin(
-        self, name: str, draft: Draft, proposed: SavePlan, planner: SavePlanner | None = None
+        self, name: str, pending: PendingCheckpoint, proposed: SavePlan, planner: SavePlanner | None = None
     ) -> PlanNegotiation:
         """Begin a save: this rank has something to write. Every save is begun or refused.
 
         Args:
             name: of the save, for people.
-            draft: of the save, and of no other.
+            pending: the checkpoint that the save writes, and of no other.
             proposed: what this rank has.
             planner: makes the plan of all ranks, on rank 0; default: torch's.
         """
@@ -194,20 +194,20 @@ class Planning:
         share = own.share if own is not None and known else None
         if share is None:
             self._replanned = number
-        negotiation = PlanNegotiation(name, draft, number, proposed, share, None, planner)
+        negotiation = PlanNegotiation(name, pending, number, proposed, share, None, planner)
         # Whoever interrupts this finds the save begun, or not.
         self._negotiator.put(negotiation)
         return negotiation
 
-    def refuse(self, name: str, draft: Draft, failure: str) -> None:
+    def refuse(self, name: str, pending: PendingCheckpoint, failure: str) -> None:
         """Take no part in a save, unless it is begun: all ranks that wait hear why.
 
         Args:
             name: of the save, for people.
-            draft: of the save.
+            pending: the checkpoint that the save writes.
             failure: why.
         """
-        self._negotiator.put(PlanNegotiation(name, draft, self._begun, None, None, failure))
+        self._negotiator.put(PlanNegotiation(name, pending, self._begun, None, None, failure))
 
     def check_open(self) -> None:
         """Refuse a save after the last one: no thread would negotiate it.
@@ -257,8 +257,8 @@ class _Negotiator:
         """Replaced by the thread alone. None: this rank has to be planned for."""
         self._all = Plans()
         """On rank 0, and used by the thread alone."""
-        self._last: Draft | None = None
-        """The draft of the save that was negotiated last; used by the thread alone."""
+        self._last: PendingCheckpoint | None = None
+        """The pending checkpoint of the save that was negotiated last; used by the thread alone."""
 
     def put(self, negotiation: PlanNegotiation) -> None:
         self._inbox.put(negotiation)
@@ -274,9 +274,9 @@ class _Negotiator:
     def serve(self) -> None:
         error: MusterError | None = None
         while error is None and (negotiation := self._inbox.get()) is not None:
-            if negotiation.draft is self._last:
+            if negotiation.pending is self._last:
                 continue  # It is refused, and was begun: an interrupt kept its caller from knowing that.
-            self._last = negotiation.draft
+            self._last = negotiation.pending
             error = self._negotiate(negotiation)
             del negotiation
         self._ended = True
@@ -321,7 +321,7 @@ class _Negotiator:
         if negotiation.unplanned is None:
             return None
         try:
-            share = unpacked(negotiation.draft.take([_share(self._barrier.rank)])[0])
+            share = unpacked(negotiation.pending.take([_share(self._barrier.rank)])[0])
         except FileNotFoundError as error:
             raise SweptError(
                 f"{negotiation.name} has failed on another rank before it was planned here"
@@ -335,8 +335,8 @@ class _Negotiator:
         if negotiation.unplanned is None:
             return None
         try:
-            negotiation.draft.enter(self._barrier.rank)
-            negotiation.draft.leave(_proposed(self._barrier.rank), packed(negotiation.unplanned))
+            negotiation.pending.enter(self._barrier.rank)
+            negotiation.pending.leave(_proposed(self._barrier.rank), packed(negotiation.unplanned))
         except BaseException as error:
             return failure_text(error)
         return None
@@ -344,12 +344,12 @@ class _Negotiator:
     def _divide(self, negotiation: PlanNegotiation, changed: list[int]) -> tuple[Plans, str | None]:
         """On rank 0: plan, and leave for those who have changed their shares. Returns why it cannot, too."""
         try:
-            proposed = negotiation.draft.take([_proposed(rank) for rank in changed])
+            proposed = negotiation.pending.take([_proposed(rank) for rank in changed])
             plans = self._all.changed(
                 dict(zip(changed, proposed, strict=True)), self._barrier.world_size, negotiation.planner
             )
             for rank in changed:
-                negotiation.draft.leave(_share(rank), plans.shares[rank])
+                negotiation.pending.leave(_share(rank), plans.shares[rank])
         except BaseException as error:  # Torch has one that is no Exception.
             return self._all, failure_text(error)
         return plans, None

@@ -57,6 +57,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
         if (module, name) in _OTHERS:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if "." not in name and (module == "torch" or module in _RECORDS):
             found = super().find_class(module, name)
             is_record = isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum))
@@ -66,6 +68,15 @@ class _Unpickler(pickle.Unpickler):
             f"{module}.{name} is in the plan of a save, and Muster reads only torch's own records there. If "
             "the planner put it into the plan, let it use numbers, strings, lists and dictionaries."
         )
+
+
+def _member(kind: object, name: str) -> Enum:
+    """Return a member of an enumeration: Python before 3.11.4 pickles members as calls of ``getattr``."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(name, str):
+        return kind[name]
+    raise pickle.UnpicklingError(
+        f"an attribute of {kind!r} is in the plan of a save, and it is no enumeration."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
-MOST_NICE = 19
+MAX_NICE = 19
 """The weakest claim on the CPU, of setpriority(2)."""
 IO_CLASSES = ("none", "realtime", "best-effort", "idle")
 """Those of ioprio_set(2), by number."""
@@ -29,8 +29,8 @@ class Priority:
     io: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cpu is not None and not 0 <= self.cpu <= MOST_NICE:
-            raise ValueError(f"cpu_priority = {self.cpu}: it is a nice value, from 0 to {MOST_NICE}.")
+        if self.cpu is not None and not 0 <= self.cpu <= MAX_NICE:
+            raise ValueError(f"cpu_priority = {self.cpu}: it is a nice value, from 0 to {MAX_NICE}.")
         if self.io is not None and not 0 <= self.io < len(IO_CLASSES):
             classes = ", ".join(f"{number} ({name})" for number, name in enumerate(IO_CLASSES))
             raise ValueError(f"io_priority = {self.io}: it is one of {classes}.")

@@ -15,21 +15,19 @@ from muster.checkpoint.committed import MARKER, UncommittedError, seal
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.directory import write_marker
 from muster.checkpoint.manifest import MANIFEST, Manifest
-from muster.worker.integrations.commit import aside as module
-from muster.worker.integrations.commit.aside import (
+from muster.worker.integrations.commit import staged_checkpoint as module
+from muster.worker.integrations.commit.cleanup import finish, remove, restore
+from muster.worker.integrations.commit.contents import manifest_of_file, verify_share
+from muster.worker.integrations.commit.lookup import (
     REPLACED,
-    Aside,
     Marker,
     ReplacedError,
-    finish,
     latest,
     mark_damaged,
     read,
     read_whole,
-    remove,
-    restore,
 )
-from muster.worker.integrations.commit.contents import manifest_of_file, verify_share
+from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.support.saves.synced import Synced
 
 
@@ -38,10 +36,10 @@ def marker(sequence: int = 7) -> Marker:
 
 
 def saved(path: Path, content: str, number: int = 1) -> None:
-    aside = Aside(path, 0, number, "job")
-    aside.begin()
-    (aside.unfinished / "part").write_text(content)
-    aside.commit(marker())
+    staged = StagedCheckpoint(path, 0, number, "job")
+    staged.begin()
+    (staged.unfinished / "part").write_text(content)
+    staged.commit(marker())
 
 
 def content(path: Path) -> str:
@@ -86,7 +84,7 @@ def test_whoever_commits_may_die_at_any_moment(
             saved(path, "two", 2)
     assert content(path) == found
     assert latest(tmp_path) == path
-    Aside(path, 1, 0, "job").begin()
+    StagedCheckpoint(path, 1, 0, "job").begin()
     assert names(tmp_path) == {"last", ".last.1-0-fbd8e0f8"}
     assert content(path) == found
 
@@ -98,11 +96,11 @@ def test_what_a_script_makes_of_the_name_does_not_hide_the_last_checkpoint(tmp_p
     path.mkdir()
     assert content(path) == "one"
     assert latest(tmp_path) == path
-    aside = Aside(path, 1, 0, "job")
-    aside.begin()
+    staged = StagedCheckpoint(path, 1, 0, "job")
+    staged.begin()
     assert content(path) == "one"
-    (aside.unfinished / "part").write_text("two")
-    aside.commit(marker())
+    (staged.unfinished / "part").write_text("two")
+    staged.commit(marker())
     assert content(path) == "two"
     assert names(tmp_path) == {"last"}
 
@@ -113,7 +111,7 @@ def test_what_another_life_has_taken_away_is_not_committed(
 ):
     path = tmp_path / "last"
     saved(path, "one")
-    old, new = Aside(path, 0, 2, "job"), Aside(path, 1, 0, "job")
+    old, new = StagedCheckpoint(path, 0, 2, "job"), StagedCheckpoint(path, 1, 0, "job")
     old.begin()
 
     def taken(folder: Path, content: dict[str, Any]) -> None:
@@ -144,17 +142,17 @@ def test_a_disk_that_fails_after_the_rename_does_not_uncommit_it(
 
 
 def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path):
-    aside = Aside(tmp_path / "step-1", 0, 1, "job")
-    aside.begin()
-    aside.give_up()
-    aside.give_up()
+    staged = StagedCheckpoint(tmp_path / "step-1", 0, 1, "job")
+    staged.begin()
+    staged.give_up()
+    staged.give_up()
     assert names(tmp_path) == set()
 
 
 def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
     path = tmp_path / "last"
-    aside = Aside(path, 0, 1, "job")
-    aside.begin()
+    staged = StagedCheckpoint(path, 0, 1, "job")
+    staged.begin()
     with pytest.raises(UncommittedError, match=r"last is not a committed checkpoint: .*No such file"):
         read(path)
     assert latest(tmp_path) is None
@@ -163,7 +161,9 @@ def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
 
 
 def test_what_others_write_there_is_left_alone(tmp_path: Path):
-    others = [Aside(tmp_path / name, 0, 1, "job").unfinished for name in ("last.2", "las", "last[1]")]
+    others = [
+        StagedCheckpoint(tmp_path / name, 0, 1, "job").unfinished for name in ("last.2", "las", "last[1]")
+    ]
     for other in others:
         other.mkdir()
     (tmp_path / ".last.txt").touch()
@@ -191,12 +191,12 @@ def test_the_latest_is_what_was_committed_last(tmp_path: Path):
 
 
 def saved_file(path: Path, content: str, number: int = 1) -> None:
-    aside = Aside(path, 0, number, "job", alias="another", within=path.name)
-    aside.prepare()
-    aside.unfinished.parent.mkdir()
-    assert aside.unfinished.parent.name == f".another.0-{number}-fbd8e0f8"
-    aside.unfinished.write_text(content)
-    aside.commit(marker(), manifest_of_file(aside.unfinished))
+    staged = StagedCheckpoint(path, 0, number, "job", alias="another", within=path.name)
+    staged.prepare()
+    staged.unfinished.parent.mkdir()
+    assert staged.unfinished.parent.name == f".another.0-{number}-fbd8e0f8"
+    staged.unfinished.write_text(content)
+    staged.commit(marker(), manifest_of_file(staged.unfinished))
 
 
 def damage_in(path: Path) -> Damage | None:
@@ -206,7 +206,7 @@ def damage_in(path: Path) -> Damage | None:
 
 def test_a_checkpoint_may_be_a_file_and_one_rename_replaces_it(tmp_path: Path):
     path = tmp_path / "far" / "last"
-    Aside(path, 0, 0, "job", alias="another").begin()
+    StagedCheckpoint(path, 0, 0, "job", alias="another").begin()
     for number, content in enumerate(("one", "two"), 1):
         saved_file(path, content, number)
         assert path.read_text() == content
@@ -321,9 +321,9 @@ def test_a_marker_of_an_earlier_version_is_read(tmp_path: Path):
 
 
 def test_the_marker_names_the_manifest(tmp_path: Path):
-    aside = Aside(tmp_path / "last", 0, 1, "job")
-    aside.begin()
-    aside.commit(marker(), Manifest({}))
+    staged = StagedCheckpoint(tmp_path / "last", 0, 1, "job")
+    staged.begin()
+    staged.commit(marker(), Manifest({}))
     reference = read(tmp_path / "last")[1].manifest
     assert reference is not None
     assert reference.matches((tmp_path / "last" / MANIFEST).read_bytes())
@@ -331,9 +331,9 @@ def test_the_marker_names_the_manifest(tmp_path: Path):
 
 def test_a_marker_that_was_changed_is_damage_where_there_is_a_manifest(tmp_path: Path):
     for name, manifest in (("ours", Manifest({})), ("old", None)):
-        aside = Aside(tmp_path / name, 0, 1, "job")
-        aside.begin()
-        aside.commit(marker(), manifest)
+        staged = StagedCheckpoint(tmp_path / name, 0, 1, "job")
+        staged.begin()
+        staged.commit(marker(), manifest)
         data = (tmp_path / name / MARKER).read_bytes()
         (tmp_path / name / MARKER).write_bytes(data.replace(b'"world_size": 2', b'"world_size": 4'))
     with pytest.raises(CorruptCheckpointError, match=r"ours is damaged: .*does not agree with its digest"):
@@ -400,10 +400,10 @@ def test_what_is_damaged_is_passed_over_until_all_are(tmp_path: Path):
 
 def test_all_is_on_the_disk_with_the_parents_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     synced = Synced.record(monkeypatch)
-    aside = Aside(tmp_path / "a" / "b" / "last", 0, 1, "job")
-    aside.begin()
-    aside.commit(marker(), Manifest({}))
-    synced.check_committed(aside.path)
+    staged = StagedCheckpoint(tmp_path / "a" / "b" / "last", 0, 1, "job")
+    staged.begin()
+    staged.commit(marker(), Manifest({}))
+    synced.check_committed(staged.path)
     synced.check_made(tmp_path / "a" / "b")
     synced.check_made(tmp_path / "a")
 
@@ -466,8 +466,8 @@ def test_io_error_at_the_marker_of_another_checkpoint_fails_the_commit(
 ):
     """Its place in the order cannot be known."""
     saved(tmp_path / "one", "one")
-    aside = Aside(tmp_path / "two", 0, 2, "job")
-    aside.begin()
+    staged = StagedCheckpoint(tmp_path / "two", 0, 2, "job")
+    staged.begin()
 
     def fail(path: Path) -> bytes:
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -475,5 +475,5 @@ def test_io_error_at_the_marker_of_another_checkpoint_fails_the_commit(
     monkeypatch.setattr(Path, "read_bytes", fail)
     monkeypatch.setattr(retry, "DELAYS", (0.0,))
     with pytest.raises(OSError, match="Stale"):
-        aside.commit(marker())
+        staged.commit(marker())
     assert not (tmp_path / "two").exists()

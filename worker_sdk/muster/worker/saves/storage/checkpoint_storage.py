@@ -17,8 +17,8 @@ from muster.checkpoint.manifest import Manifest
 from muster.checkpoint.source import Source
 
 
-class DraftWriter(Protocol):
-    """Torch's writer of a draft, which also knows the digests of what it wrote."""
+class PendingWriter(Protocol):
+    """Torch's writer of a pending checkpoint, which also knows the digests of what it wrote."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part."""
@@ -31,7 +31,7 @@ class DraftWriter(Protocol):
         """By name, the segments of each file that this writer has written."""
 
 
-class Draft(Protocol):
+class PendingCheckpoint(Protocol):
     """A save that is being written. Each rank, and each child of it, has one of the same name."""
 
     @property
@@ -52,7 +52,7 @@ class Draft(Protocol):
             OSError: it cannot be said.
         """
 
-    def writer(self) -> DraftWriter:
+    def writer(self) -> PendingWriter:
         """Return torch's writer, for the process that asks."""
 
     def leave(self, note: str, data: bytes) -> None:
@@ -88,7 +88,7 @@ class Draft(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Newest:
     """The checkpoint to resume from, and the damaged ones before it."""
 
     newest: Committed | None
@@ -97,7 +97,7 @@ class Look:
     """The newer checkpoints that are damaged, with the reason."""
 
 
-class Place(Protocol):
+class CheckpointStorage(Protocol):
     """The checkpoints of one job."""
 
     def take_over(self) -> None:
@@ -110,13 +110,13 @@ class Place(Protocol):
             UncommittedError: there are checkpoints of another kind.
         """
 
-    def draft(self, step: int, life: SaveAttempt) -> Draft:
-        """Return the draft of a save."""
+    def pending(self, step: int, life: SaveAttempt) -> PendingCheckpoint:
+        """Return the pending checkpoint of a save."""
 
     def committed(self, step: int) -> Path | str | None:
         """Return the checkpoint of a step that no other may replace, as far as this rank knows at once."""
 
-    def look(self, excluded: Collection[str]) -> Look:
+    def newest(self, excluded: Collection[str]) -> Newest:
         """Return the whole checkpoint that was committed last, and what is damaged.
 
         Args:

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from muster.worker.saves.storage.bucket_place import BucketPlace
-from muster.worker.saves.storage.folder import FolderPlace
-from muster.worker.saves.storage.places import place_at
+from muster.worker.saves.storage.bucket_storage import BucketStorage
+from muster.worker.saves.storage.folder_storage import FolderStorage
+from muster.worker.saves.storage.open_storage import open_storage
 
 
 @pytest.mark.parametrize(
     "name", ["{}/new", "file://{}/new", "local://{}/new", "{}/a:b", "{}/s3", "{}/run-2026-11-23T10:31"]
 )
 def test_a_folder(tmp_path: Path, name: str):
-    place = place_at(name.format(tmp_path), None, "job")
-    assert isinstance(place, FolderPlace)
+    storage = open_storage(name.format(tmp_path), None, "job")
+    assert isinstance(storage, FolderStorage)
     assert [path.is_dir() for path in tmp_path.iterdir()] == [True]
 
 
 def test_a_bucket():
-    assert isinstance(place_at("memory://job-of-test-places", None, "job"), BucketPlace)
+    assert isinstance(open_storage("memory://job-of-test-places", None, "job"), BucketStorage)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_what_is_neither_says_what_to_write(
     name: str | Path, options: dict[str, Any] | None, error: type[Exception], said: str, tmp_path: Path
 ):
     with pytest.raises(error, match=said):
-        place_at(name, options, "job")
+        open_storage(name, options, "job")
 
 
 def test_a_folder_beside_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert isinstance(place_at("run-10:31", None, "job"), FolderPlace)
+    assert isinstance(open_storage("run-10:31", None, "job"), FolderStorage)
     assert (tmp_path / "run-10:31").is_dir()

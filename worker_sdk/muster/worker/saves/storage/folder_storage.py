@@ -23,8 +23,8 @@ from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.checkpoint.source import FolderSource
+from muster.worker.saves.storage.checkpoint_storage import Newest
 from muster.worker.saves.storage.digesting import DigestingFiles
-from muster.worker.saves.storage.place import Look
 from muster.worker.saves.storage.written import check_files
 
 NOTES = ".ranks"
@@ -32,7 +32,7 @@ NOTES = ".ranks"
 UNMARKED = "this process found it damaged, and could not mark it"
 
 
-class FolderPlace:
+class FolderStorage:
     """The checkpoints of one job in a folder.
 
     Args:
@@ -50,9 +50,9 @@ class FolderPlace:
         """Remove what earlier lives of the job have left, and did not commit."""
         self._directory.sweep(None)
 
-    def draft(self, step: int, life: SaveAttempt) -> "FolderDraft":
+    def pending(self, step: int, life: SaveAttempt) -> "PendingFolder":
         """Return a save."""
-        return FolderDraft(
+        return PendingFolder(
             self._directory, self._directory.unfinished(step, life), self._directory.path(step)
         )
 
@@ -64,14 +64,14 @@ class FolderPlace:
         entry = self._directory.entry(path)
         return None if entry is not None and entry.replaceable else path
 
-    def look(self, excluded: Collection[str]) -> Look:
+    def newest(self, excluded: Collection[str]) -> Newest:
         """Return the whole checkpoint that was committed last, and what is damaged."""
         damaged: list[str] = []
         for entry in reversed(self._directory.entries()):
             if entry.whole and str(entry.path) not in excluded:
-                return Look(entry.made, tuple(damaged))
+                return Newest(entry.made, tuple(damaged))
             damaged.append(f"{entry.path}: {entry.damage or UNMARKED}")
-        return Look(None, tuple(damaged))
+        return Newest(None, tuple(damaged))
 
     def read(self, path: Path | str) -> Committed:
         """Return what a checkpoint is, here or elsewhere."""
@@ -127,7 +127,7 @@ def _adapters(path: Path) -> Committed | None:
 
 
 class StepWriter(FileSystemWriter):
-    """Torch's writer of a draft. Torch's metadata names the later checkpoint, not the draft.
+    """Torch's writer of a pending checkpoint; torch's metadata names the later one.
 
     It copies nothing ahead, for which torch would ask for a stream of the GPU. It syncs each file when it
     closes it, at its final size. Torch itself syncs the metadata before it is flushed.
@@ -154,7 +154,7 @@ class StepWriter(FileSystemWriter):
         return self._files.written
 
 
-class FolderDraft:
+class PendingFolder:
     """A save that is being written.
 
     Args:

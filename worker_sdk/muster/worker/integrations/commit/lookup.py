@@ -1,34 +1,25 @@
-"""A checkpoint of any name: written beside it, and renamed once when all ranks have written."""
+"""Committed checkpoints of a folder: their markers, their order, their damage."""
 
 import logging
 import os
-import re
-import shutil
 import time
-import uuid
 from collections.abc import Iterable, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, run_mark, unseal
+from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
 from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage
-from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.retry import retrying
-from muster.checkpoint.source import beside, home
+from muster.checkpoint.source import home
 from muster.checkpoint.version import LaterVersionError
 
 logger = logging.getLogger(__name__)
-
 REPLACED = ".replaced"
 """How the name ends of a checkpoint while another takes its place."""
-REMOVED = ".removed-"
-"""How the name begins of what is being removed."""
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors that prove that a marker is absent. No other error does."""
-_UNFINISHED = re.compile(r"\..+\.\d+-\d+-[0-9a-f]{8}")
-"""The name of what is not committed."""
 RESERVED = "lost+found"
 """A folder that a file system makes, and that users may not read."""
 
@@ -66,133 +57,6 @@ class Marker:
     """When it was committed, in seconds of Unix time by rank 0's clock, for people."""
 
 
-class Aside:
-    """One save of a checkpoint, on the rank that commits it.
-
-    Args:
-        path: the checkpoint's name.
-        generation: the job's life between restarts.
-        number: of the save in it.
-        run_id: of the job: others may write beside it, or have done so.
-        alias: what stands for the name while it is written, where a framework takes whatever has the name in
-            its own for a checkpoint; default: the name.
-        within: write it into a folder that stands there, under this name; default: there itself.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        generation: int,
-        number: int,
-        run_id: str,
-        alias: str = "",
-        within: str = "",
-    ) -> None:
-        self.path = path
-        self._alias = alias or path.name
-        self._place = path.with_name(f".{self._alias}.{generation}-{number}-{run_mark(run_id)}")
-        self.unfinished = self._place / within
-        """Where it is written."""
-
-    def begin(self) -> None:
-        """Make the folder that is written to, and remove what saves of this name have left."""
-        self.prepare()
-        self.unfinished.mkdir()
-
-    def prepare(self) -> None:
-        """As :meth:`begin`, where the framework makes the folder, or writes a file."""
-        make_folder(self.path.parent)
-        _restore(self.path)
-        finish(self.path)
-        sweep(self.path.parent, self._alias)
-
-    def give_up(self) -> None:
-        """Remove what was written, unless it was committed."""
-        remove(self._place)
-
-    def commit(self, marker: Marker, manifest: Manifest | None = None) -> None:
-        """When all have written: make it the checkpoint, on the disk and for good.
-
-        One of the same name is replaced. At each moment there is the old one or the new one, and
-        :func:`read` finds it. A checkpoint that is a file gets its marker and manifest beside it in the next
-        moment. If this process dies before, :func:`finish` does so.
-
-        Args:
-            marker: describes it, without its place in the order of commits.
-            manifest: its files and digests. A file must have been written ``within`` a folder.
-
-        Raises:
-            OSError: it could not be done, or another life of the job has removed what was written.
-        """
-        folder = self.unfinished.is_dir()
-        described = self.unfinished if folder else self._place
-        marker = stamped(marker, self.path.parent)
-        if manifest is not None:
-            data = manifest.encode()
-            write_synced(described / MANIFEST, data)
-            marker = replace(marker, manifest=ManifestReference.of(data))
-        if not folder:
-            sync_file(self.unfinished)
-        write_marker(described, asdict(marker))
-        self._take_away_beside()
-        foreign = None
-        if _is_folder(self.path) and _is_committed(self.path):
-            remove(_replaced(self.path))
-            self.path.rename(_replaced(self.path))
-        elif (folder or _is_folder(self.path)) and os.path.lexists(self.path):  # Else one rename replaces it.
-            foreign = _doomed(self.path)
-            self.path.rename(foreign)
-        try:
-            self.unfinished.rename(self.path)
-        except OSError:
-            if foreign is not None:
-                foreign.rename(self.path)
-            finish(self.path)
-            _restore(self.path)
-            raise
-        if foreign is not None:
-            _destroy(foreign)
-        try:
-            sync(self.path.parent)
-            if not folder:
-                self._place.rename(beside(self.path))
-                sync(self.path.parent)
-        except OSError as error:
-            # It has its name, so that nobody may say that it was not committed.
-            logger.warning("%s has its name, and may lose it if this machine fails now: %s", self.path, error)
-            return
-        for left in (_replaced(self.path), _replaced(beside(self.path)), self._place):
-            with suppress(OSError):
-                remove(left)
-
-    def _take_away_beside(self) -> None:
-        """Before another file has the name: what describes the one that has it must not describe that."""
-        old = beside(self.path)
-        if os.path.lexists(old):
-            remove(_replaced(old))
-            old.rename(_replaced(old))
-            sync(self.path.parent)
-
-
-def check_name(path: Path, content: str = "") -> None:
-    """See that what a save would replace is a checkpoint, torn or not, or nothing.
-
-    Args:
-        path: the checkpoint's name.
-        content: the name of a file that is in a framework's own checkpoints, beside torch's.
-
-    Raises:
-        IsADirectoryError: it is a folder of something else.
-    """
-    if path.is_dir() and not path.is_symlink():
-        names = {entry.name for entry in path.iterdir()}
-        known = names & {MARKER, content} or any(name.endswith(".distcp") for name in names)
-        if names and not known:
-            raise IsADirectoryError(
-                f"{path} is a folder, and no checkpoint: it is not replaced. Name another."
-            )
-
-
 def read(path: Path) -> tuple[Path, Marker]:
     """What a checkpoint is, and where.
 
@@ -210,7 +74,7 @@ def read(path: Path) -> tuple[Path, Marker]:
         return path, _marker(path)
     except (*ABSENT, ValueError, TypeError) as error:
         with suppress(*ABSENT, ValueError, TypeError):
-            return _replaced(path), _marker(_replaced(path))
+            return replaced_name(path), _marker(replaced_name(path))
         raise UncommittedError(
             f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that another "
             "program wrote, is not loaded."
@@ -448,91 +312,6 @@ def all_damaged(found: Iterable[Found]) -> CorruptCheckpointError:
     )
 
 
-# ---------------------------------------------------------------------- names
-
-
-def restore(folder: Path) -> list[Path]:
-    """Give checkpoints their names back, of which the processes have died that replaced them.
-
-    Args:
-        folder: where checkpoints have their names.
-
-    Returns:
-        Those that have them back.
-    """
-    names = [
-        left.with_name(left.name.removeprefix(".").removesuffix(REPLACED))
-        for left in entries(folder)
-        if left.name.startswith(".") and not left.name.startswith("..") and left.name.endswith(REPLACED)
-    ]
-    without = [path for path in names if not os.path.lexists(path)]
-    for path in without:
-        _restore(path)
-    return [path for path in without if os.path.lexists(path)]
-
-
-def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> None:
-    """Remove what saves have left, and those whom nobody needs any more.
-
-    Args:
-        folder: where checkpoints have their names.
-        alias: of the saves, as in :class:`Aside`; default: any.
-        but: what is being written now.
-    """
-    unfinished = re.compile(rf"\.{'.+' if alias is None else re.escape(alias)}\.\d+-\d+(-[0-9a-f]{{8}})?")
-    for left in entries(folder):
-        if left.name.startswith(REMOVED):
-            _destroy(left)
-        elif not unfinished.fullmatch(left.name) or (but is not None and left in (but, *but.parents)):
-            continue
-        elif not _finish(left):
-            remove(left)
-
-
-def finish(path: Path) -> None:
-    """Put beside a file what describes it, if the process that committed or replaced it died before it could.
-
-    Args:
-        path: the checkpoint.
-
-    Raises:
-        OSError: that cannot be done.
-    """
-    if not path.is_file() or os.path.lexists(beside(path)):
-        return
-    for left in entries(path.parent):
-        if _UNFINISHED.fullmatch(left.name):
-            _finish(left)
-    if not os.path.lexists(beside(path)) and os.path.lexists(_replaced(beside(path))):
-        # The file has not been replaced.
-        _replaced(beside(path)).rename(beside(path))
-
-
-def remove(path: Path) -> None:
-    """Remove a checkpoint, or what may have become one.
-
-    Args:
-        path: of a folder, a file or a link; it need not be there.
-    """
-    if path.is_file() and os.path.lexists(beside(path)):
-        _destroy(retire(beside(path)))
-    if os.path.lexists(path):
-        _destroy(retire(path))
-
-
-def retire(path: Path) -> Path:
-    """Take a checkpoint's name away, before it is removed.
-
-    Half of a checkpoint must not look like one, and who still writes it must not commit it.
-
-    Returns:
-        Where it is to be removed; whoever sweeps the folder does so, too.
-    """
-    doomed = _doomed(path)
-    path.rename(doomed)
-    return doomed
-
-
 def _marker(path: Path) -> Marker:
     return _decoded(retrying(str(path), (home(path) / MARKER).read_bytes), path)
 
@@ -570,58 +349,18 @@ def _has_manifest(path: Path) -> bool:
         return False
 
 
-def _is_committed(path: Path) -> bool:
+def is_committed(path: Path) -> bool:
+    """Return whether a path has the marker of a committed checkpoint.
+
+    Raises:
+        OSError: the marker cannot be read.
+    """
     try:
         return bool(_marker(path))
     except (*ABSENT, ValueError, TypeError):
         return False
 
 
-def _doomed(path: Path) -> Path:
-    return path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
-
-
-def _replaced(path: Path) -> Path:
+def replaced_name(path: Path) -> Path:
+    """Return the name of a checkpoint while another one takes its place."""
     return path.with_name(f".{path.name}{REPLACED}")
-
-
-def _finish(left: Path) -> bool:
-    """Put beside a file what describes it, if its commit was left after the rename that gave it its name.
-
-    Args:
-        left: the folder in which it was written.
-
-    Returns:
-        Whether it was so.
-    """
-    try:
-        _marker(left)
-        files = list(Manifest.decode((left / MANIFEST).read_bytes()).files)
-    except (OSError, ValueError, TypeError, LaterVersionError):
-        return False
-    path = left.with_name(files[0]) if len(files) == 1 and "/" not in files[0] else left
-    if not path.is_file() or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):
-        return False
-    left.rename(beside(path))
-    return True
-
-
-def _restore(path: Path) -> None:
-    """End a replacement that was left half-way."""
-    if _is_committed(path):
-        remove(_replaced(path))
-    elif _is_committed(_replaced(path)) and not os.path.lexists(path):
-        _replaced(path).rename(path)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _destroy(path: Path) -> None:
-    """Remove what is no checkpoint any more, as far as that can be done."""
-    if _is_folder(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()

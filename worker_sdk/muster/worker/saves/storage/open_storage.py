@@ -7,15 +7,15 @@ from typing import Any
 
 from fsspec import available_protocols
 
-from muster.worker.saves.storage.folder import FolderPlace
-from muster.worker.saves.storage.place import Place
+from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage
+from muster.worker.saves.storage.folder_storage import FolderStorage
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,2})(.*)")
 _FOLDERS = ("file", "local")
 """Schemes of what can rename."""
 
 
-def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str) -> Place:
+def open_storage(folder: str | Path, options: Mapping[str, Any] | None, run_id: str) -> CheckpointStorage:
     """The place of a job's checkpoints.
 
     Args:
@@ -39,14 +39,14 @@ def place_at(folder: str | Path, options: Mapping[str, Any] | None, run_id: str)
     if scheme is None or scheme[1] in _FOLDERS:
         return _folder(folder if scheme is None else scheme[3], options, run_id)
     # What opens buckets is loaded only for them.
-    from muster.worker.saves.storage.bucket_place import BucketPlace
+    from muster.worker.saves.storage.bucket_storage import BucketStorage
 
-    return BucketPlace(str(folder), options or {}, run_id)
+    return BucketStorage(str(folder), options or {}, run_id)
 
 
-def _folder(name: str | Path, options: Mapping[str, Any] | None, run_id: str) -> FolderPlace:
+def _folder(name: str | Path, options: Mapping[str, Any] | None, run_id: str) -> FolderStorage:
     if options:
         raise ValueError(
             f"{name} is a folder, for which there are no storage_options. Name a scheme, as in s3://."
         )
-    return FolderPlace(Path(name), run_id)
+    return FolderStorage(Path(name), run_id)

@@ -24,8 +24,8 @@ from muster.checkpoint.containment import check_name
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.worker.saves.storage.checkpoint_storage import Newest
 from muster.worker.saves.storage.digesting import Digesting
-from muster.worker.saves.storage.place import Look
 from muster.worker.saves.storage.written import check_sizes
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ ENTERED = ".entered-"
 """How the names begin of the objects that ranks make there first, once."""
 
 
-class BucketPlace:
+class BucketStorage:
     """The checkpoints of one job below an address.
 
     Args:
@@ -68,22 +68,22 @@ class BucketPlace:
             )
         self._bucket.sweep(None)
 
-    def draft(self, step: int, life: SaveAttempt) -> "BucketDraft":
+    def pending(self, step: int, life: SaveAttempt) -> "PendingBucket":
         """Return a save."""
-        return BucketDraft(self._objects, self._bucket, self._bucket.attempt(step, life))
+        return PendingBucket(self._objects, self._bucket, self._bucket.attempt(step, life))
 
     def committed(self, step: int) -> str | None:
         """Return the whole checkpoint of a step, if this process has seen it."""
         attempt = self._bucket.committed(step)
         return None if attempt is None else self._bucket.path(attempt)
 
-    def look(self, excluded: Collection[str]) -> Look:
+    def newest(self, excluded: Collection[str]) -> Newest:
         """Return the whole checkpoint that was committed last, and what is damaged."""
         newest = self._bucket.latest(excluded)
         if newest is not None:
-            return Look(newest)
+            return Newest(newest)
         entries = self._bucket.entries()
-        return Look(None, tuple(f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries))
+        return Newest(None, tuple(f"{self._bucket.path(one.attempt)}: {one.damage}" for one in entries))
 
     def read(self, path: Path | str) -> Committed:
         """Return what a checkpoint is, here or below another address of the same store."""
@@ -142,7 +142,9 @@ class DigestingObjects(Digesting, FsspecFileSystem):
 
 
 class ObjectWriter(FsspecWriter):
-    """Torch's writer of a draft. It copies nothing ahead: for that torch would use a stream of the GPU.
+    """Torch's writer of a pending checkpoint.
+
+    It copies nothing ahead: for that torch would use a stream of the GPU.
 
     Args:
         url: where it writes.
@@ -161,7 +163,7 @@ class ObjectWriter(FsspecWriter):
         return self._written.written
 
 
-class BucketDraft:
+class PendingBucket:
     """A save that is being written.
 
     Args:

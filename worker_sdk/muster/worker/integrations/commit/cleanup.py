@@ -1,0 +1,150 @@
+"""Cleaning up after interrupted saves: names are restored, commits finished, remains removed."""
+
+import logging
+import os
+import re
+import shutil
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from muster.checkpoint.manifest import MANIFEST, Manifest
+from muster.checkpoint.source import beside
+from muster.checkpoint.version import LaterVersionError
+from muster.worker.integrations.commit.lookup import REPLACED, _marker, entries, is_committed, replaced_name
+
+logger = logging.getLogger(__name__)
+REMOVED = ".removed-"
+"""How the name begins of what is being removed."""
+_UNFINISHED = re.compile(r"\..+\.\d+-\d+-[0-9a-f]{8}")
+"""The name of what is not committed."""
+
+
+def restore(folder: Path) -> list[Path]:
+    """Give checkpoints their names back, of which the processes have died that replaced them.
+
+    Args:
+        folder: where checkpoints have their names.
+
+    Returns:
+        Those that have them back.
+    """
+    names = [
+        left.with_name(left.name.removeprefix(".").removesuffix(REPLACED))
+        for left in entries(folder)
+        if left.name.startswith(".") and not left.name.startswith("..") and left.name.endswith(REPLACED)
+    ]
+    without = [path for path in names if not os.path.lexists(path)]
+    for path in without:
+        restore_name(path)
+    return [path for path in without if os.path.lexists(path)]
+
+
+def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> None:
+    """Remove what saves have left, and those whom nobody needs any more.
+
+    Args:
+        folder: where checkpoints have their names.
+        alias: of the saves, as in :class:`StagedCheckpoint`; default: any.
+        but: what is being written now.
+    """
+    unfinished = re.compile(rf"\.{'.+' if alias is None else re.escape(alias)}\.\d+-\d+(-[0-9a-f]{{8}})?")
+    for left in entries(folder):
+        if left.name.startswith(REMOVED):
+            destroy(left)
+        elif not unfinished.fullmatch(left.name) or (but is not None and left in (but, *but.parents)):
+            continue
+        elif not _finish_commit(left):
+            remove(left)
+
+
+def finish(path: Path) -> None:
+    """Put beside a file what describes it, if the process that committed or replaced it died before it could.
+
+    Args:
+        path: the checkpoint.
+
+    Raises:
+        OSError: that cannot be done.
+    """
+    if not path.is_file() or os.path.lexists(beside(path)):
+        return
+    for left in entries(path.parent):
+        if _UNFINISHED.fullmatch(left.name):
+            _finish_commit(left)
+    if not os.path.lexists(beside(path)) and os.path.lexists(replaced_name(beside(path))):
+        # The file has not been replaced.
+        replaced_name(beside(path)).rename(beside(path))
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, or what may have become one.
+
+    Args:
+        path: of a folder, a file or a link; it need not be there.
+    """
+    if path.is_file() and os.path.lexists(beside(path)):
+        destroy(retire(beside(path)))
+    if os.path.lexists(path):
+        destroy(retire(path))
+
+
+def retire(path: Path) -> Path:
+    """Take a checkpoint's name away, before it is removed.
+
+    Half of a checkpoint must not look like one, and who still writes it must not commit it.
+
+    Returns:
+        Where it is to be removed; whoever sweeps the folder does so, too.
+    """
+    doomed = doomed_name(path)
+    path.rename(doomed)
+    return doomed
+
+
+def doomed_name(path: Path) -> Path:
+    """Return a name under which a checkpoint can be removed."""
+    return path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
+
+
+def _finish_commit(left: Path) -> bool:
+    """Put beside a file what describes it, if its commit was left after the rename that gave it its name.
+
+    Args:
+        left: the folder in which it was written.
+
+    Returns:
+        Whether it was so.
+    """
+    try:
+        _marker(left)
+        files = list(Manifest.decode((left / MANIFEST).read_bytes()).files)
+    except (OSError, ValueError, TypeError, LaterVersionError):
+        return False
+    path = left.with_name(files[0]) if len(files) == 1 and "/" not in files[0] else left
+    if not path.is_file() or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):
+        return False
+    left.rename(beside(path))
+    return True
+
+
+def restore_name(path: Path) -> None:
+    """End a replacement that was left half-way."""
+    if is_committed(path):
+        remove(replaced_name(path))
+    elif is_committed(replaced_name(path)) and not os.path.lexists(path):
+        replaced_name(path).rename(path)
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a folder, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def destroy(path: Path) -> None:
+    """Remove what is no checkpoint any more, as far as that can be done."""
+    if is_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

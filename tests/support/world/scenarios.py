@@ -208,7 +208,9 @@ class Scenario:
 
     def do_joined(self, options: Options) -> None:
         """Processes of a new group have joined it, or nodes of a new run its round: nothing to read there."""
+        wait = options.seconds("wait", 0.0)
         self.do_join(options)
+        self.world.wait(wait)
         for line in self.world.written(self.world.now):
             assert re.match(r"(\[.*\] )?(disk: |[^:]*: (joined|PARTICIPANT|rank)|log: round)", line), (
                 f"write join: {line}"

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/design.md"
 SOURCES = ("service", "relay", "client", "checkpoint", "worker_sdk")
 FOLDERS = (*SOURCES, "tests", "examples", "benchmarks", "dev", "docs", "proto/muster", "deploy")
-SUFFIXES = {".md", ".proto", ".py", ".sh", ".toml", ".yaml", ".yml"}
+SUFFIXES = {".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+SCENARIOS = "tests/unit/service/core/scenarios/"
 HERE = Path(__file__)
 
 HEADING = re.compile(r"### (?P<number>\d+)\. (?P<title>.+)")
@@ -81,8 +82,10 @@ def place_exists(place: str) -> bool:
 
 
 def pytest_finds(test: str) -> bool:
-    """Whether ``tests/folder/test_module.py::test_name`` is defined there."""
+    """Whether ``tests/folder/test_module.py::test_name`` is defined there, or ``test`` is a scenario file."""
     path, _, name = test.partition("::")
+    if path.startswith(SCENARIOS) and path.endswith(".txt"):
+        return (ROOT / path).is_file() and not name
     return (ROOT / path).is_file() and name.replace("::", ".") in names_in(ROOT / path)
 
 
@@ -173,6 +176,7 @@ Kept by:
 Tested by:
 
 - `tests/unit/project/test_design.py::test_no_such_test`
+- `tests/unit/service/core/scenarios/no_such_file.txt`
 """
 
 
@@ -182,6 +186,7 @@ def test_invariant_without_a_place_or_a_test_is_a_problem():
         "invariant 3 (Kept by nothing): muster.service.core.barriers.group.Group.no_such_method is not there",
         "invariant 4 (Tested by nothing) has no place that keeps it",
         "invariant 4 (Tested by nothing): tests/unit/project/test_design.py::test_no_such_test is not there",
+        f"invariant 4 (Tested by nothing): {SCENARIOS}no_such_file.txt is not there",
     ]
 
 

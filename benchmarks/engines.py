@@ -20,8 +20,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.machine import describe_machine
-from benchmarks.measure import MeasurementError, Options, Sample, measure
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.measure import MeasurementError, Options, Sample, measure
 from benchmarks.peers import System, muster_command
 from lab import records
 from lab.leaders import successive_leaders

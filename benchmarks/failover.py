@@ -27,9 +27,9 @@ from typing import Any
 import grpc
 import psutil
 
-from benchmarks import lean_ranks
-from benchmarks.machine import describe_machine
-from benchmarks.measure import cpu_seconds
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.measure import cpu_seconds
+from benchmarks.processes import lean_ranks
 from lab import records
 from lab.leaders import successive_leaders
 from lab.processes.etcd import Cluster, cluster

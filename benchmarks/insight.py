@@ -20,8 +20,8 @@ from pathlib import Path
 import grpc
 import psutil
 
-from benchmarks.measure import cpu_seconds
-from benchmarks.report import table
+from benchmarks.measuring.measure import cpu_seconds
+from benchmarks.measuring.report import table
 from lab.processes.coordinator import Coordinator
 from muster.v1 import insight_pb2, insight_pb2_grpc
 from muster.worker import GrpcBarrier, step
@@ -57,7 +57,8 @@ def main() -> None:
 
 
 def _player(port: int, first: int, count: int, different: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "benchmarks.insight_ranks", *map(str, (port, first, count, different))]
+    module = [sys.executable, "-m", "benchmarks.processes.insight_ranks"]
+    command = [*module, *map(str, (port, first, count, different))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

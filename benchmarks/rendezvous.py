@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.measuring.machine import describe_machine, describe_versions
 from lab.processes.coordinator import Coordinator, free_port
 
 HANDLERS = ("muster", "c10d")

@@ -25,7 +25,6 @@ NOT_YET_SHORT: dict[str, int] = {
     "tests/integration/security/test_security.py": 683,
     "tests/support/world/core_world.py": 815,
     "tests/unit/client/test_replicas.py": 575,
-    "tests/unit/deploy/test_chart.py": 1077,
     "tests/unit/service/cli/views/test_checkpoint.py": 598,
     "tests/unit/service/core/barriers/test_group.py": 1194,
     "tests/unit/service/core/test_departures.py": 503,

@@ -41,7 +41,7 @@ class Cost:
     engine: str
     ranks: int
     cpu_us: float
-    """Of the coordinator, for each arrival."""
+    """CPU time of the coordinator for each arrival."""
     release_p50_ms: float
     """From the last arrival to the last release."""
     release_p99_ms: float

@@ -123,7 +123,7 @@ class _Barriers:
 
 
 def _step_ns() -> float:
-    """Of one call, of the median of many rounds."""
+    """Return the time of one call, as the median of many rounds."""
     count = 10_000
     rounds = timeit.repeat(lambda: step(7), number=count, repeat=50)
     return statistics.median(rounds) / count * 1e9

@@ -55,12 +55,12 @@ class Cost:
     ranks: int
     connections: int
     cpu_us: float
-    """Of the coordinator, for each arrival."""
+    """CPU time of the coordinator for each arrival."""
     barrier_ms: float
     release_p99_ms: float
     """From the last arrival to the last release."""
     memory_kib: float
-    """Of the coordinator, for each rank."""
+    """Memory of the coordinator for each rank."""
 
 
 @dataclass(frozen=True, slots=True)

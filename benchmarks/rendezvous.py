@@ -46,7 +46,7 @@ class Cell:
     system: str
     nodes: int
     seconds: list[float] = field(default_factory=list)
-    """Of each repeat."""
+    """Figures of each repeat."""
     failures: list[str] = field(default_factory=list)
 
     @property

@@ -51,7 +51,7 @@ class Step:
     seconds: float
     """Until the last rank was answered."""
     cpu_seconds: float
-    """Of the coordinator."""
+    """CPU seconds of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Start:
     again_seconds: float
     """From then on until all ranks have come back and passed a barrier of both groups."""
     again_cpu_seconds: float
-    """Of the next coordinator, with its start."""
+    """CPU seconds of the next coordinator, with its start."""
     again_peak_mib: float
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the coordinator for the whole start."""
+        """CPU seconds of the coordinator for the whole start."""
         return sum(step.cpu_seconds for step in self.steps)
 
 

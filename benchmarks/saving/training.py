@@ -12,7 +12,7 @@ from benchmarks.saving.results import Sample
 
 GIB = 2**30
 TENSOR_BYTES = 16 * 2**20
-"""Of each tensor of the state."""
+"""Size of each tensor of the state."""
 LOOK_EVERY = 0.01
 """Seconds that training goes on, at least, between two looks whether a save is done: a job's short step."""
 

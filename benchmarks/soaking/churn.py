@@ -351,7 +351,7 @@ class Churn:
             assert await self.refused(ranks[1].hear("decision")) is grpc.StatusCode.PERMISSION_DENIED
 
     async def resident(self) -> None:
-        """A job that stays: a barrier each second, a rank that comes anew, a restart now and then."""
+        """Play a job that stays: a barrier each second, and a restart now and then."""
         while True:
             generation = int((time.monotonic() - self._begin) / GENERATION_SECONDS)
             async with self._job("resident", RESIDENTS, RESIDENTS, generation=generation) as ranks:

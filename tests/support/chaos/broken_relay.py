@@ -10,7 +10,7 @@ from muster.v1 import session_pb2 as pb
 
 
 def answering() -> None:
-    """When the ranks of its node have arrived, it releases them from its own memory."""
+    """Release the ranks of its node without the coordinator, once they have all arrived."""
     told = Line.arrive
 
     def arrive(self: Line, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
@@ -31,7 +31,7 @@ def answering() -> None:
 
 
 def hiding() -> None:
-    """Nobody hears of the death of a worker."""
+    """Hide the death of a worker from the coordinator."""
 
     def lost(self: Guest) -> None:
         self._over = True
@@ -40,7 +40,7 @@ def hiding() -> None:
 
 
 def eager() -> None:
-    """Who arrives first arrives for its whole node."""
+    """Let the first arrival count for its whole node."""
     told = Line.arrive
 
     def arrive(self: Line, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:

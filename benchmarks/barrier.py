@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.machine import describe_machine, describe_versions
-from benchmarks.measure import MeasurementError, Options, measure
+from benchmarks.measuring.machine import describe_machine, describe_versions
+from benchmarks.measuring.measure import MeasurementError, Options, measure
+from benchmarks.measuring.report import page, summary_table
+from benchmarks.measuring.results import Cell, Results
 from benchmarks.peers import SYSTEMS
-from benchmarks.report import page, summary_table
-from benchmarks.results import Cell, Results
 
 
 def main() -> int:
@@ -94,7 +94,7 @@ def _allow_many_files() -> None:
 
 def _write_documents(results: Results, directory: Path) -> None:
     # Imported here because every load process imports this module, and needs no matplotlib.
-    from benchmarks.chart import draw
+    from benchmarks.measuring.chart import draw
 
     draw(results, directory / "barrier.svg")
     (directory / "barrier.md").write_text(page(results))

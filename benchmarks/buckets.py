@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
 import muster.worker
-from benchmarks.machine import describe_machine
+from benchmarks.measuring.machine import describe_machine
 from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
 from muster.worker import GrpcBarrier

@@ -20,8 +20,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.machine import describe_machine
-from benchmarks.measure import MeasurementError, Options, Sample, measure
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.measure import MeasurementError, Options, Sample, measure
 from benchmarks.peers import System, muster_command
 from lab import records
 from lab.leaders import successive_leaders
@@ -41,7 +41,7 @@ class Cost:
     engine: str
     ranks: int
     cpu_us: float
-    """Of the coordinator, for each arrival."""
+    """CPU time of the coordinator for each arrival."""
     release_p50_ms: float
     """From the last arrival to the last release."""
     release_p99_ms: float

@@ -27,9 +27,9 @@ from typing import Any
 import grpc
 import psutil
 
-from benchmarks import lean_ranks
-from benchmarks.machine import describe_machine
-from benchmarks.measure import cpu_seconds
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.measure import cpu_seconds
+from benchmarks.processes import lean_ranks
 from lab import records
 from lab.leaders import successive_leaders
 from lab.processes.etcd import Cluster, cluster
@@ -59,7 +59,7 @@ class Failover:
     p99: float
     longest: float
     cpu: dict[str, float]
-    """Seconds of processor time from the fault until the last rank heard, by whose they are; medians."""
+    """Seconds of processor time from the fault until the last rank heard, by process; medians."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 class Usage:
-    """Whose processor time it is, from now on.
+    """The processor time of each process from now on.
 
     Args:
         crowd: the ranks.

@@ -20,8 +20,8 @@ from pathlib import Path
 import grpc
 import psutil
 
-from benchmarks.measure import cpu_seconds
-from benchmarks.report import table
+from benchmarks.measuring.measure import cpu_seconds
+from benchmarks.measuring.report import table
 from lab.processes.coordinator import Coordinator
 from muster.v1 import insight_pb2, insight_pb2_grpc
 from muster.worker import GrpcBarrier, step
@@ -57,7 +57,8 @@ def main() -> None:
 
 
 def _player(port: int, first: int, count: int, different: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "benchmarks.insight_ranks", *map(str, (port, first, count, different))]
+    module = [sys.executable, "-m", "benchmarks.processes.insight_ranks"]
+    command = [*module, *map(str, (port, first, count, different))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -122,7 +123,7 @@ class _Barriers:
 
 
 def _step_ns() -> float:
-    """Of one call, of the median of many rounds."""
+    """Return the time of one call, as the median of many rounds."""
     count = 10_000
     rounds = timeit.repeat(lambda: step(7), number=count, repeat=50)
     return statistics.median(rounds) / count * 1e9

@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.peers.saves import TorchCheckpointing
 from lab.processes.coordinator import Coordinator
 from muster.worker.saves import Checkpointer

@@ -20,11 +20,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.machine import describe_machine
-from benchmarks.measure import MeasurementError, Options, measure
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.measure import MeasurementError, Options, measure
+from benchmarks.measuring.report import table
 from benchmarks.peers import SYSTEMS, System, muster_command
 from benchmarks.peers.muster_relayed import REPORTS
-from benchmarks.report import table
 from lab.patience import until
 from lab.processes.coordinator import free_port
 
@@ -55,12 +55,12 @@ class Cost:
     ranks: int
     connections: int
     cpu_us: float
-    """Of the coordinator, for each arrival."""
+    """CPU time of the coordinator for each arrival."""
     barrier_ms: float
     release_p99_ms: float
     """From the last arrival to the last release."""
     memory_kib: float
-    """Of the coordinator, for each rank."""
+    """Memory of the coordinator for each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def crowd(runs: int, ranks: int, seconds: float, processes: int) -> Crowd:
     port = free_port()
     coordinator = subprocess.Popen(_coordinator(port, 0, Path()), stderr=subprocess.DEVNULL)
     try:
-        module = [sys.executable, "-m", "benchmarks.crowd", str(port)]
+        module = [sys.executable, "-m", "benchmarks.processes.crowd", str(port)]
         shares = [str(runs // processes), str(ranks), str(seconds)]
         loads = [
             subprocess.Popen([*module, str(number), *shares], stdout=subprocess.PIPE, text=True)

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, describe_versions
+from benchmarks.measuring.machine import describe_machine, describe_versions
 from lab.processes.coordinator import Coordinator, free_port
 
 HANDLERS = ("muster", "c10d")
@@ -46,7 +46,7 @@ class Cell:
     system: str
     nodes: int
     seconds: list[float] = field(default_factory=list)
-    """Of each repeat."""
+    """Figures of each repeat."""
     failures: list[str] = field(default_factory=list)
 
     @property

@@ -93,7 +93,7 @@ class Lag:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Start to measure from now on."""
         self._worst = 0.0
         self._begin = time.monotonic()
         self._due = asyncio.get_running_loop().call_later(LAG_INTERVAL, self._look)
@@ -104,7 +104,7 @@ class Lag:
         self._worst = worst
 
     def take(self) -> float:
-        """Seconds; nothing is measured until it begins anew."""
+        """Return the worst lag in seconds, and stop measuring until the restart."""
         self._due.cancel()
         return self._worst
 

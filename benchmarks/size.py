@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 
 import psutil
 
-from benchmarks.machine import describe_machine
-from benchmarks.measure import cpu_seconds
+from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.measure import cpu_seconds
+from benchmarks.measuring.report import table
 from benchmarks.peers import listens, muster_command
 from benchmarks.peers.muster_lines import RANKS_PER_NODE
-from benchmarks.report import table
 from lab.patience import until
 from lab.processes.coordinator import free_port
 
@@ -51,7 +51,7 @@ class Step:
     seconds: float
     """Until the last rank was answered."""
     cpu_seconds: float
-    """Of the coordinator."""
+    """CPU seconds of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Start:
     again_seconds: float
     """From then on until all ranks have come back and passed a barrier of both groups."""
     again_cpu_seconds: float
-    """Of the next coordinator, with its start."""
+    """CPU seconds of the next coordinator, with its start."""
     again_peak_mib: float
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the coordinator for the whole start."""
+        """CPU seconds of the coordinator for the whole start."""
         return sum(step.cpu_seconds for step in self.steps)
 
 
@@ -142,7 +142,12 @@ class Job:
         bounds = [ranks * number // LOADS // RANKS_PER_NODE * RANKS_PER_NODE for number in range(LOADS)]
         self._loads = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.size_ranks", *map(str, (port, first, end, ranks))],
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.processes.size_ranks",
+                    *map(str, (port, first, end, ranks)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -226,7 +231,7 @@ def delays(folder: Path) -> list[Delay]:
     """
     port = free_port()
     coordinator = Coordinator(port, folder / "delays.db")
-    command = [sys.executable, "-m", "benchmarks.crowd", str(port), "0"]
+    command = [sys.executable, "-m", "benchmarks.processes.crowd", str(port), "0"]
     try:
         crowd = subprocess.Popen(
             [*command, str(RUNS), str(RANKS_PER_NODE), str(CROWD_SECONDS)], stdout=subprocess.PIPE, text=True

@@ -49,7 +49,7 @@ def bill(image: str) -> dict[str, object]:
     """Return the bill: the same for the same packages.
 
     Args:
-        image: the base image; empty: there is none.
+        image: the base image; empty: no base image.
     """
     packages = sorted((component(one) for one in distributions()), key=lambda one: str(one["bom-ref"]))
     (project,) = (one for one in packages if one["name"] == PROJECT)

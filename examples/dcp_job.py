@@ -1,7 +1,7 @@
 r"""A small training job that is sharded over its ranks, and saves with ``torch.distributed.checkpoint``.
 
 Its checkpoints are committed by all ranks or by none. Kill a rank of it while it runs: torchrun starts the
-ranks anew, and all go on from the same step. Start it on every node with
+ranks again, and all go on from the same step. Start it on every node with
 
     torchrun --rdzv-backend=muster --rdzv-endpoint=HOST:7550 --rdzv-id=job1 --nnodes=4 --max-restarts=3 \
         examples/dcp_job.py FOLDER

@@ -1,6 +1,7 @@
 r"""A small job that DeepSpeed trains, whose checkpoints are committed by all ranks or by none.
 
-Kill a rank of it while it runs: torchrun starts the ranks anew, and all go on from the same step. Start it by
+Kill a rank of it while it runs: torchrun starts all ranks again, and they go on from the same step. Start
+it by
 
     muster serve --state memory: &
     torchrun --rdzv-backend=muster --rdzv-endpoint=127.0.0.1:7550 --rdzv-id=job1 --nproc-per-node=2 \

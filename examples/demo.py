@@ -94,7 +94,7 @@ class Report:
     round: int
     rank: int
     pid: int
-    """Of the rank, or of its child that ``writes``."""
+    """Return the process id of the rank, or of its child that ``writes``."""
     kind: str
     """``resumed``, ``trained``, ``committed`` or ``failed``; ``writes``: its child does, to a slow disk;
     ``done``."""

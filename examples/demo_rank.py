@@ -1,7 +1,7 @@
 """A rank of the demo's training job: it reports to the demo, and waits for it at some moments.
 
-Reports are lines of JSON on stdout: who speaks, what happened at which step, and a text. So that the demo can
-kill a child while it writes, the disks of some are slow: they take what was written when the demo says so.
+Reports are lines of JSON on stdout: the rank, what happened at which step, and a text. Some ranks have
+a slow disk, which takes what was written only when the demo says so: the demo kills a child while it writes.
 """
 
 import json

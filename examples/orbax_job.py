@@ -1,7 +1,7 @@
 """A small job that JAX trains, whose checkpoints Orbax finishes in all processes or in none.
 
-Let the disk be full for one process: all hear which it is, and why, and train on. Kill one: start all
-anew, and they go on from the same step. Start it by
+Let the disk be full for one process: all learn which, and why, and train on. Kill one and start all
+again: they go on from the same step. Start it by
 
     muster serve --state memory: &
     export MUSTER_ENDPOINT=127.0.0.1:7550 MUSTER_RUN_ID=job1 MUSTER_ROUND=0  # Count the starts.

@@ -4,13 +4,13 @@
     python examples/with_and_without_barrier.py --barrier grpc
 
 In every repetition each rank works for a while, writes "phase 1 done" to a log that all ranks share, meets
-the others at the barrier, and writes "phase 2 started". Read phase 1 as "my part of the checkpoint is
-written" and phase 2 as "I believe that the checkpoint is complete": a phase 2 that stands in the log above
-another rank's phase 1 is a rank that believed in a checkpoint that was not there yet.
+the others at the barrier, and writes "phase 2 started". Phase 1 means "my part of the checkpoint is
+written", and phase 2 "I believe that the checkpoint is complete". If the log has a phase 2 above another
+rank's phase 1, that rank believed in a checkpoint that was not complete.
 
 The ranks start level and their work is of uneven length, so that without a barrier the phases are certain to
-interleave: the quick rank is in phase 2 while the slow one is at work. Who is quick and who is slow changes
-from one repetition to the next. With a barrier phases never interleave. The program checks what it saw.
+interleave: the quick rank is in phase 2 while the slow one is at work. The quick rank changes from one
+repetition to the next. With a barrier phases never interleave. The program checks what it saw.
 """
 
 import argparse

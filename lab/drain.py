@@ -12,7 +12,7 @@ from lab.processes.torchrun import torchrun
 
 PROGRAM = Path(__file__).with_name("drained.py")
 NUMBERS = 1000
-"""Of a state that takes no time to be saved."""
+"""Size of a state that takes no time to save."""
 
 
 @contextmanager

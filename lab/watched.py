@@ -2,10 +2,9 @@
 
 It reaches the coordinator through a relay.
 
-Two workers pass barriers and save, one of them usually later than the other, and once because that was
-asked for; a barrier is aborted; another run is closed, and has not saved as it was asked to; the
-coordinator, which serves with TLS and has its state in etcd, has been restarted. At the end one rank stays
-away from an open barrier.
+Two workers pass barriers and save. One of them is usually late, and one save answers a request. A barrier is
+aborted. Another run is closed before it saves as requested. The coordinator serves with TLS, has its state in
+etcd, and has been restarted. At the end one rank stays away from an open barrier.
 """
 
 import json

@@ -19,7 +19,7 @@ class System:
 
     title: str
     server_command: Callable[[int, int, Path], list[str]]
-    """Of a port, the number of ranks, and a directory of its own."""
+    """Makes the command from a port, the number of ranks and a directory of its own."""
     client_module: str
     ready: Callable[[int], bool] = listens
     """Whether the server on a port takes ranks."""

@@ -34,7 +34,7 @@ class RelayedLoad(SessionLoad):
         self._relays = subprocess.Popen(
             [
                 sys.executable,
-                *("-m", "benchmarks.relay_host"),
+                *("-m", "benchmarks.processes.relay_host"),
                 f"127.0.0.1:{spec.port}",
                 *(str(len(self._nodes)), str(self._folder), str(report)),
             ],

@@ -1,4 +1,4 @@
-"""What the dashboards have in common: who they are, their variables, and the links between them."""
+"""What the dashboards have in common: their names, their variables, and the links between them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""One run: who is missing from which barrier, who is always last, and how its nodes came together."""
+"""One run: the ranks missing from each barrier, the stragglers, and how the nodes came together."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.models.dashboard import DynamicConfigValue, VariableOption

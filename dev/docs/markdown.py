@@ -22,7 +22,7 @@ class Link:
     """A link or an image."""
 
     line: int
-    """Of the paragraph or table that it is in, from 1."""
+    """First line of its paragraph or table, from 1."""
     target: str
     """As it is written."""
 

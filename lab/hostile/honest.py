@@ -24,7 +24,7 @@ from lab.patience import PATIENCE
 PERIOD = 0.1
 """Seconds between two barriers."""
 GENERATION = 1
-"""Of the job; that before has left processes behind."""
+"""The job's generation. The generation before has left processes behind."""
 VISIT_TIMEOUT = 10.0
 """Seconds in which a visitor is to be served."""
 LAST = b"last"

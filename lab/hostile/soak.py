@@ -26,9 +26,9 @@ from lab.processes.daemon import Daemon
 from lab.processes.relay import Relay
 
 RANKS = 8
-"""Of the job; every second one speaks through the relay."""
+"""Ranks of the job. Every second rank connects through the relay."""
 MESSAGES_PER_SECOND = 1_000
-"""Of one address, as docs/security.md advises."""
+"""Limit of one address, as docs/security.md advises."""
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 HONEST = "lab.hostile.honest"
@@ -91,9 +91,9 @@ class Account:
     decisions: list[float] = field(default_factory=list)
     """Seconds from a barrier's last arrival until the last rank had its decision."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Of each rank at each barrier."""
+    """Outcomes of each rank at each barrier."""
     warnings: list[str] = field(default_factory=list)
-    """Of the ranks' SDK."""
+    """Warnings of the ranks' SDK."""
     visits: int = 0
     longest_visit: float = 0.0
     failed_visits: list[str] = field(default_factory=list)

@@ -27,9 +27,9 @@ FAULTS = ("503", "cut before", "cut after", "slow")
 SLOW = 0.3
 """Seconds."""
 EXPIRED = "EXPIRED"
-"""Of the access keys that begin so the server says from the start that they have expired."""
+"""Prefix of access keys that the server always calls expired."""
 READER = "READER"
-"""Who has one of these may not write."""
+"""Prefix of access keys that may not write."""
 
 
 class BucketServer:
@@ -99,7 +99,7 @@ class BucketServer:
         return {"endpoint_url": self.endpoint, "key": access_key, "secret": "anything"}
 
     def filesystem(self) -> Any:
-        """Of fsspec's, without faults of its own."""
+        """Return fsspec's file system, without injected faults."""
         import s3fs
 
         return s3fs.S3FileSystem(**self.options(), use_listings_cache=False, skip_instance_cache=True)

@@ -84,7 +84,7 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id."""
         assert self._process is not None
         return self._process.pid
 

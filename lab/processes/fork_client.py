@@ -1,8 +1,8 @@
-"""Processes that begin with what takes long to import: forked from one that has imported it.
+"""Start Python programs by a fork of a process that has already imported their packages.
 
-A rank that imports a framework takes seconds of a processor before it does anything, a coordinator most of
-one, and the tests start hundreds of each. Here one process imports, for all; it has no threads and nothing of
-gRPC's state but its code. What it forks runs what Python would run, and is the child of whoever asked for it.
+A rank spends seconds of CPU on imports of its framework, a coordinator most of a second, and the tests start
+hundreds of each. One fork server imports for all. It has no threads, and of gRPC only the code. A forked
+program runs as Python would run it, and is a child of the process that asked for it.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MUSTER = Path(sys.executable).with_name("muster")
 CRADLE = "lab.processes.fork_server"
-"""The process that forks."""
+"""Module of the process that forks."""
 TORCH = (
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.multiprocessing.subprocess_handler",
@@ -45,13 +45,13 @@ COMMAND = (
 )
 """What the command imports, typer at its first use."""
 KEPT = 4
-"""Nurseries of one process of pytest: each has the memory of what it has imported."""
+"""Fork servers of one pytest process; each holds the memory of its imports."""
 MOST = 100_000
 """Bytes of a request: its environment, above all."""
 PR_SET_CHILD_SUBREAPER = 36
-"""Of include/uapi/linux/prctl.h."""
+"""From include/uapi/linux/prctl.h."""
 forks = False
-"""Whether :func:`popen` and torchrun fork. Who measures starts what users start."""
+"""Whether :func:`popen` and torchrun fork. Benchmarks leave it off, to measure what users start."""
 
 
 def popen(
@@ -86,7 +86,7 @@ def run(command: Sequence[str], *, timeout: float, **options: Any) -> "subproces
 
 
 class Nursery:
-    """What can fork programs.
+    """A process that forks programs.
 
     Args:
         control: to a process that serves, a descendant of this one.
@@ -197,7 +197,7 @@ def spawning(by: Nursery | None = None) -> Iterator[None]:
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Whose parent has ended becomes a child of this process, if it descends from it."""
+    """Make this process the parent of descendants that lose theirs."""
     libc = ctypes.CDLL(None, use_errno=True)
     with _adoptions:
         assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, os.strerror(ctypes.get_errno())
@@ -217,7 +217,7 @@ _kept: dict[tuple[str, ...], tuple[Nursery, "subprocess.Popen[bytes]"]] = {}
 
 
 def nursery(*modules: str) -> Nursery:
-    """The nursery of modules."""
+    """Return the fork server that has imported these modules."""
     found = _kept.pop(modules, None) or _begun(modules)
     _kept[modules] = found
     if len(_kept) > KEPT:

@@ -1,4 +1,4 @@
-"""The process that imports, and then forks programs for who asks by :mod:`lab.processes.fork_client`.
+"""The process that imports, and then forks programs for :mod:`lab.processes.fork_client`.
 
 It has no threads. ``python -m lab.processes.fork_server FD MODULE …``
 """
@@ -50,7 +50,7 @@ def serve(control: socket.socket) -> NoReturn:
             between = os.getpid()
             if os.fork():
                 os._exit(0)
-            while os.getppid() == between:  # Then it is the child of whoever asks.
+            while os.getppid() == between:  # Then it is the child of the process that asks.
                 os.sched_yield()
             os.close(told)
             control.close()

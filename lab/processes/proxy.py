@@ -14,7 +14,7 @@ class Proxy:
     """Carries bytes between clients and one port, as badly as it is told.
 
     Args:
-        port: the port of the real server on this machine; or who names one for each connection.
+        port: the port of the real server on this machine; or a function that names one for each connection.
         source: the address of this machine that the server sees.
     """
 

@@ -13,7 +13,7 @@ from lab.processes.proxy import Proxy
 
 MUSTER_PROGRAM = (str(MUSTER),)
 ANSWERS_WITHIN = 2.0
-"""Seconds; who takes longer is stopped, and does not lead."""
+"""Seconds. A replica that takes longer is stopped, and does not lead."""
 SAID_LATE = 0.3
 """Seconds of what a leader says that comes late: less than an attempt lasts, so that none is taken back."""
 LEASE_TTL = 2
@@ -134,10 +134,10 @@ class Replicas:
                 replica.coordinator.start()
 
     def leader(self, *others: Replica, revived: bool = False) -> Replica:
-        """The one that leads, as soon as there is one that is none of these.
+        """Wait for a leader that is not one of these, and return it.
 
         Args:
-            others: who is not meant.
+            others: replicas that do not count.
             revived: start again who has ended by itself meanwhile, as Kubernetes would: on a busy machine one
                 that takes over may lose its lease before it is found.
         """

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import torch.distributed as dist
@@ -242,3 +243,52 @@ def kept_environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+Scenario = Callable[[Meeting], T]
+
+
+class Each(Protocol):
+    """Runs a scenario on both; returns what came of it in theirs and in ours."""
+
+    def __call__(self, scenario: Scenario[T]) -> tuple[T, T]: ...
+
+
+class Both(Protocol):
+    """Runs a scenario on both, which must do the same; returns it."""
+
+    def __call__(self, scenario: Scenario[T]) -> T: ...
+
+
+UNHURRIED = 5
+"""Seconds of a last call in which more nodes than the fewest come. Nodes of ``c10d`` look once
+a second, and no node waits for a later one."""
+
+
+def together(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
+    """All join, one after the other, and all are let in."""
+    return [joining.info() for joining in [Joining(handler) for handler in handlers]]
+
+
+def worlds(infos: list[RendezvousInfo]) -> list[tuple[int, int]]:
+    return [(info.rank, info.world_size) for info in infos]
+
+
+def shape(infos: list[RendezvousInfo]) -> tuple[list[int], set[int]]:
+    """Return the ranks in order, and the world sizes."""
+    return sorted(info.rank for info in infos), {info.world_size for info in infos}
+
+
+def connected(info: RendezvousInfo, key: str) -> bytes:
+    """What a worker does: a TCPStore client of the agents' store. Returns what it reads back."""
+    where = info.bootstrap_store_info
+    assert where is not None
+    timeout = timedelta(seconds=PATIENCE)
+    store = dist.TCPStore(where.master_addr, where.master_port, is_master=False, timeout=timeout)
+    store.set(key, "here")
+    return store.get(key)
+
+
+def places(infos: list[RendezvousInfo]) -> list[tuple[str, int]]:
+    found = [info.bootstrap_store_info for info in infos]
+    return [(where.master_addr, where.master_port) for where in found if where is not None]

@@ -1,4 +1,4 @@
-"""Who takes part in a run, as the coordinator sees it."""
+"""The members of a run, as the coordinator sees them."""
 
 from collections.abc import Sequence
 

@@ -47,7 +47,7 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a rank process is."""
+    """The identity of a rank process."""
 
     endpoint: str
     rank: int
@@ -60,7 +60,7 @@ class Rank:
     """One worker process.
 
     Args:
-        identity: whom it speaks for.
+        identity: of the rank.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -284,7 +284,7 @@ class _Worker:
         return sums, len(sums)
 
     def meet(self, until: str, pause: float) -> list[tuple[int, int, int]]:
-        """Join round after round until a file is there: who sees it first closes the run for all.
+        """Join round after round until a file is there: the first process that sees it closes the run.
 
         Args:
             until: the file.

@@ -23,8 +23,8 @@ class Standby(grpc.GenericRpcHandler):
     """Answers on a port of this machine, from this process.
 
     Args:
-        leader: whom it names; empty: nobody.
-        replicas: whom else it names.
+        leader: the leader that it names; empty: no leader.
+        replicas: other replicas that it names.
         hold: seconds for which it holds a call whose sender knows as much as itself.
         credentials: for TLS.
         port: where; 0: anywhere.

@@ -1,4 +1,4 @@
-"""Who waits for others, at a barrier or for a key."""
+"""Waits until ranks have arrived at a barrier, or wait for a key."""
 
 from contextlib import suppress
 

@@ -182,7 +182,7 @@ def test_report_of_a_save_is_nothing_to_the_last_releases_coordinator(last: Inst
 
 
 def test_both_sdks_on_replicas_behind_one_address(last: Installed, tmp_path: Path):
-    """As a Service of Kubernetes does, it gives each connection to another one, whoever leads."""
+    """Give each connection to the next replica, as a Service of Kubernetes does."""
     with cluster() as etcd, replicas(tmp_path, etcd, extra=(f"--session-ttl={PATIENCE}",)) as three:
         turns = itertools.cycle(one.coordinator.port for one in [*three.standbys(), three.leader()])
         with Proxy(lambda: next(turns)) as service:

@@ -1,4 +1,4 @@
-"""Jobs behind real relays: what ranks hear is what they hear without, whoever dies."""
+"""Jobs behind real relays: ranks hear the same decisions as without one, also if a process dies."""
 
 import os
 import re

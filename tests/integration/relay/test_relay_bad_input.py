@@ -25,10 +25,11 @@ from lab.processes.coordinator import MUSTER, Coordinator, free_port
 from lab.processes.relay import Relay
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc
 from muster.v1 import session_pb2 as pb
-from tests.integration.security.test_bad_input import Stream, arrive, hello, join, reason_of
+from tests.integration.security.test_bad_input import Stream, arrive, hello, join
 from tests.integration.security.test_fuzz import BOUNDS
 from tests.support.hostile.fuzzer import GOOD, SESSION
 from tests.support.ranks import Identity, Rank, everyone, ranks
+from tests.support.rich_status import reason_of
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ class Line:
         )
 
     def decision(self) -> tuple[common_pb2.Outcome.ValueType, list[int]]:
-        """The next one, and for whom it is."""
+        """Return the next message, and the ranks that it is for."""
         heard = self.hear()
         assert heard.HasField("decision")
         return heard.decision.outcome, list(heard.ranks)

@@ -29,7 +29,7 @@ def sockets(folder: Path) -> list[Path]:
 
 
 def connections(coordinator: Coordinator) -> int:
-    """How many there are to the coordinator, whoever has them; all is on this machine."""
+    """Count the connections to the coordinator, of all processes on this machine."""
     remote, established = f":{coordinator.port:04X}", "01"
     # gRPC opens sockets of both families.
     texts = [Path(f"/proc/net/{table}").read_text() for table in ("tcp", "tcp6")]

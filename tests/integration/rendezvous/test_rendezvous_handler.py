@@ -1,4 +1,4 @@
-"""The rendezvous handler in bad weather and with bad input: what a user hears, and who is disturbed."""
+"""The rendezvous handler under faults and with bad input: what a user hears, and what goes on undisturbed."""
 
 import gc
 import os

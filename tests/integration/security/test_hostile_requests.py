@@ -17,7 +17,7 @@ from lab.processes.coordinator import Coordinator, free_port
 from lab.processes.relay import Relay
 from muster.service.security.grants import Role
 from muster.v1 import coordinator_pb2, coordinator_pb2_grpc, store_pb2, store_pb2_grpc
-from tests.integration.security.test_security import SECRETS, bearing, tokens
+from tests.support.tokens import SECRETS, bearing, tokens
 
 REQUESTS = 32
 SIZE = 16 << 20

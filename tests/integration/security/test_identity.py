@@ -1,4 +1,4 @@
-"""Service accounts against a real coordinator: who comes in, who does not, and what a token's end ends."""
+"""Service accounts against a real coordinator: what is admitted, and what ends when a token expires."""
 
 import http.server
 import os
@@ -27,8 +27,8 @@ from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
 from muster.worker.node.attendance import Attendance, NodeConfig
 from muster.worker.transport import channel
-from tests.integration.security.test_bad_input import reason_of
 from tests.support.issuer import URL, Issuer, forged, key, public_pem
+from tests.support.rich_status import reason_of
 
 ISSUER = Issuer()
 OPERATOR = "operator-of-all-0123456789"

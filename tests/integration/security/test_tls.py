@@ -17,6 +17,7 @@ import muster.worker
 from lab.authority import Authority, Pair
 from lab.patience import PATIENCE, until
 from lab.processes.command import job
+from lab.processes.command import muster as muster_command
 from lab.processes.coordinator import Coordinator
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
@@ -327,7 +328,7 @@ def test_a_store_takes_new_certificates_when_its_connection_breaks(
         (("--tokens-file=/nowhere",), "/nowhere cannot be read"),
     ],
 )
-def test_what_cannot_be_meant_is_said_at_the_start(arguments: tuple[str, ...], said: str):
-    done = CliRunner().invoke(app, ["serve", "--state=memory:", *arguments])
-    assert done.exit_code in (Exit.USAGE, Exit.FAILED)
+def test_serve_refuses_security_options_that_contradict_each_other(arguments: tuple[str, ...], said: str):
+    done = muster_command("", "serve", "--state=memory:", *arguments)
+    assert done.returncode in (Exit.USAGE, Exit.FAILED)
     assert said in done.stderr

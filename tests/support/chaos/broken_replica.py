@@ -12,7 +12,7 @@ from muster.service.storage.etcd import EtcdEngine
 
 
 def without_fence() -> None:
-    """Whoever thinks that it leads writes."""
+    """Write without a check that this replica still leads."""
 
     def change(self: EtcdEngine, operations: Iterable[pb.Operation]) -> None:
         request = pb.TxnRequest(success=list(operations))
@@ -22,7 +22,7 @@ def without_fence() -> None:
 
 
 def telling_first() -> None:
-    """What is decided is told, and then committed."""
+    """Deliver a decision before its commit."""
 
     def flush(self: driver.Driver) -> None:
         if self._committing_since is None and not self._batch.empty:
@@ -38,9 +38,9 @@ def telling_first() -> None:
 
 
 def trusting() -> None:
-    """A lease is taken to last for ever, and nobody is told that it does not."""
-    LeaseValidity.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    LeaseValidity.remaining = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
+    """Take a lease to last for ever."""
+    Tenure.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    Tenure.left = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
     Replica._end_lead = lambda self, why: None  # type: ignore[method-assign]
 
 

@@ -48,7 +48,7 @@ class Plan:
     pauses: float = 1.0
     """For how long faults last, as a part of what they usually do."""
     timeout: float = 60.0
-    """Of each barrier, in seconds."""
+    """Timeout of each barrier, in seconds."""
     pause: float = 0.0
     """Seconds between two barriers; 0: as many as the machine bears."""
     program: tuple[str, ...] = (str(MUSTER),)
@@ -317,7 +317,7 @@ def _answers(account: Account, scene: Scene) -> Iterator[tuple[Rank, list[tuple[
 
 
 def _without_the_killed(wrong: list[str], scene: Scene) -> list[str]:
-    """Who was killed has taken its history along, so it is not known who arrived for its rank then."""
+    """A killed rank has no history, so its arrivals are unknown."""
     gone = {(one.identity.run_id, one.rank) for one in scene.killed}
     return [one for one in wrong if not any(f"rank {rank}" in one and run in one for run, rank in gone)]
 

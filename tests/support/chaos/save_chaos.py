@@ -49,7 +49,7 @@ class Plan:
     """As :class:`tests.support.chaos.chaos_rank.Rank` takes it."""
     agents: int = 2
     ranks: int = 2
-    """Of each agent."""
+    """Ranks of each agent."""
     bucket: bool = False
     """Whether the checkpoints are in a bucket."""
     bucket_faults: float = 0.0

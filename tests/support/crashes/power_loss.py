@@ -67,7 +67,7 @@ class Named:
 
     @property
     def durable_with(self) -> Directory:
-        """The directory by whose sync this is on the disk."""
+        """Return the directory whose sync puts this on the disk."""
         changed = self.added or self.removed
         assert changed is not None
         return changed[0]

@@ -139,7 +139,7 @@ def parsed(lines: Sequence[str] | Iterator[str]) -> Iterator[Call]:
     """Read what strace has written: calls of several threads, whose beginnings and ends are interleaved.
 
     Raises:
-        ValueError: a line is none of strace's.
+        ValueError: strace writes no such line.
     """
     begun: dict[str, tuple[float, str]] = {}
     for line in lines:

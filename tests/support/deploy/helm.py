@@ -17,8 +17,26 @@ if TYPE_CHECKING:
 
 CHART = Path(__file__).resolve().parents[3] / "deploy/helm/muster"
 NAMESPACE = "ml"
+CI = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())
+"""The values files of the chart's ci/ folder, by name."""
+KUBERNETES = ("1.27", "1.30", "1.33", "1.37")
+"""The oldest that Chart.yaml admits, the newest that the validator knows, and some between."""
+CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Certificate"}
+"""Kinds that Kubernetes itself does not know."""
 
 Manifest = dict[str, Any]
+
+
+CERTIFICATE = {"enabled": True, "certificate": "PEM", "privateKey": "PEM"}
+TOKENS = {"enabled": True, "existingSecret": "tokens"}
+
+
+def etcd(**more: Any) -> Manifest:
+    """Values of a state in etcd."""
+    return {"type": "etcd", "etcd": {"endpoints": ["etcd:2379"], **more}}
+
+
+ETCD = etcd()
 
 
 class HelmError(Exception):
@@ -40,6 +58,25 @@ class Release:
     def one(self, kind: str, name: str | None = None) -> Manifest:
         (found,) = (one for one in self.of_kind(kind) if name in (None, one["metadata"]["name"]))
         return found
+
+
+def pod_of(release: Release) -> Manifest:
+    pod: Manifest = release.one("StatefulSet")["spec"]["template"]
+    return pod
+
+
+def container_of(release: Release) -> Manifest:
+    first: Manifest = pod_of(release)["spec"]["containers"][0]
+    assert first["name"] == "muster"
+    return first
+
+
+def matches(selector: Manifest, labels: Manifest) -> bool:
+    return selector.items() <= labels.items()
+
+
+def environment_of(release: Release) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container_of(release)["env"]}
 
 
 def trusted(values: Manifest | None, chart: Path = CHART) -> Manifest:

@@ -36,7 +36,7 @@ CHANNELS = 4
 MESSAGES_OF_A_KIND = 60
 MESSAGES_ON_STREAMS = 600
 STREAMS = 0.1
-"""Of all calls, the part that is sessions."""
+"""The part of all calls that is sessions."""
 SAID_ON_A_STREAM = 60
 ERA = 2_000
 """So many calls speak of the same runs."""
@@ -46,7 +46,7 @@ WAITING = {"BarrierService.Arrive", "StoreService.Get", "StoreService.Wait"}
 STUCK = 120.0
 """Seconds for any other: a loaded machine needs long."""
 GIVEN_UP = 0.05
-"""Of all calls, the part that is given up when it has hardly begun."""
+"""The part of all calls that is cancelled right after its start."""
 TOO_LARGE = 3 << 20
 """Bytes of a message that gRPC itself refuses, at the bounds that the test sets."""
 OWN = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
@@ -319,7 +319,7 @@ class Script:
                 yield ConnectRequest(arrive=arrive)
 
     def _one(self, kind: str) -> ConnectRequest:
-        """Of the pool, one that says this."""
+        """Draw a message of this kind from the pool."""
         while True:
             message = self._source.message(self._kind, self._chance, self._era)
             assert isinstance(message, ConnectRequest)

@@ -3,8 +3,8 @@
 MODE is ``committed`` or ``plain``: with Muster's saves, or with Accelerate's own, the control; or
 ``endless``: committed, until it is killed. The weight is the number of the step that made it. Each step is
 saved, and one checkpoint is kept. Every life of the job but the first resumes. At the third save rank WHO
-does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written. Whose
-save has failed goes on from the last checkpoint.
+does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``, or ``after`` it has written. A rank
+whose save failed goes on from the last checkpoint.
 """
 
 import os

@@ -57,7 +57,7 @@ def state_of(rank: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def steps_of(part: torch.Tensor) -> list[int]:
-    """Whose weights a part of the state holds."""
+    """Return the steps of the weights in a part of the state."""
     return sorted({int(weight) for weight in part})
 
 

@@ -47,7 +47,7 @@ class Life:
 
     Args:
         coordinator: the job's.
-        program: what each rank runs: a module of ``tests.support``.
+        program: what each rank runs: a module of ``tests.support.jobs``.
         folder: where the job keeps what it has; what the ranks of this life say goes into a folder in it.
         number: of the life, from 0.
         *arguments: the program's.
@@ -73,7 +73,7 @@ class Life:
                 (self.folder / f"rank-{rank}").open("w") as out,
                 (self.folder / f"log-{rank}").open("w") as log,
             ):
-                module, own = f"tests.support.{program}", environment | {"RANK": str(rank)}
+                module, own = f"tests.support.jobs.{program}", environment | {"RANK": str(rank)}
                 self.ranks.append(
                     popen(
                         [sys.executable, "-m", module, *arguments],

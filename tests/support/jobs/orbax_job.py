@@ -4,8 +4,8 @@ MODE is ``committed`` or ``plain``, with Muster's barrier or with JAX's own, the
 with Muster's, and an ``AsyncCheckpointer`` of no manager; or ``endless``: committed, until it is killed. The
 weights, of which each process has its part, are the number of the step that made them. Each step is saved.
 Every life of the job but the first resumes. At the third save process WHO does WHAT (``kill``, ``raise``) at
-WHEN: ``before`` the save, ``writing``, or ``after`` it has written. Whose save has failed goes on from the
-last checkpoint.
+WHEN: ``before`` the save, ``writing``, or ``after`` it has written. A process whose save failed goes on
+from the last checkpoint.
 """
 
 import os

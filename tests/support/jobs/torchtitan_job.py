@@ -1,11 +1,11 @@
 """A rank of a job that checkpoints by torchtitan's manager: ``FOLDER MODE [WHO WHAT WHEN]``.
 
 MODE is ``committed`` or ``plain``: with Muster's manager, or with torchtitan's own, the control; or
-``endless``: committed and asynchronous, until it is killed. With ``-back``, all go back to the step before
-the last, and train on by other data; with ``-hf``, the last save is in safetensors; with ``-from``, the last
-step's checkpoint is named as the one to begin with. The model is sharded; its weights are the number of the
-step, and of the data. Each step is saved, and two checkpoints are kept. Every life of the job but the first
-resumes. At the third save rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save,
+``endless``: committed and asynchronous, until it is killed. With ``-back``, all ranks go back to the step
+before the last, and train on other data. With ``-hf``, the last save is in safetensors. With ``-from``, the
+job names the last step's checkpoint as the one to load. The model is sharded; its weights are the number of
+the step, and of the data. Each step is saved, and two checkpoints are kept. Every life of the job but the
+first resumes. At the third save rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save,
 ``writing``, or ``after`` it has written.
 """
 

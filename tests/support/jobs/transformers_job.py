@@ -4,7 +4,7 @@ MODE is ``committed`` or ``plain``: with Muster's callback, or without it, the c
 committed, until it is killed. Each step is saved, and two checkpoints are kept. The weight is the number of
 the step, and each rank's random numbers are what they are to be at it. Every life of the job but the first
 resumes. At the third step rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``,
-or ``after`` it has written. Whose save has failed trains on from the last checkpoint.
+or ``after`` it has written. A rank whose save failed trains on from the last checkpoint.
 """
 
 import json

@@ -69,7 +69,7 @@ class Job:
         return f"{disk_bucket.SCHEME}://{self.folder}" if self.bucket else str(self.folder)
 
     def copy(self, folder: Path) -> "Job":
-        """Copy all that is there, by links: what is damaged is written anew."""
+        """Copy the folder by links: a test that damages a file writes a new one."""
         shutil.copytree(self.folder, folder, copy_function=os.link)
         return Job(folder, bucket=self.bucket)
 
@@ -163,7 +163,7 @@ class Injection:
         """Damage a step's checkpoint.
 
         Args:
-            job: whose it is.
+            job: the job that saved it.
             step: the checkpoint's.
             older: the step of a checkpoint before it.
 

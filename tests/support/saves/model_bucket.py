@@ -1,4 +1,4 @@
-"""A store of objects where whoever asks stands still before each request: a test chooses what comes."""
+"""A store of objects that stops each caller before its request: the test chooses which goes on."""
 
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -23,7 +23,7 @@ class ModelBucket:
     """One store, for all lives of a job.
 
     Args:
-        exclusive: whether it can make an object only where there is none, in one request.
+        exclusive: whether one request can make an object only if it does not exist yet.
     """
 
     def __init__(self, *, exclusive: bool = True) -> None:

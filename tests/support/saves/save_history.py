@@ -154,7 +154,7 @@ def _commits_at_odds(events: list[Event], committed: set[int]) -> Iterator[str]:
 
 
 def _wrong_resumptions(events: list[Event], committed: set[int]) -> Iterator[str]:
-    """A round starts from the last checkpoint that was committed before it, whoever knew of it."""
+    """Check that a round starts from the last checkpoint that was committed before it."""
     rounds = {step: _made_in(events, step) for step in committed}
     starts: dict[int, set[int]] = defaultdict(set)
     for event in events:

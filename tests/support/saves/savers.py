@@ -32,7 +32,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a process is."""
+    """The identity of a process."""
 
     endpoint: str
     rank: int
@@ -43,7 +43,7 @@ class Identity:
     place: str = ""
     """Where its checkpoints go; default: the folder."""
     options: dict[str, Any] | None = None
-    """Of a bucket."""
+    """Storage options of a bucket."""
     kind: str = "checkpointer"
     """Or ``queue``: one file of each rank, with the queue alone."""
     blind: bool = False
@@ -58,7 +58,7 @@ class Saver:
     """One rank's process.
 
     Args:
-        identity: whom it speaks for.
+        identity: of the rank.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -175,7 +175,7 @@ class _Worker:
     def save(
         self, step: int, doom: str = "", gate: str = "", kill_after: float | None = None, more: str = ""
     ) -> int:
-        """Begin to save a step, then overwrite the state; the child's process id, -1 if there is none.
+        """Begin to save a step, then overwrite the state; the child's process id, or -1.
 
         Args:
             step: the step.

@@ -19,7 +19,7 @@ class Troupe:
     Args:
         endpoint: of the coordinator.
         run_id: the run.
-        ranks: whom it speaks for.
+        ranks: the ranks on its stream.
         world_size: how many there are in all.
     """
 

@@ -5,7 +5,7 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.measure import Sample
+from benchmarks.measuring.measure import Sample
 
 
 @dataclass

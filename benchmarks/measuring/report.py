@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.measuring.results import Cell, Results
 from benchmarks.peers import SYSTEMS
-from benchmarks.results import Cell, Results
 
 NOT_MEASURED = "–"
 PEERS = ["jax", "tcpstore"]

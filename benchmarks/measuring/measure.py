@@ -27,7 +27,7 @@ STEP_TIMEOUT_S = 120.0
 SETTLE_S = 0.3
 MIN_ROUNDS = 20
 MAX_ROUNDS = 20_000
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class MeasurementError(Exception):

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from benchmarks.measuring.results import Results
 from benchmarks.peers import SYSTEMS
-from benchmarks.results import Results
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 STYLES = {

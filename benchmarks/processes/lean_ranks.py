@@ -1,7 +1,7 @@
 """Ranks that speak the protocol without the SDK: what they cost in processor time is little beside it.
 
-They follow a change of the leader as the SDK's sessions do: whoever lost its leader asks another replica,
-which holds the call until it can name the next one.
+They follow a change of the leader as the SDK's sessions do: a rank that lost its leader asks another
+replica, which holds the call until it can name the next leader.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ PAUSE = 0.1
 
 
 class Lost(Exception):
-    """The stream has ended; whoever leads may be named."""
+    """The stream has ended. The error may name the leader."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(leader)
@@ -48,7 +48,7 @@ class Lost(Exception):
 
 
 class LeanRank:
-    """One rank, which comes back to its barrier whoever leads.
+    """One rank, which comes back to its barrier under each new leader.
 
     Args:
         addresses: all replicas.
@@ -71,7 +71,7 @@ class LeanRank:
         self._sequence = 0
 
     async def join(self) -> None:
-        """Say hello to whoever leads, and join the group."""
+        """Say hello to the leader, and join the group."""
         while self._call is None:
             with suppress(Lost):
                 await self._attempt()
@@ -150,7 +150,7 @@ class LeanRank:
                 return response
 
     async def _named(self) -> str:
-        """Who leads, as the one says that ended the call."""
+        """Return the leader that the end of the call names."""
         assert self._call is not None
         for key, value in await self._call.trailing_metadata() or ():
             if key == "grpc-status-details-bin" and isinstance(value, bytes):

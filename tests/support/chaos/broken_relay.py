@@ -10,8 +10,8 @@ from muster.v1 import session_pb2 as pb
 
 
 def answering() -> None:
-    """Release the ranks of its node without the coordinator, once they have all arrived."""
-    told = Line.arrive
+    """Release the ranks of the node from memory when all of them have arrived."""
+    original = UpstreamStream.arrive
 
     def arrive(self: UpstreamStream, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
         original(self, said, arrivals)
@@ -40,8 +40,8 @@ def hiding() -> None:
 
 
 def eager() -> None:
-    """Let the first arrival count for its whole node."""
-    told = Line.arrive
+    """Let the first arrival of a node arrive for all its ranks."""
+    original = UpstreamStream.arrive
 
     def arrive(self: UpstreamStream, said: pb.Arrive, arrivals: list[pb.Arrival]) -> None:
         here = {one.rank for one in arrivals}

@@ -39,8 +39,8 @@ def telling_first() -> None:
 
 def trusting() -> None:
     """Take a lease to last for ever."""
-    Tenure.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    Tenure.left = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
+    LeaseValidity.certain = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    LeaseValidity.remaining = property(lambda self: 60.0)  # type: ignore[assignment, method-assign]
     Replica._end_lead = lambda self, why: None  # type: ignore[method-assign]
 
 

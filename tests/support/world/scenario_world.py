@@ -14,9 +14,9 @@ from muster.service.core.vocabulary.effects import (
     EvictionRecord,
     ForgetDecision,
     ForgetParticipant,
+    ForgetRankOwner,
     ForgetRound,
     ForgetShape,
-    ForgetSpeaker,
     GroupJoined,
     GroupRecord,
     Message,
@@ -24,13 +24,13 @@ from muster.service.core.vocabulary.effects import (
     NodesWaiting,
     ParticipantRecord,
     Progress,
+    RankOwnerRecord,
     Record,
     Refused,
     RoundComplete,
     RoundRecord,
     RunRecord,
     ShapeRecord,
-    SpeakerRecord,
     Standing,
     Welcome,
 )
@@ -239,9 +239,9 @@ def _record_of_run(record: Record) -> str:
             return f"shape{_group(record.prefix)} {record.number}"
         case ForgetShape():
             return f"forget shape{_group(record.prefix)} {record.number}"
-        case SpeakerRecord():
+        case RankOwnerRecord():
             return f"rank {record.rank}{_group(record.prefix)} from #{record.start_sequence}"
-        case ForgetSpeaker():
+        case ForgetRankOwner():
             return f"forget rank {record.rank}{_group(record.prefix)}"
         case RoundRecord():
             return f"round {record.round} of {record.world_size} after {record.join_seconds:g} s"

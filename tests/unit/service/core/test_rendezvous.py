@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.service.core.rendezvous import MOST_DEPARTED, ROUND_HISTORY, natural
+from muster.service.core.rendezvous import MAX_DEPARTED, ROUND_HISTORY, natural
 from muster.service.core.vocabulary.effects import ForgetRound, NodeLeft
 from muster.service.core.vocabulary.events import CloseRun, Evict, LeaveRendezvous
 from muster.service.core.vocabulary.model import NodeInfo

@@ -31,7 +31,6 @@ NOT_YET_CLEAN: dict[str, int] = {
     "docs/operations.md": 1,
     "service/muster/service/cli": 19,
     "service/muster/service/core": 72,
-    "service/muster/service/security": 25,
     "service/muster/service/telemetry": 4,
     "service/muster/service/web": 14,
     "worker_sdk/muster/worker/__init__.py": 1,

@@ -57,7 +57,7 @@ def test_the_roles_are_those_of_the_documentation():
     }
 
 
-def test_every_response_about_several_runs_is_narrowed():
+def test_every_response_about_several_runs_is_filtered():
     """A message that names runs, in answer to a request that names none, or may name none."""
     for service in SERVICES:
         for method in service.methods:
@@ -128,13 +128,13 @@ def test_what_is_not_for_the_caller_is_left_out():
     rule = Rule(role=Role.VIEWER, shows="runs")
     runs = [run_pb2.Run(run_id=run_id) for run_id in ("a-1", "b", "a-2")]
     response = run_pb2.RunServiceListResponse(runs=runs)
-    assert access.narrowed(grant(), rule, response) is response
-    shown = access.narrowed(mine, rule, response)
+    assert access.filtered(grant(), rule, response) is response
+    shown = access.filtered(mine, rule, response)
     assert shown is not None
     assert [run.run_id for run in shown.runs] == ["a-1", "a-2"]
     rule = Rule(role=Role.VIEWER, shows="run")
-    assert access.narrowed(mine, rule, run_pb2.WatchResponse(run=runs[0])) is not None
-    assert access.narrowed(mine, rule, run_pb2.WatchResponse(run=runs[1])) is None
+    assert access.filtered(mine, rule, run_pb2.WatchResponse(run=runs[0])) is not None
+    assert access.filtered(mine, rule, run_pb2.WatchResponse(run=runs[1])) is None
 
 
 def test_a_run_id_in_a_refusal_cannot_speak_to_a_terminal():

@@ -12,7 +12,7 @@ from lab.authority import Authority
 from muster.service.security import tls as tls_module
 from muster.service.security.config import TlsFiles, tls_files
 from muster.service.security.files import FileError
-from muster.service.security.tls import RESUMED_FOR, Tls, _news, load
+from muster.service.security.tls import RESUMED_FOR, Tls, _changes, load
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_grpc_is_told_of_new_certificates_once(authority: Authority):
     first = authority.issue("mine")
     tls = Tls(TlsFiles(cert=first.cert, key=first.key))
     before = tls.expires_at
-    news = _news(tls.certificates)
+    news = _changes(tls.certificates)
     assert news() is None
     authority.issue("mine", days=99)
     tls.certificates.look()
@@ -73,7 +73,7 @@ def test_grpc_takes_its_certificates_anew_so_that_old_sessions_end(authority: Au
     pair = authority.issue("server")
     tls = Tls(TlsFiles(cert=pair.cert, key=pair.key))
     now = 0.0
-    news = _news(tls.certificates, lambda: now)
+    news = _changes(tls.certificates, lambda: now)
     now = RESUMED_FOR - 1
     assert news() is None
     now += 1

@@ -297,7 +297,7 @@ async def test_a_call_ends_when_its_token_does(room: Room, monkeypatch: pytest.M
     assert caught.value.reason is Reason.TOKEN_EXPIRED
     assert caught.value.message == (
         "the token of team-a/trainer expired at 2023-11-14 22:13:25Z, and what was opened with it ends. "
-        "Connect again with the one that has replaced it: the SDK does, and reads MUSTER_TOKEN_FILE anew."
+        "Connect again with the one that has replaced it: the SDK does, and reads MUSTER_TOKEN_FILE again."
     )
     assert [line["check"] for line in logged] == ["exp"]
 

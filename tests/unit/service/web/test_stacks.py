@@ -331,8 +331,10 @@ def word_everywhere(word: str) -> Report:
 def folded(*reports: Report | None, word: str = "w") -> stacks.StacksLook:
     """Of processes that say this; None: one says nothing."""
     sightings = [
-        ProcessAnswer(Asked(1, rank, "life", word, rank, relayed=False), said, "" if said else
-        words.NO_ANSWER) for rank, said in enumerate(reports)
+        ProcessAnswer(
+            Asked(1, rank, "life", word, rank, relayed=False), said, "" if said else words.NO_ANSWER
+        )
+        for rank, said in enumerate(reports)
     ]
     return stacks.fold(1e9, stacks.Wish(word, (1,), word), sightings)
 

@@ -112,7 +112,7 @@ async def soon() -> None:
 
 
 @in_virtual_time
-async def test_a_node_hears_first_of_the_replicas_and_once():
+async def test_node_hears_first_of_the_replicas_and_once():
     async with serving() as service:
         service.rendezvous = RendezvousServicer(
             service.driver, replicas=lambda: ["a:1", "b:1"], keepalive_ms=900
@@ -138,7 +138,7 @@ async def refusal(call: Awaitable[Any]) -> Refusal:
 
 
 @in_virtual_time
-async def test_nodes_are_told_their_round_on_their_streams():
+async def test_nodes_get_their_round_on_their_streams():
     async with serving() as service:
         b = Node(service, "b").join()
         await soon()
@@ -154,7 +154,7 @@ async def test_nodes_are_told_their_round_on_their_streams():
 
 
 @in_virtual_time
-async def test_a_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
+async def test_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
     async with serving() as service:
         a, b = Node(service, "a").join(), Node(service, "b").join()
         await soon()
@@ -171,7 +171,7 @@ async def test_a_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
 
 
 @in_virtual_time
-async def test_a_stream_that_is_opened_again_resumes():
+async def test_stream_that_is_opened_again_resumes():
     async with serving() as service:
         a, b = Node(service, "a").join(), Node(service, "b").join()
         await soon()
@@ -186,7 +186,7 @@ async def test_a_stream_that_is_opened_again_resumes():
 
 
 @in_virtual_time
-async def test_a_refusal_ends_the_stream():
+async def test_refusal_ends_the_stream():
     async with serving() as service:
         a, odd = Node(service, "a").join(), Node(service, "odd", 3, 4).join()
         assert (await odd.ends()).reason is Reason.SETTINGS_DIFFER
@@ -197,7 +197,7 @@ async def test_a_refusal_ends_the_stream():
 
 
 @in_virtual_time
-async def test_a_node_of_another_protocol_gets_no_place():
+async def test_node_of_another_protocol_gets_no_place():
     async with serving() as service:
         a = Node(service, "a")
         a.request.protocol_version = 99
@@ -206,7 +206,7 @@ async def test_a_node_of_another_protocol_gets_no_place():
 
 
 @in_virtual_time
-async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
+async def test_draining_coordinator_ends_the_streams_and_takes_no_more():
     async with serving() as service:
         a = Node(service, "a").join()
         await soon()
@@ -220,7 +220,7 @@ async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
 
 
 @in_virtual_time
-async def test_what_was_said_before_the_end_is_still_read():
+async def test_messages_before_the_end_are_still_read():
     async with serving() as service:
         membership = NodeMembership(service.driver)
         no = Refusal(Reason.RUN_CLOSED, "closed.")
@@ -236,7 +236,7 @@ async def test_what_was_said_before_the_end_is_still_read():
 
 
 @in_virtual_time
-async def test_a_node_that_does_not_read_is_cut_off_in_the_end():
+async def test_node_that_does_not_read_is_cut_off_in_the_end():
     async with serving() as service:
         membership = NodeMembership(service.driver)
         for count in range(MAX_UNSENT + 5):
@@ -282,7 +282,7 @@ def a_rank_waits(service: Service, rank: int = 0) -> None:
 
 
 @in_virtual_time
-async def test_a_dry_run_of_closing_says_who_would_be_affected_and_changes_nothing():
+async def test_dry_run_of_closing_shows_affected_nodes_and_changes_nothing():
     async with serving() as service:
         a = Node(service, "a").join()
         a_rank_waits(service)
@@ -298,7 +298,7 @@ async def test_a_dry_run_of_closing_says_who_would_be_affected_and_changes_nothi
 
 
 @in_virtual_time
-async def test_closing_says_who_is_affected_and_is_pushed_to_the_nodes():
+async def test_closing_shows_affected_nodes_and_is_pushed_to_them():
     async with serving() as service:
         a, b = Node(service, "a", 1, 2).join(), Node(service, "b", 1, 2).join()
         stands_by = Node(service, "c", 1, 2).join()
@@ -326,7 +326,7 @@ async def test_closing_may_end_the_barriers():
 
 
 @in_virtual_time
-async def test_what_cannot_be_closed_or_shown_is_refused():
+async def test_unknown_run_cannot_be_closed_or_shown():
     async with serving() as service:
         for call in (service.close(), service.close(dry_run=True), service.get()):
             assert (await refusal(call)).reason is Reason.RUN_NOT_FOUND
@@ -335,7 +335,7 @@ async def test_what_cannot_be_closed_or_shown_is_refused():
 
 
 @in_virtual_time
-async def test_a_call_that_was_answered_leaves_nothing_behind():
+async def test_call_that_was_answered_leaves_nothing_behind():
     async with serving() as service:
         a_rank_waits(service)
         await soon()
@@ -351,7 +351,7 @@ async def test_a_call_that_was_answered_leaves_nothing_behind():
 
 
 @in_virtual_time
-async def test_evicting_says_who_is_affected_and_a_dry_run_changes_nothing():
+async def test_evicting_shows_affected_members_and_a_dry_run_changes_nothing():
     async with serving() as service:
         a_rank_waits(service)
         a_rank_waits(service, rank=5)
@@ -372,7 +372,7 @@ async def test_evicting_says_who_is_affected_and_a_dry_run_changes_nothing():
 
 
 @in_virtual_time
-async def test_forgetting_is_refused_while_someone_uses_the_run_and_a_dry_run_changes_nothing():
+async def test_forgetting_is_refused_while_the_run_is_in_use():
     async with serving() as service:
         a_rank_waits(service)
         request = run_pb2.ForgetRequest(run_id="job1")

@@ -28,7 +28,7 @@ def successor(location: Location) -> EtcdEngine:
 # ---------------------------------------------------------------------- the fence
 
 
-def test_who_was_deposed_writes_nothing(location: Location):
+def test_deposed_leader_writes_nothing(location: Location):
     first = engine_of(client(location), location)
     first.open()
     first.commit({b"a": b"1"})
@@ -41,7 +41,7 @@ def test_who_was_deposed_writes_nothing(location: Location):
     assert rows(second) == {b"a": b"1"}
 
 
-def test_a_large_batch_of_who_was_deposed_leaves_nothing(location: Location):
+def test_large_batch_of_a_deposed_leader_leaves_nothing(location: Location):
     first = engine_of(client(location), location)
     first.open()
     depose(first, location)
@@ -57,7 +57,7 @@ def successor_of(engine: EtcdEngine, location: Location) -> EtcdEngine:
     return successor(location)
 
 
-def test_who_may_not_lead_any_more_by_its_own_clock_does_not_even_ask(location: Location):
+def test_replica_with_an_expired_lease_sends_nothing_to_etcd(location: Location):
     engine = engine_of(client(location), location)
     engine.open()
     engine.check_lead()
@@ -71,7 +71,7 @@ def test_who_may_not_lead_any_more_by_its_own_clock_does_not_even_ask(location: 
 # ---------------------------------------------------------------------- lost answers, and crashes
 
 
-def test_a_change_whose_answer_got_lost_is_made_once(location: Location):
+def test_change_with_a_lost_answer_is_made_once(location: Location):
     unlucky = FaultyEtcd(location, loses=frozenset(range(1, 40, 2)))
     engine = engine_of(unlucky, location)
     assert engine.open() == 1
@@ -84,7 +84,7 @@ def test_a_change_whose_answer_got_lost_is_made_once(location: Location):
     assert rows(successor_of(engine, location)) == found
 
 
-def test_a_transaction_that_comes_late_does_nothing(location: Location):
+def test_transaction_that_comes_late_does_nothing(location: Location):
     """The first attempt was held up somewhere, and the second one and others after it were carried out."""
     caught: list[pb.TxnRequest] = []
 
@@ -116,7 +116,7 @@ def change(engine: EtcdEngine) -> None:
     engine.commit({**writes, b"gone": None}, [b"old/"])
 
 
-def test_a_change_of_many_transactions_is_made_whole_or_not_at_all_wherever_its_leader_falls(
+def test_change_of_many_transactions_is_atomic_wherever_its_leader_crashes(
     location: Location,
 ):
     engine = engine_of(client(location), location)
@@ -156,8 +156,8 @@ def test_a_change_of_many_transactions_is_made_whole_or_not_at_all_wherever_its_
     assert seen == {True, False}
 
 
-def test_who_takes_over_may_fall_as_well(location: Location):
-    """A change that counts is carried out by the second, or the third, who comes."""
+def test_journal_survives_crashes_of_later_leaders(location: Location):
+    """A complete journal is applied by the second or the third leader."""
     engine = engine_of(client(location), location)
     engine.open()
     engine.commit(BEFORE)
@@ -179,7 +179,7 @@ def test_who_takes_over_may_fall_as_well(location: Location):
 # ---------------------------------------------------------------------- whose keys
 
 
-def test_another_programs_keys_are_not_touched(location: Location):
+def test_engine_refuses_a_prefix_with_foreign_keys(location: Location):
     etcd = client(location)
     foreign = pb.PutRequest(key=location.prefix + b"theirs", value=b"1")
     etcd.txn(pb.TxnRequest(success=[pb.Operation(put=foreign)]), timeout=PATIENCE)
@@ -187,7 +187,7 @@ def test_another_programs_keys_are_not_touched(location: Location):
         engine_of(etcd, location).open()
 
 
-def test_a_newer_musters_state_is_not_touched(location: Location):
+def test_engine_refuses_the_state_of_a_newer_version(location: Location):
     engine = engine_of(client(location), location)
     engine.open()
     newer = pb.PutRequest(key=location.prefix + STATE + b"schema", value=b"99")
@@ -197,7 +197,7 @@ def test_a_newer_musters_state_is_not_touched(location: Location):
         successor(location)
 
 
-def test_who_writes_there_besides_is_found_out(location: Location):
+def test_foreign_write_is_detected(location: Location):
     engine = engine_of(client(location), location)
     engine.open()
     put = pb.PutRequest(key=location.prefix + STATE + b"commits", value=b"")

@@ -22,7 +22,7 @@ from muster.v1 import state_pb2
 from tests.support.faulty_etcd import engine_of, rows
 
 
-def test_one_leads_and_when_its_lease_ends_another_does(location: Location):
+def test_another_replica_leads_when_the_leaders_lease_ends(location: Location):
     etcd = client(location)
     one, other = Lease(etcd, TTL), Lease(etcd, TTL)
     record = state_pb2.ReplicaRecord(address="a:1")
@@ -37,7 +37,7 @@ def test_one_leads_and_when_its_lease_ends_another_does(location: Location):
     assert later.revision > lead.revision
 
 
-def test_two_replicas_with_one_address_are_told_apart(location: Location):
+def test_second_replica_with_an_address_is_refused(location: Location):
     etcd = client(location)
     record = state_pb2.ReplicaRecord(address="a:1")
     first = Lease(etcd, TTL)
@@ -47,7 +47,7 @@ def test_two_replicas_with_one_address_are_told_apart(location: Location):
         enlist(etcd, location.prefix, Lease(etcd, TTL), record)
 
 
-def test_a_lease_that_etcd_has_ended_is_lost_and_says_so(location: Location):
+def test_lease_that_etcd_has_ended_is_lost_and_says_so(location: Location):
     etcd = client(location)
     lease = Lease(etcd, 2)
     lost: list[str] = []
@@ -58,7 +58,7 @@ def test_a_lease_that_etcd_has_ended_is_lost_and_says_so(location: Location):
     assert not lease.validity.certain
 
 
-def test_a_lease_is_kept_until_it_is_given_up(location: Location):
+def test_lease_is_kept_until_it_is_given_up(location: Location):
     etcd = client(location)
     lease = Lease(etcd, 2)
     granted = lease.validity.now()
@@ -69,7 +69,7 @@ def test_a_lease_is_kept_until_it_is_given_up(location: Location):
     assert not lease.validity.certain
 
 
-def test_a_mirror_has_what_was_there_and_what_comes(location: Location):
+def test_mirror_has_existing_keys_and_later_changes(location: Location):
     engine = engine_of(client(location), location)
     engine.open()
     engine.commit({b"a": b"1", b"b": b"1"})
@@ -82,7 +82,7 @@ def test_a_mirror_has_what_was_there_and_what_comes(location: Location):
     mirror.close()
 
 
-def test_a_mirror_whose_revision_was_compacted_reads_everything_again(etcd: Cluster, location: Location):
+def test_mirror_reads_everything_again_after_its_revision_was_compacted(etcd: Cluster, location: Location):
     engine = engine_of(client(location), location)
     engine.open()
     mirror = Mirror(client(location), location.prefix + STATE)
@@ -103,7 +103,7 @@ def test_a_mirror_whose_revision_was_compacted_reads_everything_again(etcd: Clus
     mirror.close()
 
 
-def test_another_member_is_asked_when_one_does_not_answer():
+def test_client_asks_another_member_when_one_does_not_answer():
     with cluster(3) as members:
         location = Location.parse(members.state("m"))
         engine = engine_of(client(location), location)
@@ -117,7 +117,7 @@ def test_another_member_is_asked_when_one_does_not_answer():
         assert rows(engine) == {b"a": b"2"}
 
 
-def test_a_user_and_a_password(tmp_path):
+def test_client_authenticates_with_a_user_and_a_password(tmp_path):
     with cluster() as members:
         admit(members)
         location = Location.parse(members.state("m"))
@@ -174,7 +174,7 @@ def text(number: int, value: str) -> bytes:
     return bytes([number << 3 | 2, len(value)]) + value.encode()
 
 
-async def test_who_does_not_hear_that_it_leads_does_not_keep_the_lead_from_everyone(location: Location):
+async def test_replica_that_missed_its_election_gives_the_lead_up(location: Location):
     """The key is there with its lease; had it gone on to renew that, nobody would ever lead."""
 
     class Silent(Etcd):
@@ -199,7 +199,7 @@ async def test_who_does_not_hear_that_it_leads_does_not_keep_the_lead_from_every
     etcd.close()
 
 
-async def test_a_leader_whose_lease_ends_hears_of_it(location: Location):
+async def test_leader_hears_that_its_lease_has_ended(location: Location):
     etcd = client(location)
     replica = Replica(etcd, location.prefix, state_pb2.ReplicaRecord(address="a:1"), 2)
     async with asyncio.timeout(PATIENCE):
@@ -212,7 +212,7 @@ async def test_a_leader_whose_lease_ends_hears_of_it(location: Location):
     etcd.close()
 
 
-async def test_a_standby_whose_lease_ended_while_it_was_stopped_takes_another(location: Location):
+async def test_standby_takes_a_new_lease_after_a_pause(location: Location):
     class Stopped(Etcd):
         """Hears that the lead is vacant before it hears that its lease is over."""
 

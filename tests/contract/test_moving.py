@@ -62,7 +62,7 @@ def test_from_sqlite_to_etcd_and_back(state: str, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["muster.db", "muster.db.lock", "one", "two"]
 
 
-def test_a_state_that_is_led_is_not_replaced(state: str, tmp_path: Path):
+def test_state_that_is_led_is_not_replaced(state: str, tmp_path: Path):
     sqlite_state(tmp_path / "one", ROWS)
     location = Location.parse(state)
     etcd = client(location)
@@ -77,7 +77,7 @@ def test_a_state_that_is_led_is_not_replaced(state: str, tmp_path: Path):
     assert rows_in(state)[0] == ROWS
 
 
-def test_what_was_there_is_gone_after_a_restore(state: str, tmp_path: Path):
+def test_restore_replaces_the_old_state(state: str, tmp_path: Path):
     with successive_leaders(state) as leaders:
         engine = leaders()
         engine.open()
@@ -88,7 +88,7 @@ def test_what_was_there_is_gone_after_a_restore(state: str, tmp_path: Path):
     assert rows_in(state)[0] == ROWS
 
 
-def test_a_backup_has_what_counts_and_is_not_carried_out_yet(state: str, tmp_path: Path):
+def test_backup_includes_a_complete_journal(state: str, tmp_path: Path):
     location = Location.parse(state)
     with successive_leaders(state) as leaders:
         engine = leaders()
@@ -117,7 +117,7 @@ def test_nothing_is_backed_up_where_there_is_no_state(state: str, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_backup_is_refused(state: str, tmp_path: Path):
+def test_other_files_are_refused_as_backups(state: str, tmp_path: Path):
     location = Location.parse(state)
     (tmp_path / "one").write_bytes(b"not a database, and longer than its header is " * 10)
     with pytest.raises(StorageError, match="damaged or not a database"):

@@ -35,7 +35,7 @@ def test_nothing_is_there_at_first(objects: FsspecObjects):
     objects.abort_uploads("folder")
 
 
-def test_what_is_made_is_seen_at_once(objects: FsspecObjects):
+def test_created_object_is_visible_at_once(objects: FsspecObjects):
     objects.put("verdict.json", b"{}")
     for number in range(10):  # More than are on a page.
         objects.put(f"folder/{number}", b"x" * number)
@@ -51,7 +51,7 @@ def test_what_is_made_is_seen_at_once(objects: FsspecObjects):
     assert objects.get("verdict.json") == b"other"
 
 
-def test_it_is_made_once(objects: FsspecObjects):
+def test_message_is_encoded_once(objects: FsspecObjects):
     assert objects.check_exclusive()
     assert objects.create("name", b"first")
     assert not objects.create("name", b"second")
@@ -60,7 +60,7 @@ def test_it_is_made_once(objects: FsspecObjects):
     assert objects.create("name", b"third")
 
 
-def test_what_is_removed_is_gone_at_once(objects: FsspecObjects):
+def test_removed_object_is_gone_at_once(objects: FsspecObjects):
     for number in range(10):
         objects.put(f"folder/{number}", b"")
     objects.remove(["folder/3", "folder/none"])
@@ -69,13 +69,13 @@ def test_what_is_removed_is_gone_at_once(objects: FsspecObjects):
     assert objects.names() == set()
 
 
-def test_a_probe_leaves_nothing(objects: FsspecObjects):
+def test_probe_leaves_nothing(objects: FsspecObjects):
     objects.check()
     assert objects.check_exclusive()
     assert objects.names() == set()
 
 
-def test_a_store_without_exclusive_writes_is_known(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
+def test_store_without_exclusive_writes_is_known(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
     pipe = objects._fs.pipe_file
 
     def overwrite(path: str, data: bytes, mode: str = "") -> None:
@@ -89,7 +89,7 @@ def test_a_store_without_exclusive_writes_is_known(objects: FsspecObjects, monke
     assert objects.get("name") == b"first"
 
 
-def test_a_store_that_refuses_such_writes_is_known(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
+def test_store_that_refuses_such_writes_is_known(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
     pipe = objects._fs.pipe_file
 
     def refuse(path: str, data: bytes, mode: str = "overwrite") -> None:
@@ -104,9 +104,7 @@ def test_a_store_that_refuses_such_writes_is_known(objects: FsspecObjects, monke
     assert not objects.create("name", b"second")
 
 
-def test_a_sweep_beside_it_takes_no_store_for_another(
-    objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch
-):
+def test_sweep_beside_it_takes_no_store_for_another(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
     create = objects.create
     swept: list[str] = []
 
@@ -120,7 +118,7 @@ def test_a_sweep_beside_it_takes_no_store_for_another(
     assert objects.check_exclusive()
 
 
-def test_what_cannot_be_removed_or_listed_is_said_at_once(
+def test_failing_removal_or_listing_is_reported_at_once(
     objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as patched:
@@ -132,7 +130,7 @@ def test_what_cannot_be_removed_or_listed_is_said_at_once(
         objects.check()
 
 
-def test_a_forked_child_asks_for_itself(objects: FsspecObjects):
+def test_forked_child_asks_for_itself(objects: FsspecObjects):
     objects.put("name", b"of the parent")
     child = os.fork()
     if child == 0:
@@ -170,12 +168,14 @@ def begin_upload(server: BucketServer, url: str) -> None:
         ("READER-1", PermissionError, r"s3://checkpoints/job cannot .*Access Denied.*write"),
     ],
 )
-def test_who_may_not_write_is_told_at_once(server: BucketServer, key: str, error: type[OSError], said: str):
+def test_caller_that_may_not_write_hears_so_at_once(
+    server: BucketServer, key: str, error: type[OSError], said: str
+):
     with pytest.raises(error, match=said):
         FsspecObjects(f"s3://{BUCKET}/job", server.options(key)).check()
 
 
-def test_a_bucket_that_is_not_there_is_named(server: BucketServer):
+def test_bucket_that_is_not_there_is_named(server: BucketServer):
     with pytest.raises(FileNotFoundError, match=r"s3://nowhere/job cannot .*bucket does not exist"):
         FsspecObjects("s3://nowhere/job", server.options()).check()
 

@@ -167,11 +167,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 # ---------------------------------------------------------------------- opening and closing
 
 
-def test_the_epoch_rises_with_every_opening(place: Place):
+def test_epoch_rises_with_every_opening(place: Place):
     assert [place.reopen() for _ in range(3)] == [2, 3, 4]
 
 
-def test_what_was_committed_is_there_after_reopening(place: Place):
+def test_committed_rows_are_there_after_reopening(place: Place):
     place.engine.commit({b"a": b"1", b"b": b"2"})
     place.engine.commit({b"a": None, b"c": b"3"})
     place.reopen()
@@ -186,7 +186,7 @@ def test_closing_twice_does_no_harm(place: Place):
     assert place.data == {b"a": b"1"}
 
 
-def test_an_engine_that_was_never_opened_can_be_closed(place: Place):
+def test_engine_that_was_never_opened_can_be_closed(place: Place):
     place.engine.close()
     place.make().close()
     assert place.reopen() == 2
@@ -195,13 +195,13 @@ def test_an_engine_that_was_never_opened_can_be_closed(place: Place):
 # ---------------------------------------------------------------------- reading and writing
 
 
-def test_a_new_place_is_empty_and_the_epoch_is_not_among_its_data(place: Place):
+def test_new_place_is_empty_and_the_epoch_is_not_among_its_data(place: Place):
     assert place.data == {}
     place.reopen()
     assert place.data == {}
 
 
-def test_a_key_is_put_overwritten_and_deleted(place: Place):
+def test_key_is_put_overwritten_and_deleted(place: Place):
     place.engine.commit({b"a": b"1"})
     assert place.data == {b"a": b"1"}
     place.engine.commit({b"a": b"2"})
@@ -216,13 +216,13 @@ def test_one_commit_puts_overwrites_and_deletes(place: Place):
     assert place.data == {b"b": b"22", b"c": b"3", b"d": b"4"}
 
 
-def test_an_empty_commit_changes_nothing(place: Place):
+def test_empty_commit_changes_nothing(place: Place):
     place.engine.commit({b"a": b"1"})
     place.engine.commit({})
     assert place.data == {b"a": b"1"}
 
 
-def test_an_empty_value_is_not_a_deletion(place: Place):
+def test_empty_value_is_not_a_deletion(place: Place):
     place.engine.commit({b"a": b""})
     place.reopen()
     assert place.data == {b"a": b""}
@@ -237,14 +237,14 @@ def test_keys_and_values_are_any_bytes(place: Place):
     assert place.data == writes
 
 
-def test_a_value_of_16_mib_comes_back(place: Place):
+def test_value_of_16_mib_comes_back(place: Place):
     large = bytes(range(256)) * (16 << 12)
     place.engine.commit({b"large": large, b"small": b"1"})
     place.reopen()
     assert place.data == {b"large": large, b"small": b"1"}
 
 
-def test_a_commit_from_another_thread_is_seen(place: Place):
+def test_commit_from_another_thread_is_seen(place: Place):
     """The driver opens and scans on its loop, and commits on a thread."""
     with ThreadPoolExecutor(1) as writer:
         writer.submit(place.engine.commit, {b"a": b"1"}).result()
@@ -257,7 +257,7 @@ def test_a_commit_from_another_thread_is_seen(place: Place):
         st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=5), max_size=6), max_size=6
     )
 )
-def test_it_is_a_map(place: Place, commits: list[dict[bytes, bytes | None]]):
+def test_engine_is_a_map(place: Place, commits: list[dict[bytes, bytes | None]]):
     model: dict[bytes, bytes | None] = {}
     place.engine.commit(dict.fromkeys(place.data))
     for writes in commits:
@@ -272,7 +272,7 @@ def test_it_is_a_map(place: Place, commits: list[dict[bytes, bytes | None]]):
     cleared=st.lists(st.binary(max_size=2).map(lambda some: some + b"\0"), max_size=3),
     written=st.dictionaries(st.binary(max_size=3), st.binary(max_size=2), max_size=3),
 )
-def test_what_begins_with_a_prefix_is_cleared_before_anything_is_written(
+def test_prefixes_are_cleared_before_anything_is_written(
     place: Place, present: set[bytes], cleared: list[bytes], written: dict[bytes, bytes]
 ):
     place.engine.commit(dict.fromkeys(place.data))
@@ -311,7 +311,7 @@ def test_all_of_the_world_is_not_a_list_of_participants(place: Place):
     assert keep(place, whole) == [whole]
 
 
-def test_a_forgotten_record_is_gone_and_no_other(place: Place):
+def test_forgotten_record_is_gone_and_no_other(place: Place):
     others = [
         records.decision(sequence=8),
         records.decision(prefix="eval"),
@@ -333,13 +333,13 @@ def test_a_forgotten_record_is_gone_and_no_other(place: Place):
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 
-def test_of_a_forgotten_run_every_kind_of_record_is_gone_and_of_no_other_run(place: Place):
+def test_forgetting_a_run_removes_all_its_records_and_no_others(place: Place):
     others = [RunRecord("job", 1), RunRecord("job10", 1), GroupRecord("job10", "checkpoint", 0, 0)]
     keep(place, *ALL_KINDS, *others)
     assert by_key(keep(place, ForgetRun("job1"))) == by_key(others)
 
 
-def test_a_forgotten_run_can_begin_anew_in_the_same_batch(place: Place):
+def test_forgotten_run_can_begin_again_in_the_same_batch(place: Place):
     keep(place, *ALL_KINDS)
     anew = [RunRecord("job1", 0), StoreKeyRecord("job1", "", b"anew")]
     early = StoreKeyRecord("job1", "early", b"")
@@ -351,7 +351,7 @@ def test_every_kind_of_record_is_one_that_forgetting_a_run_knows():
     assert kinds == {"run", *codec.KINDS}
 
 
-def test_the_keys_of_two_runs_are_told_apart_whatever_is_in_them(place: Place):
+def test_keys_of_two_runs_differ_whatever_their_names(place: Place):
     """A run id holds no NUL, so the first one ends it."""
     alike = [
         StoreKeyRecord("a", "b\0c", b"1"),
@@ -362,14 +362,14 @@ def test_the_keys_of_two_runs_are_told_apart_whatever_is_in_them(place: Place):
     assert len(by_key(alike)) == 3
 
 
-def test_the_last_record_for_a_key_wins_within_a_batch(place: Place):
+def test_last_record_for_a_key_wins_within_a_batch(place: Place):
     again = ForgetDecision("job1", "checkpoint", 7)
     assert keep(place, records.decision(), again) == []
     assert keep(place, again, records.decision()) == [records.decision()]
     assert keep(place, RunRecord("a", 1), RunRecord("a", 2), again) == [RunRecord("a", 2)]
 
 
-def test_a_node_that_leaves_a_round_and_is_in_the_next_in_one_batch_is_kept(place: Place):
+def test_node_that_changes_rounds_within_one_batch_is_kept(place: Place):
     forgotten = ForgetParticipant("job1", "decaf")
     assert keep(place, NODE, forgotten, replace(NODE, attempt=14)) == [replace(NODE, attempt=14)]
     assert keep(place, replace(NODE, attempt=15), forgotten) == []
@@ -377,7 +377,7 @@ def test_a_node_that_leaves_a_round_and_is_in_the_next_in_one_batch_is_kept(plac
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some=st.lists(records.kept, max_size=5))
-def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list[StoredRecord]):
+def test_any_record_survives_encoding_and_decoding(place: Place, some: list[StoredRecord]):
     place.engine.commit(dict.fromkeys(place.data))
     found = by_key(keep(place, *some))
     assert found.keys() == by_key(some).keys()
@@ -403,7 +403,7 @@ def test_any_record_comes_back_and_is_told_as_before(place: Place, some: list[St
         assert codec.encode(back) == codec.encode(record)
 
 
-def test_a_coordinator_takes_them_back(place: Place):
+def test_coordinator_takes_them_back(place: Place):
     core = Coordinator(epoch=2)
     core.restore(keep(place, *ALL_KINDS), Instant(0.0, 0.0))
     run = core.run("job1")
@@ -447,7 +447,7 @@ SPEAKER_KEY, SPEAKER_VALUE = row(SPEAKER)
         pytest.param(b"", b"", "no record is called b''", id="no kind"),
     ],
 )
-def test_a_damaged_row_is_named(place: Place, key: bytes, value: bytes, why: str):
+def test_damaged_row_is_named(place: Place, key: bytes, value: bytes, why: str):
     commit(place, *ALL_KINDS)
     place.engine.commit({key: value})
     with pytest.raises(StorageError) as caught:

@@ -22,7 +22,7 @@ def test_host_and_port_are_read_and_written_alike(text: str, host: str, port: in
     assert str(address) == text
 
 
-def test_an_ipv6_host_is_understood_without_brackets_and_written_with_them():
+def test_ipv6_host_is_understood_without_brackets_and_written_with_them():
     assert str(Address.parse("::1:7550")) == "[::1]:7550"
 
 
@@ -43,7 +43,7 @@ def test_an_ipv6_host_is_understood_without_brackets_and_written_with_them():
         "host:²",
     ],
 )
-def test_what_is_no_address_is_named_with_an_example(text: str):
+def test_invalid_address_is_refused_with_an_example(text: str):
     with pytest.raises(ValueError) as caught:
         Address.parse(text)
     assert f'"{text}" is not HOST:PORT' in str(caught.value)

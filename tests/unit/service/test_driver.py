@@ -39,7 +39,7 @@ from tests.support.world.virtual_time import WALL
 # ---------------------------------------------------------------------- 1 and 2: batches
 
 
-async def test_events_are_taken_in_the_order_in_which_they_came():
+async def test_events_are_taken_in_order():
     async with driving(CountingEngine()) as driver:
         rank = Rank(driver, 0, world_size=1)
         rank.arrive(0).hello().arrive(0).arrive(1)
@@ -80,7 +80,7 @@ async def test_events_of_different_ticks_are_different_commits():
         ]
 
 
-async def test_the_age_of_a_commit_is_known_while_it_is_under_way():
+async def test_age_of_a_commit_is_known_while_it_is_under_way():
     class Hand:
         moment = 1_000.0
 
@@ -99,7 +99,7 @@ async def test_the_age_of_a_commit_is_known_while_it_is_under_way():
         assert driver.commit_age() == 0
 
 
-async def test_a_batch_without_records_needs_no_commit():
+async def test_batch_without_records_needs_no_commit():
     engine = CountingEngine()
     async with driving(engine) as driver:
         rank = Rank(driver, 0).arrive()
@@ -111,7 +111,7 @@ async def test_a_batch_without_records_needs_no_commit():
 # ---------------------------------------------------------------------- 3: durable before told
 
 
-async def test_no_round_is_told_before_the_commit_returns():
+async def test_round_is_not_delivered_before_its_commit():
     engine, observer = HeldEngine(), Recorder()
     async with driving(engine, observer) as driver:
         node = join(driver)
@@ -127,7 +127,7 @@ async def test_no_round_is_told_before_the_commit_returns():
         assert [one.event for one in observer.notices] == ["round.completed"]
 
 
-async def test_nothing_is_told_before_the_commit_returns():
+async def test_nothing_is_delivered_before_its_commit():
     engine, observer = HeldEngine(), Recorder()
     async with driving(engine, observer) as driver:
         changed = driver.watch()
@@ -148,7 +148,7 @@ async def test_nothing_is_told_before_the_commit_returns():
         assert changed.is_set()
 
 
-async def test_a_querys_answer_waits_until_what_it_shows_is_durable():
+async def test_answer_to_a_query_waits_until_its_state_is_durable():
     engine = HeldEngine()
     async with driving(engine) as driver:
         Rank(driver, 0).hello()
@@ -160,7 +160,7 @@ async def test_a_querys_answer_waits_until_what_it_shows_is_durable():
         assert await answer == ["job"]
 
 
-async def test_a_query_asked_during_a_commit_waits_for_it_and_sees_what_came_before():
+async def test_query_during_a_commit_waits_for_it_and_sees_earlier_events():
     engine = HeldEngine()
     async with driving(engine) as driver:
         Rank(driver, 0).hello()
@@ -172,7 +172,7 @@ async def test_a_query_asked_during_a_commit_waits_for_it_and_sees_what_came_bef
         assert await answer == ["job"]
 
 
-async def test_a_query_looks_in_its_place_among_the_events():
+async def test_query_sees_exactly_the_events_before_it():
     async with driving(MemoryEngine()) as driver:
         before = asyncio.create_task(runs(driver))
         await asyncio.sleep(0)
@@ -181,14 +181,14 @@ async def test_a_query_looks_in_its_place_among_the_events():
         assert await before == []
 
 
-async def test_a_querys_refusal_is_raised():
+async def test_querys_refusal_is_raised():
     async with driving(MemoryEngine()) as driver:
         with pytest.raises(Refusal) as caught:
             await driver.query(lambda core, _: core.run("nope"))
         assert caught.value.reason is Reason.RUN_NOT_FOUND
 
 
-async def test_an_asker_that_has_gone_disturbs_nobody():
+async def test_abandoned_query_does_not_stop_the_driver():
     engine = HeldEngine()
     async with driving(engine) as driver:
         rank = Rank(driver, 0).hello()
@@ -208,7 +208,7 @@ async def test_an_asker_that_has_gone_disturbs_nobody():
         assert not driver.failed.done()
 
 
-async def test_a_session_that_has_disconnected_is_told_nothing():
+async def test_disconnected_session_gets_no_messages():
     engine = HeldEngine()
     async with driving(engine) as driver:
         gone, there = (Rank(driver, number).hello().arrive() for number in range(2))
@@ -220,7 +220,7 @@ async def test_a_session_that_has_disconnected_is_told_nothing():
         assert gone.told == []
 
 
-async def test_a_watcher_is_told_until_it_stops_watching():
+async def test_watcher_is_woken_until_it_stops_watching():
     async with driving(MemoryEngine()) as driver:
         watching, stopped = driver.watch(), driver.watch()
         driver.unwatch(stopped)
@@ -237,7 +237,7 @@ async def test_query_wakes_no_watcher():
         assert not watching.is_set()
 
 
-async def test_a_decision_is_encoded_once_for_all_who_wait():
+async def test_decision_is_encoded_once_for_all_receivers():
     encoded: list[Message] = []
 
     def encode(message: Message) -> bytes:
@@ -252,7 +252,7 @@ async def test_a_decision_is_encoded_once_for_all_who_wait():
         assert all(rank.data[-1] is ranks[0].data[-1] for rank in ranks)
 
 
-async def test_what_nobody_hears_is_not_encoded():
+async def test_message_without_receivers_is_not_encoded():
     def encode(message: Message) -> bytes:
         raise AssertionError("nobody asked for it")
 
@@ -264,7 +264,7 @@ async def test_what_nobody_hears_is_not_encoded():
 # ---------------------------------------------------------------------- 4: the next batch gathers
 
 
-async def test_the_next_batch_gathers_during_a_commit_and_is_committed_after_it():
+async def test_next_batch_gathers_during_a_commit_and_is_committed_after_it():
     engine, observer = HeldEngine(), Recorder()
     async with driving(engine, observer) as driver:
         rank = Rank(driver, 0, world_size=1).hello().arrive(0)
@@ -284,7 +284,7 @@ async def test_the_next_batch_gathers_during_a_commit_and_is_committed_after_it(
         assert observer.commits == 2
 
 
-async def test_a_message_without_a_record_does_not_overtake_one_that_waits():
+async def test_message_without_a_record_does_not_overtake_a_waiting_one():
     engine = HeldEngine()
     async with driving(engine) as driver:
         rank = Rank(driver, 0, world_size=1).hello().arrive(0)
@@ -325,7 +325,7 @@ async def test_sessions_have_different_ids():
         assert Rank(driver, 0).id != first
 
 
-async def test_a_driver_that_retires_finishes_what_it_has_taken_in_and_no_more():
+async def test_retired_driver_finishes_accepted_events_and_no_others():
     engine = HeldEngine()
     async with driving(engine) as driver:
         rank = Rank(driver, 0, world_size=1).hello()
@@ -352,7 +352,7 @@ async def test_a_driver_that_retires_finishes_what_it_has_taken_in_and_no_more()
         assert engine.begun.empty(), "what came too late is not taken in"
 
 
-async def test_a_driver_that_has_failed_retires_at_once():
+async def test_failed_driver_retires_at_once():
     engine = HeldEngine()
     async with driving(engine) as driver:
         Rank(driver, 0, world_size=1).hello()
@@ -365,7 +365,7 @@ async def test_a_driver_that_has_failed_retires_at_once():
 # ---------------------------------------------------------------------- runs that are forgotten
 
 
-async def test_nobody_sees_that_a_run_is_forgotten_before_that_is_on_disk():
+async def test_forgotten_run_is_visible_until_that_is_durable():
     engine, observer = HeldEngine(), Recorder()
     async with driving(engine, observer, retention=Retention(closed=1.0, idle=0.05)) as driver:
         rank = Rank(driver, 0, world_size=1).hello()

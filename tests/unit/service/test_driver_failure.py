@@ -31,7 +31,7 @@ from tests.support.world.driver_world import (
 from tests.support.world.held_engine import HeldEngine
 
 
-async def test_a_fault_in_a_query_stops_the_driver():
+async def test_fault_in_a_query_stops_the_driver():
     def broken(core: Coordinator, _: object) -> None:
         raise KeyError("bug")
 
@@ -52,7 +52,7 @@ async def test_fault_in_the_core_stops_the_driver(broken: str, monkeypatch: pyte
             driver.failed.result()
 
 
-async def test_half_of_a_step_is_not_committed_when_the_step_raises_during_a_commit(
+async def test_step_that_raises_during_a_commit_is_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ):
     engine, observer = HeldEngine(), Recorder()
@@ -74,7 +74,7 @@ async def test_half_of_a_step_is_not_committed_when_the_step_raises_during_a_com
         assert observer.decisions == []
 
 
-async def test_when_a_commit_fails_nothing_is_told_and_the_driver_stops():
+async def test_failing_commit_delivers_nothing_and_stops_the_driver():
     engine, observer = HeldEngine(), Recorder()
     async with driving(engine, observer) as driver:
         ranks = [Rank(driver, number).hello().arrive() for number in range(2)]
@@ -106,7 +106,7 @@ class LeaderEngine(HeldEngine):
             raise LeadLostError("another replica may lead")
 
 
-async def test_who_may_not_lead_any_more_tells_nothing_not_even_what_is_durable():
+async def test_deposed_driver_delivers_nothing_even_if_durable():
     engine, observer = LeaderEngine(), Recorder()
     async with driving(engine, observer) as driver:
         rank = Rank(driver, 0, world_size=1).hello().arrive()
@@ -119,7 +119,7 @@ async def test_who_may_not_lead_any_more_tells_nothing_not_even_what_is_durable(
         assert observer.decisions == []
 
 
-async def test_who_may_not_lead_any_more_answers_nothing_that_needs_no_commit():
+async def test_deposed_driver_answers_no_query():
     engine = LeaderEngine()
     engine.leads = False
     async with driving(engine) as driver:
@@ -131,7 +131,7 @@ async def test_who_may_not_lead_any_more_answers_nothing_that_needs_no_commit():
         asked.cancel()
 
 
-async def test_who_may_not_lead_any_more_asks_nobody_what_they_do():
+async def test_deposed_driver_asks_no_process():
     engine = LeaderEngine()
     async with driving(engine) as driver:
         rank = Rank(driver, 0)
@@ -145,7 +145,7 @@ async def test_who_may_not_lead_any_more_asks_nobody_what_they_do():
         assert rank.told == [Inspect(1)]
 
 
-async def test_an_engine_that_does_not_block_fails_alike():
+async def test_engine_that_does_not_block_fails_alike():
     engine = CountingEngine(fail_at=2)
     async with driving(engine) as driver:
         rank = Rank(driver, 0, world_size=1).hello()
@@ -159,7 +159,7 @@ async def test_an_engine_that_does_not_block_fails_alike():
         assert len(engine.commits) == 2
 
 
-async def test_what_was_not_committed_has_not_happened_after_a_restart():
+async def test_uncommitted_events_have_no_effect_after_a_restart():
     engine = CountingEngine(fail_at=2)
     async with driving(engine) as driver:
         zero, one = (Rank(driver, number).hello() for number in range(2))
@@ -173,7 +173,7 @@ async def test_what_was_not_committed_has_not_happened_after_a_restart():
         assert (decision.sequence, decision.outcome) == (0, Outcome.RELEASED)
 
 
-async def test_a_fault_while_delivering_stops_the_driver():
+async def test_fault_while_delivering_stops_the_driver():
     def encode(message: Message) -> bytes:
         raise ZeroDivisionError
 
@@ -186,7 +186,7 @@ async def test_a_fault_while_delivering_stops_the_driver():
                 await driver.failed
 
 
-async def test_a_state_that_cannot_be_read_is_an_error_at_the_start():
+async def test_unreadable_state_is_an_error_at_the_start():
     engine = MemoryEngine()
     engine.commit({b"lease\0job": b""})
     with pytest.raises(StorageError, match="no record is called b'lease'"):
@@ -197,7 +197,7 @@ async def test_a_state_that_cannot_be_read_is_an_error_at_the_start():
 @pytest.mark.parametrize(
     ("failure", "outcome"), [(None, Outcome.RELEASED), ("the disk is full", Outcome.ABORTED)]
 )
-async def test_a_rank_that_had_not_heard_gets_the_same_decision_after_a_restart(failure, outcome):
+async def test_rank_gets_the_same_decision_after_a_restart(failure, outcome):
     """The commit returned, and the coordinator died before it told rank 1 (and rank 0, for all it knows)."""
     engine = MemoryEngine()
     async with driving(engine) as driver:
@@ -223,7 +223,7 @@ async def test_a_rank_that_had_not_heard_gets_the_same_decision_after_a_restart(
         assert (await back[0].hears(Decision)).sequence == 1
 
 
-async def test_a_state_that_lacks_a_row_is_an_error_at_the_start():
+async def test_state_without_a_required_row_is_an_error_at_the_start():
     engine = MemoryEngine()
     engine.commit(codec.encode_all([GroupRecord("job", "checkpoint", 0, 0)]).writes)
     with pytest.raises(StorageError, match="not whole: rows speak of 'job'"):

@@ -45,7 +45,7 @@ async def test_fault_while_a_tick_is_put_off_stops_the_driver():
 
 
 @in_virtual_time
-async def test_a_barrier_is_decided_at_its_deadline_and_told_of_at_half():
+async def test_barrier_reports_progress_at_half_and_is_decided_at_its_deadline():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         rank, missing = Rank(driver, 0).hello().arrive(timeout=300.0), Rank(driver, 1).hello()
         looks: list[tuple[float, ProbeRequest]] = []
@@ -61,7 +61,7 @@ async def test_a_barrier_is_decided_at_its_deadline_and_told_of_at_half():
 
 
 @in_virtual_time
-async def test_an_earlier_deadline_moves_the_timer_forward():
+async def test_earlier_deadline_moves_the_timer_forward():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         zero, one = (Rank(driver, number).hello() for number in range(2))
         zero.arrive(timeout=300.0)
@@ -74,7 +74,7 @@ async def test_an_earlier_deadline_moves_the_timer_forward():
 
 
 @in_virtual_time
-async def test_a_deadline_that_has_become_void_disturbs_nobody():
+async def test_void_deadline_decides_nothing():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         zero, one = (Rank(driver, number).hello().arrive(timeout=20.0) for number in range(2))
         await one.hears(Decision)
@@ -86,7 +86,7 @@ async def test_a_deadline_that_has_become_void_disturbs_nobody():
 
 
 @in_virtual_time
-async def test_those_who_do_not_come_back_after_a_restart_are_given_up_after_the_ttl():
+async def test_members_that_stay_away_after_a_restart_are_lost_after_the_ttl():
     engine = MemoryEngine()
     async with driving(engine, clock=LoopClock()) as driver:
         zero, one = (Rank(driver, number).hello() for number in range(2))
@@ -140,7 +140,7 @@ async def test_barrier_waits_for_queued_arrivals_when_the_coordinator_was_paused
 
 
 @in_virtual_time
-async def test_member_that_comes_back_is_not_given_up_when_the_coordinator_was_paused():
+async def test_returning_member_is_not_lost_after_a_pause_of_the_coordinator():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         zero, one = (Rank(driver, number).hello() for number in range(2))
         zero.arrive()
@@ -198,7 +198,7 @@ async def test_no_timer_outlives_the_driver():
 
 
 @in_virtual_time
-async def test_a_retired_driver_takes_nobody_for_dead():
+async def test_retired_driver_declares_no_member_lost():
     """It stops soon, and has asked everyone to connect to its successor."""
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         lost, waiting = Rank(driver, 0).hello(), Rank(driver, 1).hello()

@@ -88,7 +88,7 @@ def test_message_beyond_any_list_is_left_to_protobuf():
 
 
 @given(data=st.binary(max_size=200).map(lambda some: some.ljust(MIN_BYTES, b"\0")), at=st.integers(0, 40))
-def test_whatever_comes_is_split_as_protobuf_reads_it_or_not_at_all(data: bytes, at: int):
+def test_any_bytes_are_split_as_protobuf_reads_them_or_not_at_all(data: bytes, at: int):
     whole = a_join(ranks=[4])
     message = whole[:at] + data[:at] + whole[2 * at :]
     parts = split_join(message)

@@ -34,7 +34,7 @@ def test_callers_with_different_patterns_share_the_view_of_a_run():
     assert team_a.taken_at == all_runs.taken_at < scene.now
 
 
-def test_view_is_made_again_after_an_interval_and_its_counts_stay_the_same_object():
+def test_unchanged_counts_stay_the_same_object_in_later_views():
     scene, snapshots = two_teams(), Snapshots()
     (first, _) = snapshots.take(scene.coordinator, scene.instant).runs
     (second, _) = snapshots.take(*later(scene, INTERVAL)).runs

@@ -6,7 +6,7 @@ from lab.patience import PATIENCE
 from muster.service.waiting import first
 
 
-async def test_the_first_ends_the_wait_and_the_others():
+async def test_first_ends_the_wait_and_the_others():
     one, other = asyncio.Event(), asyncio.Event()
     ended = asyncio.Event()
 
@@ -23,7 +23,7 @@ async def test_the_first_ends_the_wait_and_the_others():
     assert not other.is_set()
 
 
-async def test_who_gives_the_wait_up_ends_all():
+async def test_cancelled_wait_cancels_all_awaitables():
     waiting = asyncio.create_task(first(asyncio.Event().wait(), asyncio.Event().wait()))
     await asyncio.sleep(0)
     before = len(asyncio.all_tasks())

@@ -1,1 +1,1 @@
-"""Who may reach the coordinator, and how much of it: TLS, tokens, roles and rates."""
+"""Access to the coordinator: TLS, tokens, roles and rates."""

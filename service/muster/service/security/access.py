@@ -1,4 +1,4 @@
-"""Who may call what, for which runs: the table of roles, and the check of every call."""
+"""The table of roles for all methods, and the check of every call."""
 
 import asyncio
 import time
@@ -24,13 +24,13 @@ AUTHORIZATION = "authorization"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What one method asks of its caller. The ``run_id`` of its request, if it has one, is always checked."""
+    """The requirements of one method. The ``run_id`` of the request, if it has one, is always checked."""
 
     role: Role
     shows: Literal["", "run", "runs", "barriers"] = ""
-    """The field of the response that holds things of several runs; of these only the allowed are shown."""
+    """The field of the response that has entries of several runs. The caller sees only allowed ones."""
     holds: Literal["", "operation"] = ""
-    """The oneof of the request that names the run, where it does not do so itself."""
+    """The oneof of the request whose message has the run id, if the request itself has none."""
 
 
 VIEWS = Rule(role=Role.VIEWER)
@@ -67,42 +67,42 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.StoreService/NumKeys": WORKS,
     "/muster.v1.StoreService/Operate": Rule(role=Role.WORKER, holds="operation"),
     "/muster.v1.InsightService/Stacks": OPERATES,
-    # A rank that is told to end asks for all; what a job must not lose, only an operator withdraws.
+    # A rank that must end asks all ranks to save. Only an operator may withdraw such a request.
     "/muster.v1.RunService/RequestSave": WORKS,
     "/muster.v1.RunService/CancelSave": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
 }
-"""By method. One that is not in the table is an operator's."""
+"""The rule of each method. A method that is not in the table needs an operator."""
 
 READS = frozenset(
     {f"/muster.v1.StoreService/{name}" for name in ("Get", "Wait", "Check", "ListKeys", "NumKeys")}
     | {"/muster.v1.InsightService/Stacks"}
 )
-"""Methods above a viewer's that change nothing."""
+"""Methods that need more than a viewer, and change nothing."""
 
 
 def changes(method: str) -> bool:
-    """Whether a method changes something. One that is not in the table counts as if it did."""
+    """Return whether a method changes something, or is not in the table."""
     return (
         method not in OPEN_METHODS and method not in READS and RULES.get(method, OPERATES).role > Role.VIEWER
     )
 
 
 OPEN_METHODS = frozenset({f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")})
-"""Methods that need no token: probes have none."""
+"""Methods without a token, for probes."""
 
 
-TAKEN_AWAY = 0.0
-"""When a call ends whose token is: in the past, so that it ends at once."""
+REVOKED = 0.0
+"""The end of a call with a revoked token: in the past, so that it ends at once."""
 
 
 class Access:
-    """Checks callers against the tokens in force, and ends calls whose token is taken away or has expired.
+    """Checks callers by the current tokens, and ends calls whose token is revoked or has expired.
 
     Args:
-        tokens: gives those in force.
-        verifier: checks the tokens of their issuers; None: there are none.
+        tokens: returns the current tokens.
+        verifier: checks the tokens of issuers; None: the tokens file has no issuers.
         clock: seconds since 1970.
     """
 
@@ -118,7 +118,7 @@ class Access:
         self._open: dict[Grant, set[asyncio.Timeout]] = {}
 
     async def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Grant:
-        """Who calls, from the metadata of a call.
+        """Return the grant of a caller, from the metadata of a call.
 
         Raises:
             Refusal: as :meth:`identify`, or ROLE_TOO_LOW.
@@ -131,7 +131,9 @@ class Access:
         return grant
 
     async def identify(self, authorization: str) -> Grant:
-        """Whose token an ``Authorization`` header holds. Only who shows one of an unknown key waits.
+        """Return the grant of the token in an ``Authorization`` header.
+
+        Only a token with an unknown key waits.
 
         Raises:
             Refusal: TOKEN_MISSING, TOKEN_UNKNOWN, TOKEN_EXPIRED or KEYS_UNAVAILABLE.
@@ -158,7 +160,7 @@ class Access:
         if self._verifier is None or not tokens.issuers:
             raise unknown("unknown", "it is none of the tokens of the file")
         claims = await self._verifier.verify(token)
-        # The file may have changed while a key was fetched.
+        # The tokens file may have changed while a key was fetched.
         grant = self._tokens().of(claims, digest_of(token))
         if grant is None:
             raise TokenRefused(
@@ -172,10 +174,10 @@ class Access:
 
     @asynccontextmanager
     async def while_granted(self, grant: Grant) -> AsyncIterator[None]:
-        """Run a call for as long as its token is in force.
+        """Run a call while its token is valid.
 
         Raises:
-            Refusal: TOKEN_UNKNOWN, when the token was taken away meanwhile, or TOKEN_EXPIRED.
+            Refusal: TOKEN_UNKNOWN: the token was revoked meanwhile; or TOKEN_EXPIRED.
         """
         open_calls = self._open.setdefault(grant, set())
         try:
@@ -189,33 +191,33 @@ class Access:
                         self._open.pop(grant, None)
         except TimeoutError:
             if scope.expired():
-                refusal = _ended(grant) if scope.when() != TAKEN_AWAY else _taken_away(grant)
+                refusal = _ended(grant) if scope.when() != REVOKED else _revoked(grant)
                 JOURNAL.ended(refusal.reason, refusal.check, refusal.why, issuer=refusal.issuer)
                 raise refusal from None
             raise
 
     def _end_of(self, grant: Grant) -> float | None:
-        """When a call ends at the latest, on the loop's clock."""
+        """Return the latest end of a call, on the loop's clock."""
         if grant.claims is None:
             return None
         return asyncio.get_running_loop().time() + max(0.0, grant.claims.ends_at - self._clock())
 
     def revoke(self, tokens: Tokens) -> None:
-        """End the calls of every grant that these tokens do not give as it was."""
+        """End the calls of every grant that new tokens do not give unchanged."""
         for grant in [one for one in self._open if not tokens.is_still_valid(one)]:
             for scope in self._open[grant]:
-                # One that is ending already cannot be told again.
+                # A call that is already ending cannot be rescheduled.
                 if not scope.expired():
-                    scope.reschedule(TAKEN_AWAY)
+                    scope.reschedule(REVOKED)
 
 
 def check_role(grant: Grant, role: Role, what: str) -> None:
-    """See that a grant's role is high enough.
+    """Check that a grant's role is high enough.
 
     Args:
-        grant: of the caller.
-        role: the least that is needed.
-        what: for which method or path.
+        grant: the caller's grant.
+        role: the required role.
+        what: the method or path.
 
     Raises:
         Refusal: ROLE_TOO_LOW.
@@ -233,7 +235,7 @@ def check_role(grant: Grant, role: Role, what: str) -> None:
 
 
 def check_run(grant: Grant, run_id: str) -> None:
-    """See that a run is among those that a grant is for.
+    """Check that a grant is for a run.
 
     Raises:
         Refusal: RUN_NOT_ALLOWED.
@@ -250,15 +252,15 @@ def check_run(grant: Grant, run_id: str) -> None:
 
 
 def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN401
-    """See that a request is about a run that its caller may touch.
+    """Check that the caller may touch the run of a request.
 
     Raises:
-        Refusal: RUN_NOT_ALLOWED, or INVALID_ARGUMENT where the run is not known.
+        Refusal: RUN_NOT_ALLOWED; or INVALID_ARGUMENT: the run is unknown.
     """
     if rule.holds:
         held = request.WhichOneof(rule.holds)
         if not grant.allows_all and (held is None or len(UnknownFieldSet(request))):
-            # A relay may be older than the coordinator to which it hands this on.
+            # A relay may be older than the coordinator to which it forwards this.
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
                 f"an {rule.holds} came that this version does not know, so that the run that it is about is "
@@ -267,13 +269,13 @@ def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN4
             )
         request = getattr(request, held) if held else None
     run_id = getattr(request, "run_id", None)
-    # Where a response can be narrowed, no run id stands for all that the caller may see.
+    # If a response can be filtered, an empty run id means all runs that the caller may see.
     if run_id is not None and not (run_id == "" and rule.shows):
         check_run(grant, run_id)
 
 
-def narrowed(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: ANN401
-    """A response without what its caller may not see; None if nothing is left of it."""
+def filtered(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: ANN401
+    """Remove runs that the caller may not see from a response; None: nothing is left."""
     if not rule.shows or grant.allows_all:
         return response
     shown = getattr(response, rule.shows)
@@ -285,7 +287,7 @@ def narrowed(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: AN
     return response
 
 
-def _taken_away(grant: Grant) -> TokenRefused:
+def _revoked(grant: Grant) -> TokenRefused:
     return TokenRefused(
         Reason.TOKEN_UNKNOWN,
         UNKNOWN,
@@ -301,7 +303,7 @@ def _ended(grant: Grant) -> TokenRefused:
         Reason.TOKEN_EXPIRED,
         f"the token of {grant.name} expired at {grant.claims.expiry}, and what was opened with "
         "it ends. Connect again with the one that has replaced it: the SDK does, and reads MUSTER_TOKEN_FILE "
-        "anew.",
+        "again.",
         check="exp",
         issuer=grant.claims.issuer,
     )

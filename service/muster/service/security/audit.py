@@ -1,4 +1,4 @@
-"""The audit log: who was refused what, and who changed what. One JSON object a line."""
+"""The audit log: refused calls and changes, with their callers. Each line is a JSON object."""
 
 import atexit
 import json
@@ -20,21 +20,21 @@ from muster.service.security.files import FileError
 from muster.service.security.grants import Grant
 
 TO_LOG = "-"
-"""In place of a file: the entries go to the log."""
+"""Instead of a file name: the entries go to the log."""
 MAX_WAITING = 10_000
-"""Entries that wait to be written. Those that come beyond them are left out, and counted."""
+"""Entries that wait for the disk. Further ones are dropped and counted."""
 MAX_UNKNOWN = 100
-"""Refusals of unknown callers that are written within a :data:`WINDOW`. The others are counted."""
+"""Refusals of unknown callers within a :data:`WINDOW`. Further ones are dropped and counted."""
 WINDOW = 10.0
 """Seconds."""
 MAX_TEXT = 256
-"""Characters of a text that a caller chose."""
+"""Characters of a text from a caller."""
 MAX_KEYS = 8
-"""Keys of a store that one entry names."""
+"""Store keys that one entry names."""
 ABOUT = ("rank", "prefix", "sequence", "key", "reason", "force", "stop", "dry_run", "incarnation")
-"""The fields of a request that its entry shows. The values of stores and payloads are not among them."""
+"""The fields of a request that its entry shows. Values of stores and payloads are never shown."""
 OPEN = "OPEN"
-"""The result of a stream that has begun: a session or a join. Another entry tells how it ends."""
+"""The result of a stream at its begin: a session or a join. Another entry has its end."""
 OK = "OK"
 
 Fields = dict[str, object]
@@ -43,15 +43,15 @@ Write = Callable[[Fields], None]
 
 @dataclass(slots=True)
 class AuditedCall:
-    """One call, as far as it is known.
+    """The known facts about one call.
 
     Args:
         write: takes its entries.
-        method: what is called.
-        changes: whether the method changes something. If not, only a refusal is written.
-        lasts: whether it is open for long once it has been asked for; then its begin is written, too.
-        address: of the peer.
-        certificate: the common name of the client's certificate; empty if it showed none.
+        method: the path of the method.
+        changes: whether the method changes something. If not, only a refusal has an entry.
+        lasts: whether the call stays open after its request. Then its begin has an entry as well.
+        address: the peer's address.
+        certificate: the common name of the client's certificate; empty: the client showed no certificate.
     """
 
     write: Write
@@ -61,14 +61,14 @@ class AuditedCall:
     address: str
     certificate: str = ""
     grant: Grant | None = None
-    """Who calls; None: it is not known, or no tokens are asked for."""
+    """The caller's grant; None: the caller is unknown or needs no token."""
     run_id: str = ""
     _about: Fields = field(default_factory=dict)
     _answered: bool = False
     """Whether the newest request has its entry."""
 
     def ask(self, request: Any) -> None:  # noqa: ANN401
-        """Take a request."""
+        """Take note of a request."""
         self._answered = False
         self._about = {}
         if "operation" in request.DESCRIPTOR.oneofs_by_name and (name := request.WhichOneof("operation")):
@@ -92,15 +92,15 @@ class AuditedCall:
             self._answered = True
 
     def refuse(self, refusal: Refusal) -> None:
-        """Write that the call was refused."""
+        """Write an entry for a refused call."""
         self._entry(refusal.reason.name, refusal.message)
 
     def end(self, result: str, message: str = "") -> None:
-        """Write how the call ended, unless its only request, or its last one, was answered.
+        """Write an entry for the end of the call, unless its last request was answered.
 
         Args:
-            result: ``OK``, or the name of its status.
-            message: what the caller was told.
+            result: ``OK``, or the name of the status.
+            message: the message to the caller.
         """
         if self.changes and not self._answered:
             self._entry(result, message)
@@ -121,11 +121,11 @@ class AuditedCall:
 
 
 CALL: ContextVar[AuditedCall | None] = ContextVar("audited_call", default=None)
-"""The call that the current task handles; None: there is no audit log."""
+"""The call of the current task; None: the coordinator has no audit log."""
 
 
 def identity(grant: Grant | None, certificate: str = "") -> Fields:
-    """Return the fields of an entry that say who called."""
+    """Return the fields of an entry that name the caller."""
     who: Fields = {"who": "" if grant is None else grant.name}
     if grant is not None:
         who["role"] = grant.role.name.lower()
@@ -150,7 +150,7 @@ def _about(request: Any) -> Fields:  # noqa: ANN401
 
 
 def _keys(request: Any) -> list[str]:  # noqa: ANN401
-    """The keys of a store that a request changes."""
+    """Return the store keys that a request changes."""
     known = request.DESCRIPTOR.fields_by_name
     if "entries" in known:
         return [entry.key for entry in request.entries]
@@ -161,10 +161,10 @@ def _keys(request: Any) -> list[str]:  # noqa: ANN401
 
 
 def writer(target: str) -> Write:
-    """Return what takes the entries.
+    """Return the function that writes entries.
 
     Args:
-        target: a file, to which they are appended; or :data:`TO_LOG`.
+        target: a file to append to; or :data:`TO_LOG`.
 
     Raises:
         FileError: the file cannot be written.
@@ -173,10 +173,10 @@ def writer(target: str) -> Write:
 
 
 class Bounded:
-    """Bounds the refusals of unknown callers: whoever reaches a port could fill the disk with them.
+    """Limits the refusals of unknown callers, which could otherwise fill the disk.
 
     Args:
-        write: takes the entries that are left, with the number of those left out before it.
+        write: takes the remaining entries, each with the number of entries dropped before it.
         clock: seconds of a monotonic clock.
     """
 
@@ -188,7 +188,7 @@ class Bounded:
         self._left_out = 0
 
     def write(self, fields: Fields) -> None:
-        """Hand an entry on, unless too many of its kind came."""
+        """Write an entry, unless there were too many of its kind."""
         if fields["who"] == "" and fields["result"] not in (OK, OPEN):
             now = self._clock()
             if now - self._since >= WINDOW:
@@ -206,15 +206,15 @@ def _to_log(fields: Fields) -> None:
 
 
 class AuditFile:
-    """Appends entries to a file, on a thread of its own: a slow disk must not hold up decisions.
+    """Appends entries to a file, on a thread of its own, so that a slow disk does not delay decisions.
 
     It opens the file for each batch of entries, so that the file may be renamed at any time.
 
     Args:
-        path: the file; only its owner may read it if it is made here.
+        path: the file. If it is created here, only its owner may read it.
 
     Raises:
-        FileError: it cannot be written.
+        FileError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -230,7 +230,7 @@ class AuditFile:
         atexit.register(self.close)
 
     def write(self, fields: Fields) -> None:
-        """Hand over an entry; never blocks."""
+        """Queue an entry; never blocks."""
         if self._entries.qsize() >= MAX_WAITING:
             self._lost += 1
             return
@@ -240,7 +240,7 @@ class AuditFile:
         self._entries.put(json.dumps(entry).encode() + b"\n")
 
     def close(self) -> None:
-        """Write what waits, for a second at most."""
+        """Write waiting entries, for at most one second."""
         self._entries.put(None)
         self._thread.join(timeout=1)
 

@@ -1,4 +1,4 @@
-"""What a verified token says."""
+"""The claims of a verified token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from muster.service.core.vocabulary import report
 
 SERVICE_ACCOUNT = ["system", "serviceaccount"]
-"""How the ``sub`` of a service account begins."""
+"""The ``sub`` of a service account begins so."""
 
 
 class Account(NamedTuple):
@@ -20,7 +20,7 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """A token's claims, after its signature, issuer, audience and times were found good."""
+    """A token's claims, after a check of its signature, issuer, audience and times."""
 
     issuer: str
     """The issuer's name in the tokens file."""
@@ -32,7 +32,7 @@ class Claims:
 
     @property
     def account(self) -> Account | None:
-        """The service account whose token it is; None: it is somebody else's."""
+        """The service account of the token; None: the token is not of a service account."""
         parts = str(self.said["sub"]).split(":")
         if len(parts) != 4 or parts[:2] != SERVICE_ACCOUNT or not all(parts):
             return None
@@ -40,30 +40,30 @@ class Claims:
 
     @property
     def bearer(self) -> str:
-        """Who shows it, for people."""
+        """The bearer of the token, for people."""
         if (account := self.account) is not None:
             return report.shown(f"{account.namespace}/{account.name}")
         return report.shown(str(self.said["sub"]))
 
     def holds(self, claim: str, value: str) -> bool:
-        """Whether a claim is this text, or a list with it."""
+        """Return whether a claim is this text, or a list with it."""
         said = self.said.get(claim)
         if claim == "email" and self.said.get("email_verified", True) is not True:
-            # The issuer has it from the user alone.
+            # The issuer did not verify the address that the user gave.
             return False
         return said == value or (isinstance(said, list) and value in said)
 
     @property
     def expiry(self) -> str:
-        """When it expires, for people."""
+        """The time at which the token expires, for people."""
         return moment(self.expires_at)
 
 
 def moment(seconds: float) -> str:
-    """A time for people.
+    """Format a time for people.
 
     Args:
-        seconds: since 1970.
+        seconds: seconds since 1970.
     """
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""What ``muster serve`` may be told of security. All of it is off unless it is asked for."""
+"""The security settings of ``muster serve``. All are off by default."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,45 +6,45 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Where the certificates are, in PEM."""
+    """The files of the certificates, in PEM."""
 
     cert: Path
-    """The server's certificate, and those between it and its authority."""
+    """The server's certificate and its intermediate certificates."""
     key: Path
     client_ca: Path | None = None
-    """The authorities of clients; if given, a client must show a certificate."""
+    """The authorities of client certificates. If given, a client must show a certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficLimits:
-    """How much one peer, and all peers, may ask; 0 is without a bound. A peer is an IP address."""
+    """Limits of one peer and of all peers; 0: no limit. A peer is an IP address."""
 
     max_sessions_per_peer: int = 0
     """Open streams."""
     max_messages_per_second_per_peer: int = 0
-    """Messages on streams, and calls. Beyond it they are read later."""
+    """Messages on streams, and calls. Further ones are read later."""
     max_messages_per_second: int = 0
-    """The same, of all peers together."""
+    """Messages and calls of all peers together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Everything that guards one coordinator.
+    """The security settings of one coordinator.
 
     Raises:
-        ValueError: one option asks for another that is not given.
+        ValueError: an option needs another one that is not given.
     """
 
     tls: TlsFiles | None = None
     tokens_file: Path | None = None
     http_tls: bool = False
-    """Whether the HTTP port uses the certificate, too."""
+    """Whether the HTTP port uses the certificate as well."""
     http_tokens: bool = False
-    """Whether the HTTP port asks for a viewer's token, too."""
+    """Whether the HTTP port needs a viewer's token as well."""
     http_hosts: tuple[str, ...] = ()
-    """The names by which the HTTP port may be called, beside IP addresses and ``localhost``."""
+    """Host names in requests to the HTTP port, beside IP addresses and ``localhost``."""
     audit_log: str = ""
-    """The file of the audit log; ``-``: it goes to the log; empty: there is none."""
+    """The file of the audit log; ``-``: entries go to the log; empty: no audit log."""
     traffic: TrafficLimits = TrafficLimits()
 
     @property
@@ -54,7 +54,7 @@ class Security:
 
     @property
     def http_knows_operators(self) -> bool:
-        """Whether the HTTP port asks all of its callers that the gRPC port does, and may show as much."""
+        """Whether the HTTP port checks callers as the gRPC port does, so that it may show as much."""
         return (self.http_tokens or self.tokens_file is None) and (self.http_tls or not self.knows_clients)
 
     def __post_init__(self) -> None:
@@ -65,10 +65,10 @@ class Security:
 
 
 def tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
-    """The files of TLS; None if none is given.
+    """Return the files of TLS; None: no file is given.
 
     Raises:
-        ValueError: some that are needed are missing.
+        ValueError: a required file is missing.
     """
     if cert is None or key is None:
         if cert or key or client_ca:

@@ -1,4 +1,4 @@
-"""All that guards one coordinator, made from what it was told."""
+"""The current certificates, tokens and rates of one coordinator."""
 
 import asyncio
 import time
@@ -18,13 +18,13 @@ from muster.service.security.traffic import Traffic
 
 
 class SecurityContext:
-    """What is in force: certificates, tokens and rates.
+    """Certificates, tokens, rates and the audit log, as the settings say.
 
     Args:
-        security: what was asked for.
+        security: the settings.
 
     Raises:
-        FileError: a file cannot be read or used.
+        FileError: a file cannot be used.
     """
 
     def __init__(self, security: Security) -> None:
@@ -34,7 +34,7 @@ class SecurityContext:
         self.tls: Tls | None = None
         self.access: Access | None = None
         self.audit = audit.writer(security.audit_log) if security.audit_log else None
-        """Takes the entries of the audit log; None: there is none."""
+        """Takes the entries of the audit log; None: no audit log."""
         if security.tls is not None:
             self.tls = Tls(security.tls)
             self._files.append(self.tls.certificates)
@@ -45,7 +45,7 @@ class SecurityContext:
             self._files.append(in_force)
 
     def _tokens(self, path: Path) -> Tokens:
-        """The tokens of a file, with the keys of its issuers at hand."""
+        """Load a tokens file, and let the verifier know its issuers."""
         found = tokens.load(path)
         self._verifier.set_issuers(found.issuers)
         if overlaps := found.overlaps():
@@ -54,7 +54,7 @@ class SecurityContext:
         return found
 
     async def keep_fresh(self) -> None:
-        """Follow the files and the keys of issuers, for ever."""
+        """Follow the files and the issuers' keys, for ever."""
         try:
             await asyncio.gather(keep_fresh(self._files), self._refresh_keys())
         finally:

@@ -1,4 +1,4 @@
-"""What is read from files that others replace while the coordinator runs."""
+"""Values from files that others replace while the coordinator runs."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -10,27 +10,27 @@ import structlog
 T = TypeVar("T")
 
 INTERVAL = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 
 class FileError(Exception):
-    """A file cannot be used. The message says which, why, and what to do next, and holds no secret."""
+    """A file cannot be used. The message says which, why, and what to do next. It has no secret."""
 
 
 class Reloaded(Generic[T]):
-    """A value made from files, and made again when they change.
+    """A value that is loaded from files, and loaded again when they change.
 
-    Files are told apart by what ``stat`` says of what their names lead to, so that a swapped symbolic link
-    counts as a change. What cannot be loaded is logged once, and tried again at each look; the value stays.
+    A change is a new result of ``stat`` for a path, which follows symbolic links. If a file cannot be loaded,
+    the value stays. The error is logged once, and each check tries again.
 
     Args:
-        what: what it is, for the log, such as ``certificate``.
+        what: the name of the value in the log, such as ``certificate``.
         paths: the files.
-        load: makes the value.
-        changed: is told of each new value.
+        load: loads the value.
+        changed: is called with each new value.
 
     Raises:
-        FileError: as ``load`` raises it, at the first time.
+        FileError: the first ``load`` raised it.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Reloaded(Generic[T]):
         return tuple(map(_fingerprint, self._paths))
 
     def look(self) -> None:
-        """Make the value again if the files have changed since the last look."""
-        # Taken before the files are read: what changes while they are read is a change to the next look.
+        """Load the value again if the files have changed since the last check."""
+        # Before reading the files, so that the next check sees a change during the read.
         seen = self._fingerprint()
         if seen == self._seen:
             self._complaint = ""
@@ -61,7 +61,7 @@ class Reloaded(Generic[T]):
         log = structlog.get_logger()
         try:
             value = self._load()
-        except Exception as error:  # Whatever is wrong with a file, the last good one goes on.
+        except Exception as error:  # Whatever is wrong with a file, the last good value stays.
             why = str(error) if isinstance(error, FileError) else f"{type(error).__name__}: {error}."
             if why != self._complaint:
                 log.error(f"{self._what}.kept", reason=f"{why} What was loaded before stays in force.")  # noqa: TRY400
@@ -83,10 +83,10 @@ def _fingerprint(path: Path) -> tuple[int, ...] | None:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file.
+    """Read a file.
 
     Raises:
-        FileError: it cannot be read.
+        FileError: the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -98,11 +98,11 @@ def read(path: Path) -> bytes:
 
 
 async def keep_fresh(reloaded: Iterable[Reloaded[Any]], interval: float = INTERVAL) -> None:
-    """Look at all files again and again, for ever.
+    """Check all files periodically, for ever.
 
     Args:
-        reloaded: what is made from them.
-        interval: seconds between two looks.
+        reloaded: the values of the files.
+        interval: seconds between two checks.
     """
     values = list(reloaded)
     while True:

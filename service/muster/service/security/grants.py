@@ -1,4 +1,4 @@
-"""What a caller may do: a role, for some runs, and until when."""
+"""The rights of a caller: a role, and the runs that it is for."""
 
 import enum
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from muster.service.security.patterns import matches
 
 
 class Role(enum.IntEnum):
-    """What a token is for; each role may do all that the ones before it may."""
+    """The role of a token. Each role includes the ones before it."""
 
     VIEWER = 1
     WORKER = 2
@@ -17,7 +17,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What the bearer of one token may do."""
+    """The rights of the bearer of one token."""
 
     name: str
     role: Role
@@ -26,10 +26,10 @@ class Grant:
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
     claims: Claims | None = field(default=None, repr=False, compare=False)
-    """Of an issuer's token, what it was made from."""
+    """The claims of an issuer's token; None: the tokens file has the token itself."""
 
     def allows(self, run_id: str) -> bool:
-        """Whether the bearer may touch this run."""
+        """Return whether the bearer may touch this run."""
         return matches(run_id, self.runs)
 
     @property

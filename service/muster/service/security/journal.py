@@ -1,4 +1,4 @@
-"""Refused tokens in the log: each with what failed, and no more of them than a log bears."""
+"""Log lines about refused tokens, each with the failed check, and limited in number."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import structlog
 from muster.service.core.vocabulary.refusal import Reason
 
 MAX_LINES = 20
-"""Lines of one check within :data:`WINDOW`: whoever reaches the port can cause one."""
+"""Lines of one check within :data:`WINDOW`, because anyone who reaches the port can cause lines."""
 WINDOW = 10.0
 """Seconds."""
 
@@ -22,7 +22,7 @@ class _Tally:
 
 
 class Journal:
-    """Writes refusals to the log, and counts those that it leaves out.
+    """Logs refusals, and counts the dropped ones.
 
     Args:
         clock: seconds of a monotonic clock.
@@ -33,19 +33,19 @@ class Journal:
         self._tallies: dict[tuple[str, str], _Tally] = {}
 
     def refused(self, reason: Reason, check: str, why: str, *, issuer: str = "") -> None:
-        """Somebody was refused.
+        """Log a refusal.
 
         Args:
-            reason: what the caller was told.
-            check: what failed, in a word; of these there are few.
-            why: the whole of it; nothing of the token.
-            issuer: the name of the token's issuer, if it is one's.
+            reason: the reason for the caller.
+            check: the failed check, one of a few words.
+            why: the full explanation, without any part of the token.
+            issuer: the name of the token's issuer; empty: it has no issuer.
         """
         log = structlog.get_logger()
         self._write(log.warning, "token.refused", reason, check, why, issuer)
 
     def ended(self, reason: Reason, check: str, why: str, *, issuer: str = "") -> None:
-        """An open call was ended, as is usual for each token some day; the arguments are the same."""
+        """Log the end of an open call, which is usual when a token expires. The arguments are the same."""
         self._write(structlog.get_logger().info, "token.ended", reason, check, why, issuer)
 
     def _write(
@@ -67,4 +67,4 @@ class Journal:
 
 
 JOURNAL = Journal()
-"""Of this process."""
+"""The journal of this process."""

@@ -1,4 +1,4 @@
-"""The patterns of a token's runs, as the coordinator and the command read them."""
+"""Patterns of run ids in tokens, for the coordinator and the command."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,12 +9,12 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def matches(run_id: str, patterns: Iterable[str]) -> bool:
-    """Whether a run is one of those that glob patterns stand for."""
+    """Return whether a run id matches one of some glob patterns."""
     return any(fnmatchcase(run_id, pattern) for pattern in patterns)
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether there may be a run that both patterns match. A set in brackets counts as any character."""
+    """Return whether a run id may match both patterns. A set in brackets counts as any character."""
     first, second = _PARTS.findall(one), _PARTS.findall(other)
     todo = [(0, 0)]
     seen = set(todo)
@@ -26,7 +26,7 @@ def overlap(one: str, other: str) -> bool:
             parts[place] if place < len(parts) else "" for parts, place in ((first, at), (second, there))
         )
         steps = set()
-        if "*" in (mine, theirs):  # It matches nothing more, or another part of the other pattern.
+        if "*" in (mine, theirs):  # The asterisk matches nothing more, or one more part of the other pattern.
             steps = {(at + 1, there)} if mine else set()
             steps |= {(at, there + 1)} if theirs else set()
         elif mine and theirs and _agree(mine, theirs):
@@ -37,12 +37,12 @@ def overlap(one: str, other: str) -> bool:
 
 
 def overlapping(holders: Sequence[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, str, str, str]]:
-    """Find runs that several holders may touch, perhaps without having been meant to.
+    """Find patterns of different holders that may match the same run by accident.
 
-    A pattern that two have alike is meant for both, and ``*`` is meant for all.
+    Equal patterns of two holders are intended, and so is ``*``.
 
     Args:
-        holders: names and their patterns.
+        holders: names with their patterns.
 
     Yields:
         A name, its pattern, another name, and its pattern.
@@ -56,7 +56,7 @@ def overlapping(holders: Sequence[tuple[str, Sequence[str]]]) -> Iterator[tuple[
     for number, (begin, pattern, name) in enumerate(entries):
         for other_begin, other, other_name in entries[number + 1 :]:
             if not other_begin.startswith(begin):
-                break  # Nor does any later one: they are sorted.
+                break  # They are sorted, so no later one matches.
             if other_name != name and other != pattern and overlap(pattern, other):
                 yield name, pattern, other_name, other
 

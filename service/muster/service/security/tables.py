@@ -1,4 +1,4 @@
-"""The tables of the tokens file, field by field. No message shows what a field holds: it may be a token."""
+"""The tables of the tokens file, field by field. No message shows a field's value, which may be a token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from muster.service.security.grants import Role
 
 @dataclass(slots=True)
 class Table:
-    """One table, and what messages call it."""
+    """One table, and its name in messages."""
 
     said: Mapping[str, Any]
     where: str
 
     def check_fields(self, *known: str) -> None:
-        """See that there are no others.
+        """Check that the table has only known fields.
 
         Raises:
-            FileError: there are.
+            FileError: it has others.
         """
         unknown = self.said.keys() - set(known)
         if unknown:
-            # A name that is not known may be a token that was put in the wrong place.
+            # Do not show an unknown name: it may be a token in the wrong place.
             raise FileError(f"{self.where} has {len(unknown)} unknown fields: {', '.join(known)} are known.")
 
     def name(self) -> str:
-        """Its name, by which messages call it from now on.
+        """Return the name of the table, and show it in messages from now on.
 
         Raises:
-            FileError: it has none.
+            FileError: the table has no name.
         """
         name = self.said.get("name")
         if not _is_text(name):
@@ -40,10 +40,10 @@ class Table:
         return str(name)
 
     def role(self) -> Role:
-        """Its role.
+        """Return the role.
 
         Raises:
-            FileError: it has none.
+            FileError: the table has no valid role.
         """
         role = self.said.get("role")
         if not isinstance(role, str) or role.upper() not in Role.__members__:
@@ -52,10 +52,10 @@ class Table:
         return Role[role.upper()]
 
     def runs(self) -> tuple[str, ...]:
-        """Its patterns of runs.
+        """Return the patterns of runs.
 
         Raises:
-            FileError: they are none.
+            FileError: the field is not a list of patterns.
         """
         runs = self.said.get("runs", ["*"])
         if not isinstance(runs, list) or not runs or not all(isinstance(one, str) and one for one in runs):
@@ -63,20 +63,20 @@ class Table:
         return tuple(runs)
 
     def text(self, field: str, what: str) -> str:
-        """A field that must be there.
+        """Return a required text.
 
         Raises:
-            FileError: it is not, or not printable text.
+            FileError: the field is missing or not printable text.
         """
         if (value := self.optional_text(field)) is None:
             raise FileError(f"{self.where} needs {field}: {what}.")
         return value
 
     def optional_text(self, field: str) -> str | None:
-        """A field that may be there.
+        """Return an optional text.
 
         Raises:
-            FileError: it is there, and not printable text.
+            FileError: the field is not printable text.
         """
         value = self.said.get(field)
         if value is not None and not _is_text(value):
@@ -84,30 +84,30 @@ class Table:
         return value
 
     def path(self, field: str) -> Path | None:
-        """A file that may be named.
+        """Return an optional path.
 
         Raises:
-            FileError: its name is no text.
+            FileError: the field is not printable text.
         """
         value = self.optional_text(field)
         return Path(value) if value is not None else None
 
-    def number(self, field: str, default: float, *, most: float) -> float:
-        """A number from 0 on.
+    def number(self, field: str, default: float, *, maximum: float) -> float:
+        """Return a number from 0 to a maximum.
 
         Raises:
-            FileError: it is another, or none.
+            FileError: the field is not such a number.
         """
         value = self.said.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise FileError(f"{self.where}: {field} must be a number from 0 to {most:g}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= maximum:
+            raise FileError(f"{self.where}: {field} must be a number from 0 to {maximum:g}.")
         return float(value)
 
     def texts(self, field: str, example: str) -> dict[str, str]:
-        """A table of texts in this one, with one at least.
+        """Return a nested table with at least one text.
 
         Raises:
-            FileError: it is something else.
+            FileError: the field is not such a table.
         """
         value = self.said.get(field)
         if not isinstance(value, dict) or not value or not all(map(_is_text, value.values())):

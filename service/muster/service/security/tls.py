@@ -1,6 +1,6 @@
-"""The server's certificates, for gRPC and for HTTP, replaced while it runs.
+"""The server's certificates for gRPC and HTTP, which may be replaced while it runs.
 
-Both servers ask for what is in force at every handshake; connections that are open are not disturbed.
+Both servers read the current certificates at every handshake. Open connections stay open.
 """
 
 import ssl
@@ -15,36 +15,36 @@ from muster.service.security.config import TlsFiles
 from muster.service.security.files import FileError, Reloaded, read
 
 RESUMED_FOR = 3_600.0
-"""Seconds for which gRPC may resume a TLS session. A client's certificate is looked at when a session begins
-and not when it is resumed, which may be after its end: BoringSSL would do that for a day."""
+"""Seconds for which gRPC may resume a TLS session. The server checks a client's certificate only at the begin
+of a session. BoringSSL would resume sessions for a day, even if the certificate has expired meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificates:
-    """What one reading of the files has come to."""
+    """The content of the files at one time."""
 
     cert: bytes
     key: bytes = field(repr=False)
     client_ca: bytes | None
     http: ssl.SSLContext
     expires_at: float
-    """When the first certificate of the chain ends, in seconds since 1970."""
+    """The time at which the first certificate of the chain expires, in seconds since 1970."""
 
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:
-        """A new configuration of gRPC's server, which resumes none of the sessions of another one."""
+        """Return a new configuration of gRPC's server. It does not resume sessions of another one."""
         return grpc.ssl_server_certificate_configuration(
             [(self.key, self.cert)], root_certificates=self.client_ca
         )
 
 
 class Tls:
-    """The certificates in force, and credentials of servers that follow them.
+    """The current certificates, and server credentials that follow them.
 
     Args:
-        files: where they are.
+        files: the files.
 
     Raises:
-        FileError: they cannot be read or used.
+        FileError: a file cannot be used.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -54,19 +54,19 @@ class Tls:
 
     @property
     def expires_at(self) -> float:
-        """When the certificate ends, in seconds since 1970."""
+        """The time at which the certificate expires, in seconds since 1970."""
         return self.certificates.value.expires_at
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For ``add_secure_port``; clients must show a certificate if their authorities are given."""
+        """Return credentials for ``add_secure_port``. They demand client certificates if so configured."""
         return grpc.dynamic_ssl_server_credentials(
             self.certificates.value.for_grpc(),
-            _news(self.certificates),  # type: ignore[arg-type]  # None is for no news
+            _changes(self.certificates),  # type: ignore[arg-type]  # None: no change
             require_client_authentication=self._asks_clients,
         )
 
     def http_context(self) -> ssl.SSLContext:
-        """For the HTTP port; a client may show a certificate, and whether it must is for the port to say."""
+        """Return the context of the HTTP port. The port decides whether a client must show a certificate."""
         context = _context(self._asks_clients)
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -76,10 +76,10 @@ class Tls:
         return context
 
 
-def _news(
+def _changes(
     certificates: Reloaded[Certificates], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """What gRPC asks at each handshake, in its own threads: the certificates, if it is to take them anew."""
+    """Return the function that gRPC calls in its threads at each handshake, for changed certificates."""
     known, since = certificates.value, clock()
 
     def news() -> grpc.ServerCertificateConfiguration | None:
@@ -97,7 +97,7 @@ def load(files: TlsFiles) -> Certificates:
     """Read and check the files.
 
     Raises:
-        FileError: one cannot be read, is not PEM, or the key is not that of the certificate.
+        FileError: a file cannot be read or is not PEM, or the key does not belong to the certificate.
     """
     cert, key = read(files.cert), read(files.key)
     client_ca = read(files.client_ca) if files.client_ca is not None else None
@@ -116,7 +116,7 @@ def load(files: TlsFiles) -> Certificates:
         ) from error
     if client_ca is not None:
         try:
-            # Beside the certificates there may be words of any language.
+            # The file may have text in any language beside the certificates.
             context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             raise FileError(f"{files.client_ca} holds no certificates in PEM: {_why(error)}.") from error
@@ -133,11 +133,11 @@ def _why(error: Exception) -> str:
 def _context(asks_clients: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A session that is resumed is not checked again, against authorities that may have been replaced.
+    # A resumed session is not checked again, although the authorities may have been replaced.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     if asks_clients:
         context.verify_mode = ssl.CERT_OPTIONAL
-        # TLS 1.2 resumes without tickets, too, and Python has no way to turn that off.
+        # TLS 1.2 also resumes sessions without tickets, and Python cannot turn that off.
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context

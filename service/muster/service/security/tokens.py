@@ -1,6 +1,6 @@
-"""Bearer tokens: who may call, in which role and for which runs, as a file says.
+"""Bearer tokens: the roles and runs of callers, from a file.
 
-Only digests are kept. No token is in a log, an error or a repr.
+Only digests are kept. No log, error or repr has a token.
 """
 
 import hashlib
@@ -20,22 +20,22 @@ from muster.service.security.patterns import overlapping
 from muster.service.security.tables import Table
 
 MIN_TOKEN = 16
-"""Characters of a token: fewer could be guessed."""
+"""Characters of a token. A shorter one could be guessed."""
 BEARER = "bearer"
 KINDS = ("token", "issuer", "service_account", "login")
-"""The tables of the file."""
+"""The kinds of tables in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All tokens of a coordinator, and whose it takes of those that others sign."""
+    """All tokens of a coordinator, and the rules for tokens of issuers."""
 
     grants: tuple[Grant, ...]
     issuers: tuple[Issuer, ...] = ()
     rules: tuple[Rule, ...] = ()
 
     def find(self, token: str) -> Grant | None:
-        """The grant of a token; how long it takes does not tell how near the token is to one."""
+        """Return the grant of a token, in a time that does not depend on the token."""
         digest = digest_of(token)
         found = None
         for grant in self.grants:
@@ -44,11 +44,11 @@ class Tokens:
         return found
 
     def of(self, claims: Claims, digest: bytes) -> Grant | None:
-        """The grant of the bearer of an issuer's token: what the first rule says that is about them.
+        """Return the grant of an issuer's token by the first rule that covers it.
 
         Args:
-            claims: what the token says.
-            digest: of the token.
+            claims: the token's claims.
+            digest: the token's digest.
         """
         if not any(issuer.issued(claims) for issuer in self.issuers):
             return None
@@ -58,7 +58,7 @@ class Tokens:
         return None
 
     def overlaps(self) -> list[str]:
-        """Say which workers may touch each other's runs, as their patterns do not tell at a glance."""
+        """Describe the workers that may touch each other's runs by accident."""
         holders = [(f'token "{one.name}"', one.runs) for one in self.grants if one.role is Role.WORKER]
         holders += [(rule.bearers, rule.runs) for rule in self.rules if rule.role is Role.WORKER]
         return [
@@ -68,19 +68,19 @@ class Tokens:
         ]
 
     def is_still_valid(self, grant: Grant) -> bool:
-        """Whether a grant that was given before would be given again."""
+        """Return whether these tokens still give a grant."""
         if grant.claims is None:
             return grant in self.grants
         return self.of(grant.claims, grant.digest) == grant
 
 
 def digest_of(token: str) -> bytes:
-    """SHA-256 of a token."""
+    """Return the SHA-256 of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def bearer(authorization: str) -> str | None:
-    """The token in a header ``Authorization: Bearer TOKEN``; None if it holds none."""
+    """Return the token of a header ``Authorization: Bearer TOKEN``; None: the header has no token."""
     scheme, _, token = authorization.strip().partition(" ")
     return token.strip() or None if scheme.lower() == BEARER else None
 
@@ -89,13 +89,13 @@ def load(path: Path) -> Tokens:
     """Read a tokens file.
 
     Raises:
-        FileError: it cannot be read or understood; the message names the table and the field.
+        FileError: the file cannot be read or parsed; the message names the table and the field.
     """
     data = read(path)
     try:
         document = tomllib.loads(data.decode())
     except tomllib.TOMLDecodeError as error:
-        # Its message may quote what stands there, which may be a token: only the place is told.
+        # Show only the position: the error's message may quote a token.
         place = re.search(r"\(at .*\)", str(error))
         raise FileError(f"{path} is not TOML {place[0] if place else ''}.".replace(" .", ".")) from None
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""How much one peer, and all peers together, may ask: by slowing down, and by a bound on open streams.
+"""Rate limits of one peer and of all peers, and a limit of open streams.
 
-A peer is an IP address, so everyone behind one proxy or NAT is one peer.
+A peer is an IP address, so all clients behind one proxy or NAT are one peer.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ T = TypeVar("T")
 StreamKind: TypeAlias = Literal["session", "dialogue"]
 
 BURST_SECONDS = 1.0
-"""What may come at once, as seconds of the rate: the ranks of a node arrive at a barrier together."""
+"""The burst, as seconds of the rate: the ranks of a node arrive at a barrier together."""
 MAX_PEERS = 65_536
-"""Peers whose rate is remembered; the one heard least recently is forgotten."""
+"""Peers with a bucket. Beyond that, the least recent one is dropped."""
 
 
 class TokenBucket:
-    """Lets so many through in a second, and tells everyone who comes beyond that how long to wait.
+    """Admits a number of messages each second, and tells further ones how long to wait.
 
-    It owns no clock. Who is told to wait has taken a place: the next one waits longer.
+    It has no clock. A waiting message has taken its place, so the next one waits longer.
 
     Args:
-        rate: how many may pass in a second.
-        burst: how many may pass at once after a pause.
+        rate: messages each second.
+        burst: messages at once after a pause.
     """
 
     def __init__(self, rate: float, burst: float) -> None:
@@ -45,7 +45,7 @@ class TokenBucket:
             now: seconds of a monotonic clock.
 
         Returns:
-            Seconds to wait before going on.
+            Seconds to wait.
         """
         if self._at is not None:
             self._left = min(self._burst, self._left + (now - self._at) * self._rate)
@@ -54,17 +54,17 @@ class TokenBucket:
         return max(0.0, -self._left / self._rate)
 
     def give_back(self) -> None:
-        """Give up a place that was taken, since who waited for it has gone."""
+        """Give a place back, because the caller no longer waits for it."""
         self._left += 1
 
 
 class Traffic:
-    """Counts the open streams of each peer, and paces messages and calls.
+    """Counts the open streams of each peer, and slows down messages and calls.
 
     Args:
-        limits: the bounds.
+        limits: the limits.
         clock: seconds of a monotonic clock.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Traffic:
 
     @property
     def paces(self) -> bool:
-        """Whether there is a bound on messages."""
+        """Whether messages have a limit."""
         return self._everyone is not None or self._limits.max_messages_per_second_per_peer > 0
 
     @contextmanager
     def stream(self, peer: str, kind: StreamKind = "session") -> Iterator[None]:
-        """Hold one of the peer's streams open.
+        """Count a stream of a peer within this block.
 
         Args:
-            peer: whose.
-            kind: each is bounded for itself: a store's dialogue must not take the place of a rank's session.
+            peer: the peer.
+            kind: each kind has its own limit, so that a store's dialogue takes no place of a session.
 
         Raises:
-            Refusal: LIMIT_EXCEEDED, if it has too many.
+            Refusal: LIMIT_EXCEEDED: the peer has too many streams.
         """
         most, key = self._limits.max_sessions_per_peer, (peer, kind)
         if most and self._streams[key] >= most:
@@ -106,15 +106,16 @@ class Traffic:
             yield
 
     async def pace_peer(self, peer: str) -> None:
-        """Wait until the peer's own rate has room for a message."""
+        """Wait until the peer's rate admits a message."""
         rate = self._limits.max_messages_per_second_per_peer
         if rate:
             await self._wait(self._bucket_of(peer, rate))
 
     async def pace_all(self) -> None:
-        """Wait until the rate of all has room for a message.
+        """Wait until the rate of all peers admits a message.
 
-        Ask for it last, so that who is refused, or beyond its own rate, takes nothing from the others.
+        Call this last, so that refused callers, and peers beyond their own rate, take nothing from the
+        others.
         """
         if self._everyone is not None:
             await self._wait(self._everyone)
@@ -139,9 +140,9 @@ class Traffic:
         return bucket
 
     def paced(self, peer: str, read: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """A stream's ``read`` that hands messages on when the rates of its peer and of all have room.
+        """Return a stream's ``read``, slowed down to the rates of its peer and of all peers.
 
-        Meanwhile nothing is read, so HTTP/2's flow control stops the sender.
+        Meanwhile the stream is not read, so HTTP/2's flow control stops the sender.
         """
         if not self.paces:
             return read

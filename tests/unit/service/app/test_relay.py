@@ -1,4 +1,4 @@
-"""Who is let in at a relay's port, and what is handed on for them."""
+"""The checks at a relay's port, and the calls that it forwards."""
 
 import asyncio
 import hashlib
@@ -73,7 +73,7 @@ async def outcome(authenticator: RelayAuthenticator, method: str, role: Role, ru
         ([("authorization", "Bearer unknown")], "TOKEN_UNKNOWN"),
     ],
 )
-async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | bytes]], reason: str):
+async def test_caller_without_a_token_is_refused(metadata: list[tuple[str, str | bytes]], reason: str):
     authenticator = guard(Access(granted))
     with pytest.raises(Refused) as caught:
         async with authenticator.admit(CONNECT, metadata, PEER):
@@ -82,7 +82,7 @@ async def test_who_has_no_token_is_not_let_in(metadata: list[tuple[str, str | by
 
 
 @pytest.mark.parametrize("method", sorted(REQUESTS))
-async def test_what_is_handed_on_is_what_a_worker_may_call(method: str):
+async def test_relay_forwards_only_calls_of_workers(method: str):
     """Whatever the caller may do: the relay's own token stands for it, and would show its own runs."""
     authenticator = guard(Access(granted))
     rule = RULES[method]
@@ -98,7 +98,7 @@ def test_all_that_a_worker_may_call_can_be_read():
 
 
 @pytest.mark.parametrize("method", [CONNECT, SET])
-async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
+async def test_run_that_is_not_the_tokens_is_refused(method: str):
     authenticator = guard(Access(lambda: granted("a-*")))
     assert await outcome(authenticator, method, Role.WORKER, "a-1") == "OK"
     assert await outcome(authenticator, method, Role.WORKER, "b-1") == "RUN_NOT_ALLOWED"
@@ -113,7 +113,7 @@ async def test_a_run_that_is_not_the_tokens_is_refused(method: str):
         ("/muster.v1.", b"", "ROLE_TOO_LOW"),
     ],
 )
-async def test_what_cannot_be_read_is_not_handed_on(method: str, data: bytes, reason: str):
+async def test_unparsable_request_is_not_forwarded(method: str, data: bytes, reason: str):
     async with guard(Access(granted)).admit(SET, bearing(Role.OPERATOR), PEER) as caller:
         with pytest.raises(Refused) as caught:
             caller.check_request(method, data)
@@ -121,7 +121,7 @@ async def test_what_cannot_be_read_is_not_handed_on(method: str, data: bytes, re
     assert SECRETS[Role.OPERATOR] not in str(caught.value)
 
 
-async def test_who_loses_a_token_is_thrown_out():
+async def test_revoked_token_ends_its_calls():
     access = Access(granted)
     inside = asyncio.Event()
 

@@ -41,7 +41,7 @@ def test_another_member_is_asked(code: grpc.StatusCode, details: str):
     assert "etcd-0:2379 " in str(found)
 
 
-def test_the_same_member_is_asked_again_when_it_has_too_much_to_do():
+def test_overloaded_member_is_asked_again():
     found = fault(Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
     assert isinstance(found, TransientError)
     assert not found.try_other
@@ -54,7 +54,7 @@ def test_the_same_member_is_asked_again_when_it_has_too_much_to_do():
         (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old"),
     ],
 )
-def test_a_token_that_is_over_is_asked_for_anew(code: grpc.StatusCode, details: str):
+def test_expired_token_of_etcd_is_requested_again(code: grpc.StatusCode, details: str):
     found = fault(code, details)
     assert isinstance(found, TransientError)
     assert found.token_refused
@@ -84,14 +84,14 @@ def test_a_token_that_is_over_is_asked_for_anew(code: grpc.StatusCode, details: 
         (Code.NOT_FOUND, "etcdserver: requested lease not found", "lease not found"),
     ],
 )
-def test_what_no_waiting_mends_says_what_to_do(code: grpc.StatusCode, details: str, next_step: str):
+def test_permanent_error_says_what_to_do(code: grpc.StatusCode, details: str, next_step: str):
     found = fault(code, details)
     assert isinstance(found, EtcdError)
     assert next_step in str(found)
     assert "etcd-0:2379" in str(found)
 
 
-def test_a_revision_that_is_gone_is_known_as_that():
+def test_revision_that_is_gone_is_known_as_that():
     found = fault(Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted")
     assert isinstance(found, CompactedError)
 
@@ -104,7 +104,7 @@ def test_a_revision_that_is_gone_is_known_as_that():
         ("Hostname Verification Check failed", "for another name"),
     ],
 )
-def test_what_is_wrong_with_tls_is_said_in_words(details: str, why: str):
+def test_tls_errors_are_explained(details: str, why: str):
     found = fault(Code.UNAVAILABLE, details)
     assert isinstance(found, TransientError)
     assert why in str(found)

@@ -35,13 +35,13 @@ def test_no_prefix_begins_another():
         ("etcd://a:1/\x00", "names no prefix"),
     ],
 )
-def test_anything_else_is_refused_by_a_sentence(text: str, why: str):
+def test_other_locations_are_refused_with_a_sentence(text: str, why: str):
     with pytest.raises(ValueError) as caught:
         Location.parse(text)
     assert why in str(caught.value)
 
 
-def test_a_password_is_not_repeated():
+def test_password_is_not_repeated():
     with pytest.raises(ValueError) as caught:
         Location.parse("etcd://root:s3cret@a:1/muster")
     assert "--etcd-password-file" in str(caught.value)
@@ -58,7 +58,7 @@ def test_a_password_is_not_repeated():
         ({"password_file": Path("p")}, "both --etcd-user and --etcd-password-file"),
     ],
 )
-def test_half_of_what_belongs_together_is_refused(given: dict[str, object], why: str):
+def test_incomplete_pair_of_options_is_refused(given: dict[str, object], why: str):
     with pytest.raises(ValueError) as caught:
         Access(**given)  # type: ignore[arg-type]
     assert why in str(caught.value)

@@ -10,7 +10,7 @@ def lines(rendezvous, **options):
     return Table(ROUNDS, **options).text(rounds_of(rendezvous)).splitlines()
 
 
-def test_a_round_that_forms_counts_against_the_most_nodes():
+def test_round_that_forms_counts_against_the_most_nodes():
     shown = samples.rendezvous(
         samples.place(0), samples.place(1), round=1, rounds=[samples.completed_round(0)]
     )
@@ -21,7 +21,7 @@ def test_a_round_that_forms_counts_against_the_most_nodes():
     ]
 
 
-def test_a_complete_round_counts_who_is_still_in_it_and_who_waits():
+def test_complete_round_counts_its_nodes_and_waiting_ones():
     shown = samples.rendezvous(
         samples.place(0, rank=0),
         samples.place(2, rendezvous_pb2.NODE_STANDING_WAITING),
@@ -35,7 +35,7 @@ def test_a_complete_round_counts_who_is_still_in_it_and_who_waits():
     ]  # fmt: skip
 
 
-def test_the_current_round_of_a_closed_run_is_closed_and_those_before_are_over():
+def test_current_round_of_a_closed_run_is_closed():
     shown = samples.rendezvous(round=1, rounds=[samples.completed_round(0)], closed=samples.closed())
     assert [(row.round, row.state, row.nodes) for row in rounds_of(shown)] == [
         (1, "CLOSED", "0/4"),
@@ -43,7 +43,7 @@ def test_the_current_round_of_a_closed_run_is_closed_and_those_before_are_over()
     ]
 
 
-def test_there_are_no_rounds_before_the_first_node_and_no_current_one_before_the_first_after_a_restart():
+def test_rounds_are_empty_before_the_first_node():
     assert rounds_of(samples.rendezvous(min_nodes=0, max_nodes=0)) == []
     restarted = samples.rendezvous(min_nodes=0, max_nodes=0, round=1, rounds=[samples.completed_round(0)])
     assert [row.state for row in rounds_of(restarted)] == ["OVER"]
@@ -54,7 +54,7 @@ def test_names_cannot_speak_to_the_terminal():
     assert lines(shown, wide=True)[1].endswith("\\x1b[2J (pid 900)")
 
 
-def test_a_watch_shows_the_rounds_that_are_new_or_stand_otherwise():
+def test_watch_shows_the_rounds_that_are_new_or_stand_otherwise():
     forming = samples.rendezvous(samples.place(0))
     later = samples.rendezvous(samples.place(0, since_ms=99_000))
     complete = samples.rendezvous(

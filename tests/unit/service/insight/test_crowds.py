@@ -17,7 +17,7 @@ def at(line: int, *, more: int = 0) -> Report:
     return Report(threads=threads, cpu_ms=line, still_ms=line * 1000)
 
 
-def test_those_at_one_place_are_one_the_most_frequent_first():
+def test_processes_at_one_place_are_one_crowd_largest_first():
     lines = [7, 214, 214, 8, 214]
     told = stacks(ProcessAnswer(asked(rank), at(line, more=rank)) for rank, line in enumerate(lines))
     assert [[one.rank for one in crowd.members] for crowd in told.crowds] == [[1, 2, 4], [0], [3]]
@@ -29,26 +29,26 @@ def test_those_at_one_place_are_one_the_most_frequent_first():
     ]
 
 
-def test_of_one_alone_all_is_told():
+def test_single_process_is_shown_in_full():
     (crowd,) = stacks([ProcessAnswer(asked(0), at(5, more=2))]).crowds
     assert [thread.name for thread in crowd.threads] == ["MainThread", "pin-0", "pin-1"]
     assert crowd.line == "main thread in f, t.py:5, for 5 s"
 
 
-def test_the_main_thread_is_the_first():
+def test_main_thread_is_the_first():
     report = at(5, more=2)
     report.threads.sort(key=lambda thread: thread.main)
     (crowd,) = stacks([ProcessAnswer(asked(0), report)]).crowds
     assert [thread.name for thread in crowd.threads] == ["MainThread", "pin-0", "pin-1"]
 
 
-def test_of_several_without_a_main_thread_none_is_told_what_is_the_firsts_alone():
+def test_crowd_without_main_threads_shows_no_single_report():
     told = [Report(still_ms=41_000 * rank, waits_at=[f"barrier {rank}"]) for rank in (1, 2)]
     (crowd,) = stacks(ProcessAnswer(asked(rank), report) for rank, report in enumerate(told)).crowds
     assert crowd.line == "tells of no main thread"
 
 
-def test_those_who_said_nothing_are_told_by_why():
+def test_silent_processes_are_grouped_by_reason():
     told = stacks(
         ProcessAnswer(asked(rank), None, words.NO_ANSWER if rank else words.NO_SESSION) for rank in range(3)
     )

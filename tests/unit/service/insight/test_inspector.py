@@ -1,4 +1,4 @@
-"""Asking processes what they do: who is asked, how long is waited, and what hostile answers do."""
+"""Inspections: which processes are asked, how long the inspector waits, and hostile answers."""
 
 import asyncio
 from collections.abc import Set as AbstractSet
@@ -19,7 +19,7 @@ REPORT = Report(
 
 
 class Sessions:
-    """Takes the questions, as a driver does, and answers for those whom the test lets answer."""
+    """Takes questions as a driver does, and answers for the processes that the test chooses."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, Inspect, AbstractSet[int]]] = []
@@ -60,12 +60,12 @@ async def test_each_is_asked_once_and_a_line_once_for_all_its_ranks(sessions: Se
     assert {message.all_threads for _, message, _ in sessions.told} == {False}
 
 
-async def test_a_single_process_is_asked_for_all_its_threads(sessions: Sessions):
+async def test_single_process_is_asked_for_all_its_threads(sessions: Sessions):
     await sessions.inspector.ask([process(0, 1)])
     assert sessions.told[0][1].all_threads
 
 
-async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
+async def test_silent_process_is_reported_as_silent(sessions: Sessions):
     sessions.answers = {
         2: [Inspected(rank=2, report=Report(declined=True))],
         3: [Inspected(rank=3, report=Report(waits_at=["x" * MAX_REPORT]))],
@@ -89,7 +89,7 @@ async def test_who_cannot_answer_is_told_of_as_just_that(sessions: Sessions):
     ],
     ids=["threads", "frames", "barriers", "children"],
 )
-async def test_an_answer_of_many_small_things_is_too_large_as_well(sessions: Sessions, many: Report):
+async def test_answer_of_many_small_things_is_too_large_as_well(sessions: Sessions, many: Report):
     sessions.answers = {1: [Inspected(rank=0, report=many)]}
     assert [one.why for one in await sessions.inspector.ask([process(0, 1)])] == [words.TOO_LARGE]
 
@@ -103,7 +103,7 @@ async def test_threads_that_were_not_asked_for_are_too_many(sessions: Sessions):
     assert [one.why for one in of_two] == [words.TOO_LARGE] * 2
 
 
-async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(sessions: Sessions):
+async def test_probe_that_was_too_short_calls_no_process_unresponsive(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
     sessions.inspector.probe(ProbeRequest("job", (process(0, 1), process(1, 2), process(2, None)), 0.05))
     seen = await sessions.submitted.get()
@@ -114,7 +114,7 @@ async def test_a_look_that_was_too_short_says_of_nobody_that_he_does_not_answer(
     ]
 
 
-async def test_nobody_is_asked_where_nobody_can_be(sessions: Sessions):
+async def test_process_without_a_session_is_not_asked(sessions: Sessions):
     assert await sessions.inspector.ask([]) == []
     assert [one.why for one in await sessions.inspector.ask([process(0, None)])] == [words.NO_SESSION]
     assert sessions.told == []
@@ -129,13 +129,13 @@ async def test_nobody_is_asked_where_nobody_can_be(sessions: Sessions):
     ],
     ids=["to another question", "for another's rank", "for no rank"],
 )
-async def test_an_answer_that_nobody_waits_for_is_passed_over(sessions: Sessions, answer: Inspected):
+async def test_answer_that_no_question_awaits_is_dropped(sessions: Sessions, answer: Inspected):
     sessions.answers = {7: [answer]}
     found = await sessions.inspector.ask([process(0, 7), process(1, 8)])
     assert [one.report for one in found] == [None, None]
 
 
-async def test_the_first_answer_counts(sessions: Sessions):
+async def test_first_answer_counts(sessions: Sessions):
     sessions.answers = {
         1: [Inspected(rank=0, report=REPORT), Inspected(rank=0, report=Report(declined=True))],
     }
@@ -153,7 +153,7 @@ async def test_people_ask_only_so_many_questions_at_once(sessions: Sessions):
     await sessions.inspector.ask([process(0, 1)])
 
 
-async def test_what_is_seen_for_a_barrier_is_handed_in(sessions: Sessions):
+async def test_answers_to_a_probe_are_submitted(sessions: Sessions):
     sessions.answers = {1: [Inspected(rank=0, report=REPORT)]}
     sessions.inspector.probe(ProbeRequest("job", (process(0, 1), process(1, 2)), 0.7))
     assert await sessions.submitted.get() == ProbeResults(

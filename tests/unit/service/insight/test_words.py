@@ -37,7 +37,7 @@ def main(*frames: Frame) -> Thread:
         ([Frame(function="f\x1b[2J", file="a\nb.py")], None),
     ],
 )
-def test_a_place_is_what_the_program_has_called_and_from_where(frames: list[Frame], said: str | None):
+def test_place_names_the_called_function_and_the_calling_line(frames: list[Frame], said: str | None):
     told = words.place(main(*frames))
     if said is None:
         assert "\x1b" not in told
@@ -45,12 +45,12 @@ def test_a_place_is_what_the_program_has_called_and_from_where(frames: list[Fram
         assert told == f"main thread in {said}"
 
 
-def test_a_main_thread_may_have_ended_or_not_be_told():
+def test_main_thread_may_have_ended_or_be_missing():
     assert words.line(Report(threads=[main()])) == "main thread has ended"
     assert words.line(Report()) == "tells of no main thread"
 
 
-def test_a_line_says_for_how_long_where_it_waits_and_what_it_saves():
+def test_line_shows_duration_barriers_and_saves():
     report = Report(
         threads=[main(frame("f t.py 1"))],
         still_ms=41_000,

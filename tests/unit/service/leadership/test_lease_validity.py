@@ -16,7 +16,7 @@ class Hands:
         return self.time
 
 
-def test_it_lasts_from_when_the_renewal_was_sent_and_not_from_its_answer():
+def test_lease_lasts_from_when_its_renewal_was_sent():
     clock = Hands()
     validity = LeaseValidity(clock)
     assert validity.remaining < 0
@@ -30,7 +30,7 @@ def test_it_lasts_from_when_the_renewal_was_sent_and_not_from_its_answer():
     assert not validity.certain
 
 
-def test_an_answer_that_comes_too_late_renews_nothing():
+def test_late_answer_does_not_renew_the_lease():
     clock = Hands()
     validity = LeaseValidity(clock)
     sent = validity.now()
@@ -39,7 +39,7 @@ def test_an_answer_that_comes_too_late_renews_nothing():
     assert not validity.certain
 
 
-def test_once_it_is_over_it_is_not_certain():
+def test_ended_lease_is_never_certain_again():
     clock = Hands()
     validity = LeaseValidity(clock)
     validity.renewed(validity.now(), 5.0)
@@ -49,7 +49,7 @@ def test_once_it_is_over_it_is_not_certain():
     assert not validity.certain
 
 
-def test_its_age_is_that_of_the_last_renewal():
+def test_age_counts_from_the_last_renewal():
     clock = Hands()
     validity = LeaseValidity(clock)
     clock.time += 1.0
@@ -64,7 +64,7 @@ def test_its_age_is_that_of_the_last_renewal():
         max_size=8,
     )
 )
-def test_it_never_outlasts_what_etcd_gave(renewals: list[tuple[float, float, int]]):
+def test_lease_never_outlasts_the_ttl_that_etcd_granted(renewals: list[tuple[float, float, int]]):
     """Etcd counts from when it gets a renewal: at the earliest when that was sent."""
     clock = Hands()
     validity = LeaseValidity(clock)
@@ -79,5 +79,5 @@ def test_it_never_outlasts_what_etcd_gave(renewals: list[tuple[float, float, int
         assert validity.certain == (validity.remaining > 0)
 
 
-def test_the_clock_goes_on():
+def test_boottime_does_not_go_back():
     assert boottime() <= boottime()

@@ -39,20 +39,20 @@ def told(call: Call[Any], *messages: Message) -> None:
         call.deliver(Outgoing(message, lambda _: b""))
 
 
-async def test_the_first_message_of_its_kind_is_its_answer():
+async def test_first_message_of_its_kind_is_its_answer():
     with Call(FakeDriver(), Number) as call:
         told(call, Done(), Number(1), Number(2), Refused(REFUSAL))
         assert await call.answer() == Number(1)
 
 
-async def test_a_refusal_is_raised():
+async def test_refusal_is_raised():
     with Call(FakeDriver(), Number) as call:
         told(call, Refused(REFUSAL), Number(1))
         with pytest.raises(Refusal, match="no such run"):
             await call.answer()
 
 
-async def test_with_its_block_it_ends_and_the_core_hears_of_it():
+async def test_call_ends_with_its_block_and_the_core_hears_of_it():
     driver = FakeDriver()
     with pytest.raises(KeyError), Call(driver, Number):
         raise KeyError
@@ -60,7 +60,7 @@ async def test_with_its_block_it_ends_and_the_core_hears_of_it():
     assert driver.events == [Disconnected(1)]
 
 
-async def test_a_caller_that_hangs_up_ends_it():
+async def test_caller_that_hangs_up_ends_it():
     driver = FakeDriver()
 
     async def wait() -> None:
@@ -75,7 +75,7 @@ async def test_a_caller_that_hangs_up_ends_it():
     assert driver.events == [Disconnected(1)]
 
 
-async def test_a_drain_ends_every_long_poll_and_takes_no_more():
+async def test_drain_ends_every_long_poll_and_takes_no_more():
     polls = LongPolls(FakeDriver())
     with polls.open(Number) as answered, polls.open(Number) as waiting:
         told(answered, Number(1))

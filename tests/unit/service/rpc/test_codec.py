@@ -74,7 +74,7 @@ def encode(message: object) -> session_pb2.ConnectResponse:
 
 
 class TestParse:
-    def test_a_hello(self):
+    def test_hello(self):
         said = session_pb2.Hello(
             run_id="job1",
             generation=4,
@@ -92,20 +92,20 @@ class TestParse:
         assert parse(hello=said) == events.Hello(SESSION, "job1", 4, infos)
 
     @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
-    def test_a_hello_of_another_protocol_is_refused(self, version: int):
+    def test_hello_of_another_protocol_is_refused(self, version: int):
         hello = session_pb2.Hello(run_id="job1", protocol_version=version)
         refusal = refusal_of(session_pb2.ConnectRequest(hello=hello).SerializeToString())
         assert refusal.reason is Reason.PROTOCOL_VERSION
         assert f"protocol_version = {version}" in refusal.message
         assert refusal.metadata == {"supported": "1"}
 
-    def test_a_join(self):
+    def test_join(self):
         said = session_pb2.JoinGroup(prefix="ckpt", world_size=16, participants=[0, 3], ranks=[3])
         assert parse(join_group=said) == events.JoinGroup(SESSION, "ckpt", 16, (0, 3), (3,))
         bare = session_pb2.JoinGroup(prefix="ckpt", world_size=16)
         assert parse(join_group=bare) == events.JoinGroup(SESSION, "ckpt", 16)
 
-    def test_report_of_a_write_has_what_was_told_and_nothing_else(self):
+    def test_report_of_a_write_has_only_given_fields(self):
         told = common_pb2.WriteReport(step=7, bytes=1_024, write_ms=1_500, commits=True, gives_up=True)
         arrivals = [
             session_pb2.Arrival(rank=0, write=told),
@@ -119,7 +119,7 @@ class TestParse:
             None,
         ]
 
-    def test_an_arrival_with_a_payload_one_with_a_vote_and_one_bare(self):
+    def test_arrival_with_a_payload_one_with_a_vote_and_one_bare(self):
         arrivals = [
             session_pb2.Arrival(rank=0, payload=b"\0\xff"),
             session_pb2.Arrival(rank=1, failure="disk full"),
@@ -137,14 +137,14 @@ class TestParse:
             4.5,
         )
 
-    def test_a_vote_without_a_reason_is_still_a_vote(self):
+    def test_vote_without_a_reason_is_still_a_vote(self):
         said = session_pb2.Arrive(arrivals=[session_pb2.Arrival(rank=1, failure="")])
         assert of_kind(events.Arrive, parse(arrive=said)).arrivals[0].failure == ""
 
-    def test_a_sequence_that_is_not_set_is_the_first(self):
+    def test_sequence_that_is_not_set_is_the_first(self):
         assert of_kind(events.Arrive, parse(arrive=session_pb2.Arrive(prefix="ckpt"))).sequence == 0
 
-    def test_a_relays_hello(self):
+    def test_relays_hello(self):
         said = session_pb2.Hello(run_id="job1", generation=4, relay="node-0 (pid 7)", protocol_version=1)
         assert parse(hello=said) == events.Hello(SESSION, "job1", 4, (), "node-0 (pid 7)")
 
@@ -181,7 +181,7 @@ class TestParse:
         assert refusal.reason is Reason.INVALID_ARGUMENT
         assert "= 70,000 entries: a message may have 65,536" in refusal.message
 
-    def test_what_a_process_does_is_no_event(self):
+    def test_answer_to_an_inspection_is_not_an_event(self):
         answer = insight.Inspected(question=7, rank=3, report=insight.Report(cpu_ms=2))
         assert parse(inspected=answer) == answer
 
@@ -189,11 +189,11 @@ class TestParse:
         steps = [session_pb2.RankStep(rank=3, step=2**63), session_pb2.RankStep(rank=-1)]
         assert parse(steps=session_pb2.Steps(steps=steps)) == events.Stepped(SESSION, ((3, 2**63), (-1, 0)))
 
-    def test_a_goodbye(self):
+    def test_goodbye(self):
         assert parse(goodbye=session_pb2.Goodbye(reason="done")) == events.Goodbye(SESSION, "done")
 
     @pytest.mark.parametrize("data", [b"", b"\x7a\x00"], ids=["empty", "a field of the future"])
-    def test_a_message_that_says_nothing_known_is_refused(self, data: bytes):
+    def test_message_that_says_nothing_known_is_refused(self, data: bytes):
         refusal = refusal_of(data)
         assert refusal.reason is Reason.INVALID_ARGUMENT
         assert f"(it is version {VERSION})" in refusal.message
@@ -216,7 +216,7 @@ class TestParse:
         kind=st.sampled_from([b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32"]),
         body=st.binary(max_size=60),
     )
-    def test_a_message_with_any_body_is_an_event_or_a_refusal(self, kind: bytes, body: bytes):
+    def test_message_with_any_body_is_an_event_or_a_refusal(self, kind: bytes, body: bytes):
         assert_event_or_refusal(kind + bytes([len(body)]) + body)
 
 
@@ -233,18 +233,18 @@ def assert_event_or_refusal(data: bytes) -> None:
 
 
 class TestEncode:
-    def test_a_decision(self):
+    def test_decision(self):
         decision = records.decision()
         told = encode(decision).decision
         assert decision_from_pb(told) == decision
         assert told.outcome == common_pb2.OUTCOME_TIMED_OUT
         assert list(told.missing) == [MISSING_PB]
 
-    def test_a_decision_without_an_arrival_has_no_straggler(self):
+    def test_decision_without_an_arrival_has_no_straggler(self):
         assert not encode(records.decision(last_arrival_rank=None)).decision.HasField("last_arrival_rank")
         assert encode(records.decision(last_arrival_rank=0)).decision.HasField("last_arrival_rank")
 
-    def test_a_welcome(self):
+    def test_welcome(self):
         assert encode(Welcome(3, 2.5, 1 << 20, (7, 1 << 40))).welcome == session_pb2.Welcome(
             coordinator_version=VERSION,
             epoch=3,
@@ -254,19 +254,19 @@ class TestEncode:
             steps_interval_ms=codec.STEPS_INTERVAL_MS,
         )
 
-    def test_a_welcome_of_one_of_several_replicas(self):
+    def test_welcome_of_one_of_several_replicas(self):
         data = codec.encode_welcome(Welcome(3, 2.5, 1, (7,)), ["a:1", "b:1"], 900)
         welcome = session_pb2.ConnectResponse.FromString(data).welcome
         assert (welcome.epoch, list(welcome.ordinals)) == (3, [7])
         assert (list(welcome.replicas), welcome.keepalive_ms) == (["a:1", "b:1"], 900)
 
-    def test_a_joined_group(self):
+    def test_joined_group(self):
         positions = [session_pb2.Position(rank=0, sequence=0), session_pb2.Position(rank=3, sequence=7)]
         assert encode(GroupJoined("ckpt", ((0, 0), (3, 7)))).group_joined == session_pb2.GroupJoined(
             prefix="ckpt", positions=positions
         )
 
-    def test_entries_of_those_who_entered_and_who_did_not(self):
+    def test_entered_message_has_ordinals_and_refusals(self):
         refusal = Refusal(Reason.EVICTED, "it was evicted.")
         told = encode(Entered((Entry(7), Entry(refusal=refusal)))).entered.entries
         assert (told[0].ordinal, told[0].HasField("refusal")) == (7, False)
@@ -276,10 +276,10 @@ class TestEncode:
         assert info.reason == "EVICTED"
 
     @pytest.mark.parametrize(("message", "kind"), [(Entered(()), "entered"), (Parted(()), "parted")])
-    def test_an_answer_for_nobody_is_still_that_answer(self, message: object, kind: str):
+    def test_answer_without_entries_has_its_kind(self, message: object, kind: str):
         assert encode(message).WhichOneof("message") == kind
 
-    def test_a_question(self):
+    def test_question(self):
         assert encode(Inspect(7, all_threads=True)).inspect == insight.Inspect(question=7, all_threads=True)
 
     def test_ranks_that_parted(self):
@@ -299,11 +299,11 @@ class TestEncode:
             prefix="ckpt", sequence=7, arrived=14, required=16, missing=[MISSING_PB], message="14 of 16"
         )
 
-    def test_a_rank_that_was_never_seen_has_no_last_sequence(self):
+    def test_rank_that_was_never_seen_has_no_last_sequence(self):
         message = Progress("ckpt", 7, 0, 1, (MissingRank(3, MissingState.NEVER_JOINED),), "")
         assert not encode(message).progress.missing[0].HasField("last_sequence")
 
-    def test_a_refusal_of_an_arrival(self):
+    def test_refusal_of_an_arrival(self):
         refusal = Refusal(Reason.SEQUENCE_AHEAD, "#9 is ahead.", next_sequence=7)
         told = encode(Refused(refusal, "ckpt", 9, 3)).refusal
         assert (told.prefix, told.sequence, told.rank) == ("ckpt", 9, 3)
@@ -312,11 +312,11 @@ class TestEncode:
         assert told.error_info.Unpack(info)
         assert (info.reason, dict(info.metadata)) == ("SEQUENCE_AHEAD", {"next_sequence": "7"})
 
-    def test_a_refusal_of_the_session_names_no_group(self):
+    def test_refusal_of_the_session_names_no_group(self):
         told = encode(Refused(Refusal(Reason.HELLO_REPEATED, "again."), final=True)).refusal
         assert (told.prefix, told.HasField("sequence"), told.HasField("rank")) == ("", False, False)
 
-    def test_a_drain_says_when_to_come_back(self):
+    def test_drain_says_when_to_come_back(self):
         assert session_pb2.ConnectResponse.FromString(codec.DRAIN).drain.retry_after_ms == 500
 
 
@@ -381,19 +381,19 @@ def a_join(**changed) -> rendezvous_pb2.JoinRequest:
 
 
 class TestNodes:
-    def test_a_join_with_a_round_and_one_without(self):
+    def test_join_with_a_round_and_one_without(self):
         asked = events.JoinRendezvous(SESSION, "job1", NODE, 3, SETTINGS)
         assert codec.join_rendezvous(SESSION, a_join()) == asked
         waited = dataclasses.replace(asked, waited=4.5)
         assert codec.join_rendezvous(SESSION, a_join(waited_ms=4_500)) == waited
         assert codec.join_rendezvous(SESSION, a_join(round=0)) == dataclasses.replace(asked, round=0)
 
-    def test_an_empty_join_is_for_the_core_to_refuse(self):
+    def test_empty_join_is_for_the_core_to_refuse(self):
         asked = codec.join_rendezvous(SESSION, rendezvous_pb2.JoinRequest(protocol_version=PROTOCOL_VERSION))
         assert (asked.run_id, asked.node, asked.attempt, asked.round) == ("", NodeInfo("", "", 0), 0, None)
 
     @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1])
-    def test_a_join_of_another_protocol_is_refused(self, version: int):
+    def test_join_of_another_protocol_is_refused(self, version: int):
         with pytest.raises(Refusal) as caught:
             codec.join_rendezvous(SESSION, a_join(protocol_version=version))
         assert caught.value.reason is Reason.PROTOCOL_VERSION
@@ -417,7 +417,7 @@ class TestNodes:
             (CLOSED, {"closed": CLOSED_PB}),
         ],
     )
-    def test_what_a_node_is_told(self, message: object, told: dict[str, Any]):
+    def test_messages_to_a_node_are_converted(self, message: object, told: dict[str, Any]):
         response = codec.join_response(message)  # type: ignore[arg-type]
         assert response == rendezvous_pb2.JoinResponse(**told)
         assert response.WhichOneof("message") == next(iter(told))
@@ -427,14 +427,14 @@ class TestNodes:
             told = codec.join_response(Standing(standing, 0, "")).standing.standing
             assert rendezvous_pb2.NodeStanding.Name(told) == f"NODE_STANDING_{standing.name}"
 
-    def test_what_is_for_no_node_is_an_error(self):
+    def test_message_that_is_not_for_nodes_is_an_error(self):
         with pytest.raises(TypeError, match="not for a node"):
             codec.join_response(Welcome(1, 10, 1, ()))
 
-    def test_a_session_is_told_that_its_run_is_closed(self):
+    def test_session_hears_that_its_run_is_closed(self):
         assert encode(CLOSED).closed == CLOSED_PB
 
-    def test_a_rendezvous_as_people_see_it(self):
+    def test_rendezvous_as_people_see_it(self):
         view = views.RendezvousView(
             run_id="job1",
             round=7,
@@ -468,7 +468,7 @@ class TestNodes:
         assert (one.round, one.world_size, one.join_ms) == (7, 2, 31_250)
         assert one.completed_at == CLOSED_PB.closed_at
 
-    def test_a_rendezvous_without_nodes(self):
+    def test_rendezvous_without_nodes(self):
         view = views.RendezvousView(
             run_id="job1",
             round=0,

@@ -52,26 +52,26 @@ def test_every_refusal_is_an_error_with_its_reason_and_its_sentence(reason: Reas
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_the_reason_is_what_the_standard_asks_of_one(reason: Reason):
+def test_reasons_have_the_form_that_the_standard_demands(reason: Reason):
     assert reason.name.isascii()
     assert reason.name == reason.name.upper()
     assert len(reason.name) <= 63
 
 
-def test_only_what_may_pass_is_a_code_that_clients_retry():
+def test_only_transient_refusals_have_codes_that_clients_retry():
     """gRPC's own retry policies, and many clients, try again on UNAVAILABLE whatever it says."""
     retried = [r for r, code in errors.CODES.items() if code is grpc.StatusCode.UNAVAILABLE]
     assert retried == [Reason.COORDINATOR_DRAINING, Reason.NOT_LEADER, Reason.KEYS_UNAVAILABLE]
 
 
-def test_a_draining_coordinator_says_when_to_come_back():
+def test_draining_coordinator_says_when_to_come_back():
     code, _, (info, retry) = details(DRAINING)
     assert code is grpc.StatusCode.UNAVAILABLE
     assert info.reason == "COORDINATOR_DRAINING"
     assert retry.retry_delay.ToMilliseconds() == errors.RETRY_AFTER_MS
 
 
-def test_a_limit_is_named_for_people_and_for_programs():
+def test_limit_is_named_for_people_and_for_programs():
     code, status, (info,) = details(limit_exceeded("max_runs", 1000, "1,000 runs are known"))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "max_runs is 1,000" in status.message

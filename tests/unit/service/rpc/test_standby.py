@@ -16,7 +16,7 @@ OWN, FIRST, SECOND = "a:7550", "b:7550", "c:7550"
 
 
 class News:
-    """Who leads, as a test says."""
+    """A cluster of which the test decides the leader."""
 
     def __init__(self, leader: str = "") -> None:
         self.leader = leader
@@ -88,24 +88,24 @@ async def test_another_method_is_not_its_own():
     assert StandbyHandler(News(FIRST)).service(details) is None
 
 
-async def test_who_leads_is_told_to_people_and_to_programs():
+async def test_refusal_names_the_leader_in_text_and_metadata():
     refusal = await refused(StandbyHandler(News(FIRST)))
     assert refusal.message == f"this replica does not lead: {FIRST} does. Call it there."
     assert refusal.metadata == {"leader": FIRST, "replicas": f"{OWN},{FIRST}"}
 
 
-async def test_that_nobody_leads_is_told():
+async def test_standby_says_that_no_replica_leads():
     refusal = await refused(StandbyHandler(News()))
     assert "no other one does" in refusal.message
     assert refusal.metadata == {"replicas": f"{OWN},{FIRST}"}
 
 
-async def test_who_knows_no_leader_is_told_at_once_that_there_is_one():
+async def test_caller_without_a_leader_hears_of_it_at_once():
     assert (await refused(StandbyHandler(News(FIRST)), muster_not_leader="")).metadata["leader"] == FIRST
 
 
 @pytest.mark.parametrize("known", ["", FIRST])
-async def test_who_could_not_reach_the_leader_hears_of_the_next_one(
+async def test_caller_that_cannot_reach_the_leader_hears_of_the_next_one(
     known: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(standby, "HOLD_SECONDS", PATIENCE)
@@ -120,13 +120,13 @@ async def test_who_could_not_reach_the_leader_hears_of_the_next_one(
     assert (await waiting).metadata["leader"] == SECOND
 
 
-async def test_nobody_is_held_for_long(monkeypatch: pytest.MonkeyPatch):
+async def test_call_is_held_for_a_limited_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(standby, "HOLD_SECONDS", 0.01)
     refusal = await refused(StandbyHandler(News(FIRST)), muster_not_leader=FIRST)
     assert refusal.metadata["leader"] == FIRST
 
 
-async def test_nobody_is_held_by_a_server_that_closes(monkeypatch: pytest.MonkeyPatch):
+async def test_closing_server_holds_no_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(standby, "HOLD_SECONDS", PATIENCE)
     news = News()
     handler = StandbyHandler(news)
@@ -136,7 +136,7 @@ async def test_nobody_is_held_by_a_server_that_closes(monkeypatch: pytest.Monkey
     assert (await waiting).reason is Reason.NOT_LEADER
 
 
-async def test_an_sdk_that_does_not_know_the_reason_connects_again():
+async def test_sdk_that_does_not_know_the_reason_connects_again():
     old = await refused(StandbyHandler(News(FIRST)), user_agent="grpc-python/1.66.2 grpc-c/43.0.0")
     assert old.reason is Reason.COORDINATOR_DRAINING
     ours = await refused(

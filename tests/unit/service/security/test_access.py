@@ -31,12 +31,12 @@ def bearing(token: str = SECRET) -> tuple[tuple[str, str], ...]:
 
 
 def test_every_method_has_a_role():
-    """Who adds a method decides here who may call it."""
+    """A new method needs a rule."""
     reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     assert set(RULES) == {*METHODS, reflection}
 
 
-def test_the_roles_are_those_of_the_documentation():
+def test_roles_are_those_of_the_documentation():
     assert {method for method, rule in RULES.items() if rule.role is Role.OPERATOR} == {
         "/muster.v1.InsightService/Stacks",
         "/muster.v1.RunService/CancelSave",
@@ -57,7 +57,7 @@ def test_the_roles_are_those_of_the_documentation():
     }
 
 
-def test_every_response_about_several_runs_is_narrowed():
+def test_every_response_about_several_runs_is_filtered():
     """A message that names runs, in answer to a request that names none, or may name none."""
     for service in SERVICES:
         for method in service.methods:
@@ -85,7 +85,7 @@ def refusal_of(call, *arguments) -> Reason:
     return caught.value.reason
 
 
-def test_a_caller_is_known_by_its_token():
+def test_caller_is_known_by_its_token():
     method = "/muster.v1.RunService/Get"
     mine = grant()
     assert admit(guard(mine), method, bearing()) is mine
@@ -96,7 +96,7 @@ def test_a_caller_is_known_by_its_token():
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize(("rule", "method"), [(VIEWS, "Get"), (WORKS, ""), (OPERATES, "Evict")])
-def test_a_role_must_be_high_enough(role: Role, rule: Rule, method: str):
+def test_role_must_be_high_enough(role: Role, rule: Rule, method: str):
     name = f"/muster.v1.RunService/{method}" if method else "/muster.v1.BarrierService/Abort"
     if role >= rule.role:
         assert admit(guard(grant(role)), name, bearing()).role is role
@@ -104,13 +104,13 @@ def test_a_role_must_be_high_enough(role: Role, rule: Rule, method: str):
         assert refusal_of(admit, guard(grant(role)), name, bearing()) is Reason.ROLE_TOO_LOW
 
 
-def test_a_method_that_nobody_thought_of_is_an_operators():
+def test_unlisted_method_needs_an_operator():
     method = "/muster.v1.RunService/New"
     assert refusal_of(admit, guard(grant(Role.WORKER)), method, bearing()) is Reason.ROLE_TOO_LOW
     admit(guard(grant(Role.OPERATOR)), method, bearing())
 
 
-def test_a_request_must_be_about_an_allowed_run():
+def test_request_must_be_about_an_allowed_run():
     mine = grant(Role.WORKER, "a-*")
     request = run_pb2.RunServiceGetRequest
     access.check_request(mine, VIEWS, request(run_id="a-1"))
@@ -123,21 +123,21 @@ def test_a_request_must_be_about_an_allowed_run():
     assert refusal_of(access.check_request, mine, listing, bad) is Reason.RUN_NOT_ALLOWED
 
 
-def test_what_is_not_for_the_caller_is_left_out():
+def test_response_leaves_out_runs_of_others():
     mine = grant(Role.VIEWER, "a-*")
     rule = Rule(role=Role.VIEWER, shows="runs")
     runs = [run_pb2.Run(run_id=run_id) for run_id in ("a-1", "b", "a-2")]
     response = run_pb2.RunServiceListResponse(runs=runs)
-    assert access.narrowed(grant(), rule, response) is response
-    shown = access.narrowed(mine, rule, response)
+    assert access.filtered(grant(), rule, response) is response
+    shown = access.filtered(mine, rule, response)
     assert shown is not None
     assert [run.run_id for run in shown.runs] == ["a-1", "a-2"]
     rule = Rule(role=Role.VIEWER, shows="run")
-    assert access.narrowed(mine, rule, run_pb2.WatchResponse(run=runs[0])) is not None
-    assert access.narrowed(mine, rule, run_pb2.WatchResponse(run=runs[1])) is None
+    assert access.filtered(mine, rule, run_pb2.WatchResponse(run=runs[0])) is not None
+    assert access.filtered(mine, rule, run_pb2.WatchResponse(run=runs[1])) is None
 
 
-def test_a_run_id_in_a_refusal_cannot_speak_to_a_terminal():
+def test_run_id_in_a_refusal_cannot_speak_to_a_terminal():
     with pytest.raises(Refusal) as caught:
         access.check_run(grant(Role.VIEWER, "a"), "\x1b[2J")
     assert "\\x1b[2J" in caught.value.message
@@ -173,7 +173,7 @@ async def test_open_calls_end_when_their_token_is_taken_away_and_no_others():
     assert checks._open == {}
 
 
-async def test_a_call_that_takes_its_time_to_end_may_be_told_again():
+async def test_call_that_ends_slowly_may_be_revoked_again():
     mine = grant()
     checks = guard(mine)
     with pytest.raises(Refusal):
@@ -185,7 +185,7 @@ async def test_a_call_that_takes_its_time_to_end_may_be_told_again():
                 checks.revoke(Tokens(()))
 
 
-async def test_a_grant_that_changed_counts_as_taken_away():
+async def test_grant_that_changed_counts_as_revoked():
     mine = grant(Role.OPERATOR)
     checks = guard(mine)
     with pytest.raises(Refusal):
@@ -194,7 +194,7 @@ async def test_a_grant_that_changed_counts_as_taken_away():
             await asyncio.Event().wait()
 
 
-async def test_a_timeout_of_the_call_itself_is_its_own():
+async def test_timeout_of_the_call_itself_is_its_own():
     checks = guard(grant())
     with pytest.raises(TimeoutError):
         async with checks.while_granted(grant()):
@@ -211,7 +211,7 @@ def of_a_later_version(run_id: str) -> bytes:
     return bytes([15 << 3 | 2, len(inner)]) + inner
 
 
-def test_an_operation_names_its_run_itself():
+def test_operation_names_its_run_itself():
     rule, mine = RULES["/muster.v1.StoreService/Operate"], grant(Role.WORKER, "mine-*")
     access.check_request(mine, rule, operate(num_keys=store_pb2.NumKeysRequest(run_id="mine-1")))
     with pytest.raises(Refusal) as caught:
@@ -222,7 +222,7 @@ def test_an_operation_names_its_run_itself():
 @pytest.mark.parametrize(
     "before", [b"", operate(num_keys=store_pb2.NumKeysRequest(run_id="mine-1")).SerializeToString()]
 )
-def test_what_a_later_version_would_do_is_not_handed_on_unread(before: bytes):
+def test_request_of_a_later_version_is_refused_for_limited_tokens(before: bytes):
     """There the last of several operations counts; a relay of this version would have looked at another."""
     rule = RULES["/muster.v1.StoreService/Operate"]
     request = store_pb2.OperateRequest.FromString(before + of_a_later_version("other"))

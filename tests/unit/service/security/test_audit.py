@@ -26,7 +26,7 @@ def call(written: list[Any], *, changes: bool = True, lasts: bool = False) -> Au
     )
 
 
-def test_entry_of_a_change_says_who_what_run_from_where_and_the_result():
+def test_entry_of_a_change_names_caller_call_run_address_and_result():
     written: list[Any] = []
     made = call(written)
     made.grant = ANN
@@ -106,7 +106,7 @@ def test_methods_that_change_something_are_all_but_those_that_read():
 
 
 def test_refusals_of_unknown_callers_are_bounded_and_counted():
-    """Whoever reaches a port could fill the disk with them."""
+    """Anyone who reaches a port could fill the disk with entries."""
     now = 0.0
     written: list[Any] = []
     bounded = Bounded(written.append, lambda: now)

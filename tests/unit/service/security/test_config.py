@@ -22,5 +22,5 @@ TOKENS = Path("tokens.toml")
         (Security(tls=CLIENTS, tokens_file=TOKENS, http_tokens=True), False),
     ],
 )
-def test_the_http_port_knows_operators_if_it_asks_what_the_other_asks(security: Security, knows: bool):
+def test_http_port_knows_operators_if_it_asks_what_the_other_asks(security: Security, knows: bool):
     assert security.http_knows_operators == knows

@@ -39,7 +39,7 @@ def put(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def test_it_is_loaded_again_when_it_changed_and_only_then(numbers: Numbers):
+def test_value_is_loaded_again_only_when_its_file_changed(numbers: Numbers):
     one = Reloaded("number", [numbers.path], numbers.load, numbers.heard.append)
     one.look()
     assert (one.value, numbers.loads, numbers.heard) == (1, 1, [])
@@ -52,7 +52,7 @@ def test_it_is_loaded_again_when_it_changed_and_only_then(numbers: Numbers):
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_what_cannot_be_loaded_is_logged_once_and_changes_nothing(numbers: Numbers, gone: bool):
+def test_failed_reload_is_logged_once_and_changes_nothing(numbers: Numbers, gone: bool):
     one = Reloaded("number", [numbers.path], numbers.load, numbers.heard.append)
     numbers.path.unlink() if gone else put(numbers.path, "x")
     with capture_logs() as logged:
@@ -66,7 +66,7 @@ def test_what_cannot_be_loaded_is_logged_once_and_changes_nothing(numbers: Numbe
     assert one.value == 3
 
 
-def test_what_could_not_be_loaded_for_a_moment_is_loaded_when_it_can(numbers: Numbers):
+def test_failed_reload_is_repeated_until_it_succeeds(numbers: Numbers):
     """Though the file has not changed again: there were too many open files, say."""
     one = Reloaded("number", [numbers.path], numbers.load)
     put(numbers.path, "2")
@@ -86,7 +86,7 @@ def test_what_could_not_be_loaded_for_a_moment_is_loaded_when_it_can(numbers: Nu
     assert logged[1]["reason"].startswith("KeyError: 'unforeseen'.")
 
 
-def test_a_symbolic_link_that_is_swapped_is_a_change(numbers: Numbers, tmp_path: Path):
+def test_symbolic_link_that_is_swapped_is_a_change(numbers: Numbers, tmp_path: Path):
     for version in "12":
         (tmp_path / version).mkdir()
         (tmp_path / version / "n").write_text(version)
@@ -101,7 +101,7 @@ def test_a_symbolic_link_that_is_swapped_is_a_change(numbers: Numbers, tmp_path:
     assert one.value == 2
 
 
-def test_what_cannot_be_loaded_at_first_is_an_error(numbers: Numbers):
+def test_first_load_that_fails_is_an_error(numbers: Numbers):
     numbers.path.unlink()
     with pytest.raises(FileError, match="cannot be read: No such file"):
         Reloaded("number", [numbers.path], numbers.load)

@@ -6,7 +6,7 @@ from muster.service.core.vocabulary.refusal import Reason
 from muster.service.security.journal import MAX_LINES, WINDOW, Journal
 
 
-def test_a_refusal_is_logged_with_what_failed():
+def test_refusal_is_logged_with_what_failed():
     with capture_logs() as logged:
         Journal().refused(Reason.TOKEN_UNKNOWN, "aud", "for another audience", issuer="cluster")
     assert logged == [
@@ -21,7 +21,7 @@ def test_a_refusal_is_logged_with_what_failed():
     ]
 
 
-def test_a_call_that_ends_with_its_token_is_no_warning():
+def test_call_that_ends_with_its_token_is_no_warning():
     with capture_logs() as logged:
         Journal().ended(Reason.TOKEN_EXPIRED, "exp", "expired")
     assert [(line["event"], line["log_level"], line["check"]) for line in logged] == [
@@ -29,7 +29,7 @@ def test_a_call_that_ends_with_its_token_is_no_warning():
     ]
 
 
-def test_a_flood_is_counted_and_hides_no_other_check():
+def test_flood_is_counted_and_hides_no_other_check():
     now = 0.0
     journal = Journal(lambda: now)
     with capture_logs() as logged:

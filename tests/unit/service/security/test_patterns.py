@@ -25,7 +25,7 @@ from muster.service.security.patterns import matches, overlap, overlapping
         ("anything", [], False),
     ],
 )
-def test_a_pattern_is_a_glob_of_the_whole_id(run_id: str, patterns: list[str], matched: bool):
+def test_pattern_is_a_glob_of_the_whole_id(run_id: str, patterns: list[str], matched: bool):
     assert matches(run_id, patterns) is matched
 
 

@@ -12,7 +12,7 @@ from lab.authority import Authority
 from muster.service.security import tls as tls_module
 from muster.service.security.config import TlsFiles, tls_files
 from muster.service.security.files import FileError
-from muster.service.security.tls import RESUMED_FOR, Tls, _news, load
+from muster.service.security.tls import RESUMED_FOR, Tls, _changes, load
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def authority(folder: Path) -> Authority:
     return Authority(folder)
 
 
-def test_the_first_end_of_the_chain_is_its_end(authority: Authority, folder: Path):
+def test_first_end_of_the_chain_is_its_end(authority: Authority, folder: Path):
     late, soon = authority.issue("late", days=20), authority.issue("soon", days=3)
     chain = folder / "chain.crt"
     chain.write_bytes(late.cert.read_bytes() + soon.cert.read_bytes())
@@ -49,18 +49,18 @@ def test_each_file_that_cannot_be_used_is_named(authority: Authority, folder: Pa
             load(TlsFiles(cert=cert, key=key, client_ca=ca))
 
 
-def test_a_certificate_and_its_key_are_given_together(tmp_path: Path):
+def test_certificate_and_its_key_are_given_together(tmp_path: Path):
     assert tls_files(None, None, None) is None
     for given in ((tmp_path, None, None), (None, tmp_path, None), (None, None, tmp_path)):
         with pytest.raises(ValueError, match="give both --tls-cert and --tls-key"):
             tls_files(*given)
 
 
-def test_grpc_is_told_of_new_certificates_once(authority: Authority):
+def test_grpc_gets_new_certificates_once(authority: Authority):
     first = authority.issue("mine")
     tls = Tls(TlsFiles(cert=first.cert, key=first.key))
     before = tls.expires_at
-    news = _news(tls.certificates)
+    news = _changes(tls.certificates)
     assert news() is None
     authority.issue("mine", days=99)
     tls.certificates.look()
@@ -69,11 +69,11 @@ def test_grpc_is_told_of_new_certificates_once(authority: Authority):
     assert news() is None
 
 
-def test_grpc_takes_its_certificates_anew_so_that_old_sessions_end(authority: Authority):
+def test_grpc_reloads_certificates_so_that_old_sessions_end(authority: Authority):
     pair = authority.issue("server")
     tls = Tls(TlsFiles(cert=pair.cert, key=pair.key))
     now = 0.0
-    news = _news(tls.certificates, lambda: now)
+    news = _changes(tls.certificates, lambda: now)
     now = RESUMED_FOR - 1
     assert news() is None
     now += 1
@@ -82,7 +82,7 @@ def test_grpc_takes_its_certificates_anew_so_that_old_sessions_end(authority: Au
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_session_is_not_resumed_for_ever(
+def test_session_is_not_resumed_for_ever(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion
 ):
     """A resumed one would let a client in whose certificate has ended meanwhile."""

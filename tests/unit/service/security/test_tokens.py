@@ -28,7 +28,7 @@ def loaded(file: Path, text: str) -> Tokens:
     return tokens.load(file)
 
 
-def test_a_token_is_found_by_its_text_or_by_its_digest(file: Path):
+def test_token_is_found_by_its_text_or_by_its_digest(file: Path):
     for given in (f'token = "{SECRET}"', f'sha256 = "{DIGEST}"', f'sha256 = "{DIGEST.upper()}"'):
         known = loaded(file, f'[[token]]\nname = "ci"\nrole = "worker"\nruns = ["team-*", "x"]\n{given}\n')
         grant = known.find(SECRET)
@@ -106,7 +106,7 @@ ENTRY = f'[[token]]\nname = "n"\nrole = "viewer"\ntoken = "{SECRET}"\n'
         (ENTRY + ENTRY.replace('"n"', '"m"'), '"n" and "m" have the same token'),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_without_saying_a_token(file: Path, text: str, said: str):
+def test_file_that_cannot_be_meant_is_refused_without_saying_a_token(file: Path, text: str, said: str):
     with pytest.raises(FileError) as caught:
         loaded(file, text)
     assert said in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_meant_is_refused_without_saying_a_token(file: Pat
     assert "short" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_not_text_is_refused(file: Path):
+def test_file_that_is_not_there_or_not_text_is_refused(file: Path):
     with pytest.raises(FileError, match="cannot be read: No such file"):
         tokens.load(file)
     file.write_bytes(b"\xff")
@@ -143,7 +143,7 @@ def test_nothing_shows_a_token_or_its_digest(file: Path):
         ("", None),
     ],
 )
-def test_the_token_stands_in_the_header(header: str, token: str | None):
+def test_token_stands_in_the_header(header: str, token: str | None):
     assert bearer(header) == token
 
 

@@ -12,7 +12,7 @@ from muster.service.security.config import TrafficLimits
 from muster.service.security.traffic import TokenBucket, Traffic
 
 
-def test_a_burst_passes_and_then_the_rate_counts():
+def test_burst_passes_and_then_the_rate_counts():
     bucket = TokenBucket(rate=10, burst=3)
     assert [bucket.take(100.0) for _ in range(3)] == [0, 0, 0]
     assert [bucket.take(100.0) for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
@@ -22,7 +22,7 @@ def test_a_burst_passes_and_then_the_rate_counts():
     assert bucket.take(100.5) == pytest.approx(0.1)
 
 
-def test_a_long_pause_saves_no_more_than_a_burst():
+def test_long_pause_saves_no_more_than_a_burst():
     bucket = TokenBucket(rate=10, burst=3)
     bucket.take(0.0)
     assert [bucket.take(1e6) for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
@@ -85,7 +85,7 @@ async def test_all_peers_share_one_rate():
     assert world.slept == [0.5]
 
 
-async def test_a_message_is_handed_on_when_there_is_room():
+async def test_message_is_handed_on_when_there_is_room():
     world = World(max_messages_per_second_per_peer=1)
 
     async def read() -> bytes:
@@ -96,7 +96,7 @@ async def test_a_message_is_handed_on_when_there_is_room():
     assert world.slept == [1.0, 2.0]
 
 
-async def test_who_goes_away_while_waiting_gives_the_place_back():
+async def test_cancelled_wait_gives_its_place_back():
     async def cancelled(_: float) -> None:
         raise asyncio.CancelledError
 
@@ -118,7 +118,7 @@ async def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch):
     assert list(world.traffic._buckets) == ["a", "c"]
 
 
-def test_a_peer_has_so_many_streams():
+def test_peer_has_so_many_streams():
     opened = World(max_sessions_per_peer=1).traffic
     with opened.stream("a"), opened.stream("b"):
         with pytest.raises(Refusal) as caught, opened.stream("a"):

@@ -59,7 +59,7 @@ def epoch(path: Path) -> int:
 # ---------------------------------------------------------------------- backup
 
 
-def test_a_state_in_use_is_copied_with_what_is_only_in_its_log(engine: SqliteEngine, state: Path, file: Path):
+def test_backup_of_a_state_in_use_includes_its_log(engine: SqliteEngine, state: Path, file: Path):
     engine.commit({b"late": b"1"})
     done = backup(state, file, force=False)
     assert (done.runs, done.epoch, done.bytes) == (len(ROWS), 1, file.stat().st_size)
@@ -67,7 +67,7 @@ def test_a_state_in_use_is_copied_with_what_is_only_in_its_log(engine: SqliteEng
     engine.commit({b"later": b"2"})
 
 
-def test_a_copy_is_one_moment_while_rows_are_written_in_pairs(engine: SqliteEngine, state: Path, file: Path):
+def test_copy_is_one_moment_while_rows_are_written_in_pairs(engine: SqliteEngine, state: Path, file: Path):
     stop = threading.Event()
 
     def write() -> None:
@@ -107,12 +107,12 @@ def test_another_file_is_replaced_only_if_asked(engine: SqliteEngine, state: Pat
     assert rows(file) == ROWS
 
 
-def test_the_state_is_not_its_own_backup(engine: SqliteEngine, state: Path):
+def test_state_is_not_its_own_backup(engine: SqliteEngine, state: Path):
     with pytest.raises(StorageError, match="is the state itself"):
         backup(state, state, force=True)
 
 
-def test_what_is_no_state_is_not_copied(tmp_path: Path, state: Path, file: Path):
+def test_other_databases_are_not_copied(tmp_path: Path, state: Path, file: Path):
     with pytest.raises(StorageError, match="there is no state at"):
         backup(state, file, force=False)
     with closing(sqlite3.connect(state)) as db:
@@ -128,7 +128,7 @@ def test_what_is_no_state_is_not_copied(tmp_path: Path, state: Path, file: Path)
     assert set(tmp_path.iterdir()) == {state}
 
 
-def test_a_damaged_state_makes_no_backup(engine: SqliteEngine, state: Path, file: Path):
+def test_damaged_state_makes_no_backup(engine: SqliteEngine, state: Path, file: Path):
     engine.close()
     with state.open("r+b") as damaged:
         damaged.seek(8192 + 100)
@@ -139,7 +139,7 @@ def test_a_damaged_state_makes_no_backup(engine: SqliteEngine, state: Path, file
     assert file.read_text() == "the last good one"
 
 
-def test_a_folder_that_is_not_there_is_named(engine: SqliteEngine, state: Path, tmp_path: Path):
+def test_folder_that_is_not_there_is_named(engine: SqliteEngine, state: Path, tmp_path: Path):
     with pytest.raises(StorageError, match=r"cannot write in .*nowhere: No such file"):
         backup(state, tmp_path / "nowhere" / "backup.db", force=False)
 
@@ -147,7 +147,7 @@ def test_a_folder_that_is_not_there_is_named(engine: SqliteEngine, state: Path, 
 # ---------------------------------------------------------------------- restore
 
 
-def test_a_backup_comes_back_where_nothing_is(engine: SqliteEngine, state: Path, file: Path, tmp_path: Path):
+def test_backup_comes_back_where_nothing_is(engine: SqliteEngine, state: Path, file: Path, tmp_path: Path):
     backup(state, file, force=False)
     elsewhere = tmp_path / "elsewhere.db"
     assert restore(file, elsewhere, force=False).runs == len(ROWS)
@@ -155,7 +155,7 @@ def test_a_backup_comes_back_where_nothing_is(engine: SqliteEngine, state: Path,
     assert rows(file) == ROWS
 
 
-def test_a_state_that_a_coordinator_has_open_is_left_alone(engine: SqliteEngine, state: Path, file: Path):
+def test_state_that_a_coordinator_has_open_is_left_alone(engine: SqliteEngine, state: Path, file: Path):
     backup(state, file, force=False)
     engine.commit({b"late": b"1"})
     with pytest.raises(StorageError, match="in use by another coordinator"):
@@ -164,7 +164,7 @@ def test_a_state_that_a_coordinator_has_open_is_left_alone(engine: SqliteEngine,
     assert rows(state) == ROWS | {b"late": b"1"}
 
 
-def test_a_state_that_is_there_is_replaced_only_if_asked(engine: SqliteEngine, state: Path, file: Path):
+def test_state_that_is_there_is_replaced_only_if_asked(engine: SqliteEngine, state: Path, file: Path):
     backup(state, file, force=False)
     engine.commit({b"late": b"1"})
     engine.close()
@@ -175,7 +175,7 @@ def test_a_state_that_is_there_is_replaced_only_if_asked(engine: SqliteEngine, s
     assert rows(state) == ROWS
 
 
-def test_a_log_that_a_killed_coordinator_left_does_not_get_into_what_is_restored(
+def test_log_of_a_killed_coordinator_does_not_enter_the_restored_state(
     engine: SqliteEngine, state: Path, file: Path, tmp_path: Path
 ):
     backup(state, file, force=False)
@@ -195,7 +195,7 @@ def test_a_log_that_a_killed_coordinator_left_does_not_get_into_what_is_restored
     assert rows(state) == ROWS
 
 
-def test_a_snapshot_of_the_volume_is_restored_with_its_log(engine: SqliteEngine, state: Path, tmp_path: Path):
+def test_snapshot_of_the_volume_is_restored_with_its_log(engine: SqliteEngine, state: Path, tmp_path: Path):
     snapshot, elsewhere = tmp_path / "snapshot", tmp_path / "elsewhere.db"
     snapshot.mkdir()
     engine.commit({b"late": b"1"})
@@ -206,7 +206,7 @@ def test_a_snapshot_of_the_volume_is_restored_with_its_log(engine: SqliteEngine,
     assert epoch(elsewhere) > EPOCH_LEAP
 
 
-def test_a_backup_that_is_put_back_again_gives_no_epoch_again(
+def test_backup_that_is_put_back_again_gives_no_epoch_again(
     engine: SqliteEngine, state: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     engine.close()
@@ -240,7 +240,7 @@ def test_no_epoch_is_used_twice(engine: SqliteEngine, state: Path, file: Path):
     assert restore(file, state, force=True).epoch == 1 + EPOCH_LEAP
 
 
-def test_what_is_no_backup_is_not_restored(engine: SqliteEngine, state: Path, file: Path):
+def test_other_files_are_not_restored(engine: SqliteEngine, state: Path, file: Path):
     engine.close()
     with pytest.raises(StorageError, match="there is no backup at"):
         restore(file, state, force=True)

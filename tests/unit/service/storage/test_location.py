@@ -44,7 +44,7 @@ def test_sqlite_takes_three_slashes_and_a_path(location: str, path: str):
         "etcd://127.0.0.1:2379",
     ],
 )
-def test_what_names_no_storage_is_refused_with_an_example(location: str):
+def test_unknown_storage_is_refused_with_an_example(location: str):
     with pytest.raises(StorageError) as caught:
         engine_for(location)
     assert f'"{location}" names no storage' in str(caught.value)

@@ -37,7 +37,7 @@ def engine(path: Path) -> Iterator[SqliteEngine]:
 
 
 def refused(path: Path) -> str:
-    """Why the file cannot be opened. Whoever is refused holds nothing."""
+    """Return why the file cannot be opened. A refused engine holds no lock."""
     engine = SqliteEngine(path)
     with pytest.raises(StorageError) as caught:
         engine.open()
@@ -66,7 +66,7 @@ def settle(path: Path) -> bytes:
 # ---------------------------------------------------------------------- whose file it is
 
 
-def test_the_file_says_that_it_is_musters(engine: SqliteEngine, path: Path):
+def test_file_says_that_it_is_musters(engine: SqliteEngine, path: Path):
     with sqlite3.connect(path) as other:
         assert other.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert other.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
@@ -74,7 +74,7 @@ def test_the_file_says_that_it_is_musters(engine: SqliteEngine, path: Path):
     other.close()
 
 
-def test_a_commit_is_synced_before_it_returns(engine: SqliteEngine):
+def test_commit_is_synced_before_it_returns(engine: SqliteEngine):
     assert engine._db is not None
     assert engine._db.execute("PRAGMA synchronous").fetchone() == (3,), "EXTRA"
 
@@ -86,7 +86,7 @@ class WithoutLog(sqlite3.Connection):
         return super().execute(sql.replace("journal_mode = WAL", "journal_mode"), *parameters)
 
 
-def test_commit_is_synced_with_its_folder_when_the_file_system_allows_no_log(
+def test_commit_is_synced_with_its_folder_without_a_write_ahead_log(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     connect = sqlite3.connect
@@ -105,19 +105,19 @@ def test_commit_is_synced_with_its_folder_when_the_file_system_allows_no_log(
     engine.close()
 
 
-def test_a_second_coordinator_is_kept_out_until_the_first_lets_go(engine: SqliteEngine, path: Path):
+def test_second_coordinator_is_kept_out_until_the_first_lets_go(engine: SqliteEngine, path: Path):
     assert "in use by another coordinator" in refused(path)
     engine.commit({b"b": b"2"})
     engine.close()
     assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
 
 
-def test_an_empty_file_is_taken(path: Path):
+def test_empty_file_is_taken(path: Path):
     path.touch()
     assert rows(path) == (1, {})
 
 
-def test_a_newer_schema_is_refused_and_left_alone(engine: SqliteEngine, path: Path):
+def test_newer_schema_is_refused_and_left_alone(engine: SqliteEngine, path: Path):
     engine.close()
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
@@ -141,7 +141,7 @@ def test_another_programs_database_is_refused_and_left_alone(path: Path, table: 
 # ---------------------------------------------------------------------- damage
 
 
-def test_a_file_that_is_no_database_is_explained_and_left_alone(path: Path):
+def test_file_that_is_no_database_is_explained_and_left_alone(path: Path):
     path.write_bytes(b"loss=0.25\n" * 1000)
     message = refused(path)
     assert "file is not a database" in message
@@ -150,7 +150,7 @@ def test_a_file_that_is_no_database_is_explained_and_left_alone(path: Path):
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "cut off"])
-def test_a_damaged_database_is_explained_and_left_alone(engine: SqliteEngine, path: Path, damage: str):
+def test_damaged_database_is_explained_and_left_alone(engine: SqliteEngine, path: Path, damage: str):
     engine.commit({b"%d" % number: os.urandom(3000) for number in range(100)})
     engine.close()
     whole = settle(path)
@@ -168,18 +168,18 @@ def test_a_damaged_database_is_explained_and_left_alone(engine: SqliteEngine, pa
 # ---------------------------------------------------------------------- places that cannot be written
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
+def test_folder_that_does_not_exist_is_named(tmp_path: Path):
     message = refused(tmp_path / "nowhere" / "muster.db")
     assert f"cannot write {tmp_path}/nowhere/muster.db.lock: No such file or directory" in message
     assert "a folder that exists" in message
 
 
-def test_a_folder_in_place_of_the_file_is_explained(path: Path):
+def test_folder_in_place_of_the_file_is_explained(path: Path):
     path.mkdir()
     assert "unable to open database file" in refused(path)
 
 
-def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path):
+def test_file_in_place_of_the_folder_is_explained(tmp_path: Path):
     (tmp_path / "file").touch()
     assert "Not a directory" in refused(tmp_path / "file" / "muster.db")
 
@@ -205,7 +205,7 @@ except StorageError as error:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, known: bool):
+def test_folder_that_may_not_be_written_is_named(tmp_path: Path, known: bool):
     if known:
         rows(tmp_path / "muster.db")
     tmp_path.chmod(0o555)
@@ -219,7 +219,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, known: bool):
 # ---------------------------------------------------------------------- a full disk
 
 
-def test_a_commit_that_does_not_fit_is_not_done_at_all(engine: SqliteEngine, path: Path):
+def test_commit_that_does_not_fit_is_not_done_at_all(engine: SqliteEngine, path: Path):
     assert engine._db is not None
     (pages,) = engine._db.execute("PRAGMA page_count").fetchone()
     engine._db.execute(f"PRAGMA max_page_count = {pages + 10}")
@@ -233,7 +233,7 @@ def test_a_commit_that_does_not_fit_is_not_done_at_all(engine: SqliteEngine, pat
     assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
 
 
-def test_a_commit_that_fails_halfway_is_taken_back_and_the_next_one_is_made(engine: SqliteEngine):
+def test_commit_that_fails_halfway_is_rolled_back_and_the_next_succeeds(engine: SqliteEngine):
     with pytest.raises(StorageError):
         engine.commit({b"b": b"2", b"c": object()})  # type: ignore[dict-item]
     assert dict(engine.scan()) == {b"a": b"1"}
@@ -259,7 +259,7 @@ except StorageError as error:
 """
 
 
-def test_a_disk_that_takes_no_more_loses_nothing_that_was_acknowledged(path: Path):
+def test_disk_that_takes_no_more_loses_nothing_that_was_acknowledged(path: Path):
     with run_child(FILL, path) as child:
         number, _, why = child.communicate(timeout=PATIENCE)[0].partition(" ")
     assert why.startswith(f"cannot write {path}: ")
@@ -306,7 +306,7 @@ def assert_pairs(found: dict[bytes, bytes], *, at_least: int) -> None:
     assert commits >= at_least
 
 
-def test_an_epoch_that_is_no_number_is_damage(engine: SqliteEngine, path: Path):
+def test_epoch_that_is_no_number_is_damage(engine: SqliteEngine, path: Path):
     engine.close()
     with sqlite3.connect(path) as db:
         db.execute("UPDATE state SET value = 'x' WHERE key = ?", (b"epoch",))
@@ -328,7 +328,7 @@ def fill(engine: SqliteEngine, run: bytes, rows: int = 2_000) -> None:
     engine.commit({b"storekey\0%s\0%d" % (run, number): bytes(2_000) for number in range(rows)})
 
 
-def test_what_is_cleared_is_given_back_a_piece_at_a_time(engine: SqliteEngine, path: Path):
+def test_cleared_space_is_returned_in_pieces(engine: SqliteEngine, path: Path):
     fill(engine, b"job1")
     full = pages(path)
     engine.commit({}, [b"storekey\0job1\0"])
@@ -341,7 +341,7 @@ def test_what_is_cleared_is_given_back_a_piece_at_a_time(engine: SqliteEngine, p
     assert full > 3 * PAGES_FREED
 
 
-def test_a_file_that_is_filled_and_cleared_again_and_again_does_not_grow(engine: SqliteEngine, path: Path):
+def test_file_that_is_filled_and_cleared_again_and_again_does_not_grow(engine: SqliteEngine, path: Path):
     sizes = []
     for number in range(6):
         fill(engine, b"job%d" % number)

@@ -218,7 +218,7 @@ class _Guarded:
         self, admission: Admission, response: Any, context: Any, again: Again | None = None
     ) -> None:
         if admission.grant is not None:
-            response = access.narrowed(admission.grant, self._rule, response)
+            response = access.filtered(admission.grant, self._rule, response)
         if response is not None:
             made = [self.serialize(response)]
             del response  # Do not keep the response in memory beside its bytes.

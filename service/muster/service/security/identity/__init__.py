@@ -1,5 +1,5 @@
-"""Identity without secrets of ours: tokens that an issuer signs, a cluster or an OpenID provider.
+"""Tokens that an issuer signs: a Kubernetes cluster or an OpenID provider.
 
-They are checked offline, by the issuer's public keys. A verified token becomes a grant by the rules of the
-tokens file, and ends when the token does.
+The coordinator checks them offline, by the issuer's public keys. The rules of the tokens file turn a verified
+token into a grant, which ends with the token.
 """

@@ -1,4 +1,4 @@
-"""Getting an issuer's keys over HTTP."""
+"""The HTTP client that fetches an issuer's keys."""
 
 import asyncio
 import ssl
@@ -9,28 +9,28 @@ from muster.service.security.files import FileError, read
 from muster.service.security.identity.rules import FetchedFrom
 
 TIMEOUT = 5.0
-"""Seconds for all of it."""
+"""Seconds for one fetch."""
 MAX_BYTES = 1_048_576
 
 
 class FetchError(Exception):
-    """The keys could not be got. The message says whence and why."""
+    """The keys could not be fetched. The message says from where and why."""
 
 
 async def fetch(source: FetchedFrom) -> bytes:
-    """Get the key set.
+    """Fetch the key set.
 
     Raises:
-        FetchError: it could not be got.
+        FetchError: it could not be fetched.
     """
     try:
         headers = _headers(source)
-        # It reads the system's authorities, which takes a while.
+        # Reading the system's authorities takes a while.
         tls = await asyncio.to_thread(_tls, source)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers) as client,
-            # Where it would lead, our token must not go.
+            # Our token must not follow a redirect.
             client.get(source.url, ssl=tls, allow_redirects=False) as answer,
         ):
             if answer.status != 200:
@@ -67,7 +67,7 @@ def _tls(source: FetchedFrom) -> ssl.SSLContext:
         return ssl.create_default_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        # Beside the certificates there may be words of any language.
+        # The file may have text in any language beside the certificates.
         context.load_verify_locations(cadata=read(source.ca_file).decode("ascii", "ignore"))
     except (OSError, ValueError) as error:
         raise FileError(f"{source.ca_file} holds no certificates in PEM: {error}.") from error

@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 MIN_RSA_BITS = 2_048
 ALGORITHMS: Mapping[tuple[Any, Any], str] = {("RSA", None): "RS256", ("EC", "P-256"): "ES256"}
-"""What a key signs with, by its kind and curve. What its token says of that is not asked."""
+"""The algorithm of a key, by its kind and curve. The algorithm in a token is never trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A public key, and the one algorithm that it is used with."""
+    """A public key and its only algorithm."""
 
     public: RSAPublicKey | EllipticCurvePublicKey
     algorithm: str
@@ -24,16 +24,16 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """The keys that an issuer signs with now."""
+    """The current keys of an issuer."""
 
     keys: tuple[tuple[str | None, Key], ...]
-    """With their ids."""
+    """Ids and keys."""
 
     def find(self, kid: str | None) -> Key | None:
-        """The key with an id; that without one is the only one, or none.
+        """Return the key with an id. Without an id, it is the only key of the set, if there is only one.
 
         Args:
-            kid: as a token says it; None: it says none.
+            kid: the key id in a token; None: the token has no key id.
         """
         if kid is None:
             return self.keys[0][1] if len(self.keys) == 1 else None
@@ -46,10 +46,10 @@ class KeySet:
 
 
 def parse(data: bytes) -> KeySet:
-    """The keys that can be used, of all that a set holds.
+    """Parse the usable keys of a key set.
 
     Raises:
-        ValueError: there is none, or it is no such set; the message says why, as the end of a sentence.
+        ValueError: it has no usable key, or is not a key set. The message is the end of a sentence.
     """
     try:
         document = json.loads(data)

@@ -1,4 +1,4 @@
-"""An issuer's keys as they are known now: from a file that is followed, or fetched and kept."""
+"""The current keys of an issuer, from a file that is followed or fetched over HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,62 +12,62 @@ from muster.service.security.identity.fetching import FetchError
 from muster.service.security.identity.jwks import Key, KeySet, parse
 
 REFRESH = 300.0
-"""Seconds after which keys are fetched anew, so that what an issuer has withdrawn is forgotten."""
+"""Seconds after which keys are fetched again, so that withdrawn keys are dropped."""
 PAUSE = 10.0
-"""Seconds between the begins of two fetches at the least, however many unknown keys are shown meanwhile."""
+"""Minimum seconds between the begins of two fetches, however many tokens have unknown keys."""
 
 MAX_WAITING = 1_000
-"""Calls that may wait for one fetch: each is somebody's who has shown nothing yet that can be checked."""
+"""Calls that may wait for one fetch. None of these callers has shown a verified token yet."""
 
 
 class KeyUnknown(Exception):
-    """The issuer does not sign with this key. The message says why, for the log."""
+    """The issuer does not have this key. The message says why, for the log."""
 
 
 class KeysUnavailable(Exception):
-    """The issuer's keys, or its newest, cannot be had just now. The message says why."""
+    """The issuer's keys, or the newest ones, are unavailable at present. The message says why."""
 
 
 class Keys(Protocol):
     """The keys of one issuer."""
 
     def known(self, kid: str | None) -> Key | None:
-        """The key that a token names, if it is known now.
+        """Return the key that a token names, if it is known now.
 
         Args:
-            kid: its id; None: the token names none.
+            kid: the key id; None: the token has no key id.
         """
         ...
 
     async def find(self, kid: str | None) -> Key:
-        """The key that a token names.
+        """Return the key that a token names, and wait for a fetch if it is unknown.
 
         Args:
-            kid: its id; None: the token names none.
+            kid: the key id; None: the token has no key id.
 
         Raises:
-            KeyUnknown: there is no such key.
-            KeysUnavailable: it cannot be told now.
+            KeyUnknown: the issuer has no such key.
+            KeysUnavailable: the keys are unavailable at present.
         """
         ...
 
     def refresh(self) -> None:
-        """See whether they are still the newest; called every second or so."""
+        """Load or fetch the keys again if that is due; called about every second."""
         ...
 
     def close(self) -> None:
-        """Stop what is under way."""
+        """Cancel a fetch in progress."""
         ...
 
 
 class KeysInFile:
-    """Keys from a file. While it is being replaced, or is of no use, the last good ones stay.
+    """Keys from a file. While the file is being replaced or invalid, the last good keys stay.
 
     Args:
-        path: where it is.
+        path: the file.
 
     Raises:
-        FileError: it cannot be used.
+        FileError: the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class KeysInFile:
         self._keys.look()
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """See ``Keys``."""
 
 
 def _load(path: Path) -> KeySet:
@@ -107,15 +107,14 @@ def _missing(kid: str | None, keys: KeySet, where: str) -> str:
 
 
 class FetchedKeys:
-    """Keys that are fetched in the background, at once when a token names one that is not known.
+    """Keys that are fetched in the background, and at once if a token names an unknown key.
 
-    Who shows a token of a key that is known waits for nothing. While the source cannot be reached, the last
-    keys stay.
+    A token with a known key never waits. While the source is unreachable, the last keys stay.
 
     Args:
-        name: of the issuer, for the log.
-        url: where they are, for people.
-        fetch: gets the bytes of the set.
+        name: the name of the issuer, for the log.
+        url: the source of the keys, for people.
+        fetch: fetches the bytes of the key set.
         clock: seconds of a monotonic clock.
     """
 
@@ -152,7 +151,7 @@ class FetchedKeys:
             )
         self._waiting += 1
         try:
-            # One who gives up does not end it for the others who wait.
+            # A call that gives up must not cancel the fetch for the others.
             await asyncio.wait([self._fetching or self._begin()])
         finally:
             self._waiting -= 1

@@ -1,4 +1,4 @@
-"""Refusals of tokens: the caller hears the message, the log also what failed and why."""
+"""Refusals of tokens. The caller gets the message; the log also gets the failed check and the reason."""
 
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
@@ -9,14 +9,14 @@ UNKNOWN = (
 
 
 class TokenRefused(Refusal):
-    """A token was refused. No word of it is in the message, nor in what is for the log.
+    """A token was refused. Neither the message nor the log has any part of the token.
 
     Args:
         reason: the stable reason.
         message: for the caller.
-        check: what failed, in a word.
-        why: for the log; empty: the message.
-        issuer: the name of the token's issuer; empty: it is not known to be any's.
+        check: the failed check, in a word.
+        why: the explanation for the log; empty: the message.
+        issuer: the name of the token's issuer; empty: the issuer is unknown.
     """
 
     def __init__(self, reason: Reason, message: str, *, check: str, why: str = "", issuer: str = "") -> None:
@@ -27,11 +27,11 @@ class TokenRefused(Refusal):
 
 
 def unknown(check: str, why: str, issuer: str = "") -> TokenRefused:
-    """The refusal of a token that anyone could have made: it is told no more than that.
+    """Return the refusal of a token that anyone could have made, without details for the caller.
 
     Args:
-        check: what failed, in a word.
-        why: for the log.
-        issuer: the name of the issuer that it claims to be of.
+        check: the failed check, in a word.
+        why: the explanation for the log.
+        issuer: the name of the issuer that the token names.
     """
     return TokenRefused(Reason.TOKEN_UNKNOWN, UNKNOWN, check=check, why=why, issuer=issuer)

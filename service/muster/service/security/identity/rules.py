@@ -1,4 +1,4 @@
-"""What the tokens file says of issuers, and whom it lets in of those that they vouch for."""
+"""The issuers in the tokens file, and the rules for the bearers of their tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from muster.service.security.tables import Table
 
 AUDIENCE = "muster"
 LEEWAY = 10.0
-"""Seconds that the issuer's clock and ours may be apart."""
+"""Seconds by which the issuer's clock and ours may differ."""
 MAX_LEEWAY = 300.0
 
 
@@ -24,26 +24,26 @@ class FetchedFrom:
 
     url: str
     ca_file: Path | None = None
-    """The authorities of the server's certificate; None: the system's."""
+    """The authorities of the server's certificate; None: the system's authorities."""
     token_file: Path | None = None
-    """The token to show there."""
+    """The file of the token for that server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issuer:
-    """Who signs tokens, and how they are checked."""
+    """An issuer of tokens, and how to check them."""
 
     name: str
     url: str
     """The ``iss`` of its tokens, to the letter."""
     audience: str = AUDIENCE
     keys: Path | FetchedFrom
-    """Where its public keys are, as a JWKS."""
+    """The source of its public keys, a JWKS."""
     leeway: float = LEEWAY
     """Seconds."""
 
     def issued(self, claims: Claims) -> bool:
-        """Whether a token that was good before is this issuer's, and for this audience."""
+        """Return whether a verified token is of this issuer and for this audience."""
         audience = claims.said["aud"]
         return (
             claims.issuer == self.name
@@ -54,7 +54,7 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAccounts:
-    """Service accounts of Kubernetes, and what they may do."""
+    """A rule for service accounts of Kubernetes."""
 
     issuer: str
     namespace: str
@@ -65,11 +65,11 @@ class ServiceAccounts:
 
     @property
     def bearers(self) -> str:
-        """Whom this is about, for people."""
+        """The covered bearers, for people."""
         return f"service accounts {self.namespace}/{self.account}"
 
     def covers(self, claims: Claims) -> bool:
-        """Whether this is about the bearer of a token."""
+        """Return whether this rule covers the bearer of a token."""
         account = claims.account
         return (
             claims.issuer == self.issuer
@@ -81,21 +81,21 @@ class ServiceAccounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """People, or whatever else an OpenID issuer vouches for, and what they may do."""
+    """A rule for people, or other subjects of an OpenID issuer."""
 
     issuer: str
     claims: Mapping[str, str]
-    """All of these the token must hold."""
+    """Claims that the token must have, all of them."""
     role: Role
     runs: tuple[str, ...]
 
     @property
     def bearers(self) -> str:
-        """Whom this is about, for people."""
+        """The covered bearers, for people."""
         return "logins with " + ", ".join(f"{name} = {value}" for name, value in self.claims.items())
 
     def covers(self, claims: Claims) -> bool:
-        """Whether this is about the bearer of a token."""
+        """Return whether this rule covers the bearer of a token."""
         return claims.issuer == self.issuer and all(claims.holds(*one) for one in self.claims.items())
 
 
@@ -103,15 +103,15 @@ Rule = ServiceAccounts | Login
 
 
 def issuer(table: Table) -> Issuer:
-    """The issuer of an ``[[issuer]]`` table.
+    """Read an ``[[issuer]]`` table.
 
     Raises:
-        FileError: it cannot be meant.
+        FileError: the table is invalid.
     """
     table.check_fields("name", "url", "audience", "keys_file", "keys_url", "ca_file", "token_file", "leeway")
     name = table.name()
     url = table.text("url", "the iss of its tokens, to the letter")
-    leeway = table.number("leeway", LEEWAY, most=MAX_LEEWAY)
+    leeway = table.number("leeway", LEEWAY, maximum=MAX_LEEWAY)
     keys_file, keys_url = table.path("keys_file"), table.optional_text("keys_url")
     if (keys_file is None) == (keys_url is None):
         raise FileError(f"{table.where} needs either keys_file or keys_url: where its public keys are.")
@@ -147,10 +147,10 @@ def _keys_url(url: str, where: str) -> str:
 
 
 def service_accounts(table: Table, issuers: tuple[Issuer, ...]) -> ServiceAccounts:
-    """The rule of a ``[[service_account]]`` table.
+    """Read a ``[[service_account]]`` table.
 
     Raises:
-        FileError: it cannot be meant.
+        FileError: the table is invalid.
     """
     table.check_fields("issuer", "namespace", "account", "role", "runs")
     return ServiceAccounts(
@@ -163,10 +163,10 @@ def service_accounts(table: Table, issuers: tuple[Issuer, ...]) -> ServiceAccoun
 
 
 def login(table: Table, issuers: tuple[Issuer, ...]) -> Login:
-    """The rule of a ``[[login]]`` table.
+    """Read a ``[[login]]`` table.
 
     Raises:
-        FileError: it cannot be meant.
+        FileError: the table is invalid.
     """
     table.check_fields("issuer", "claims", "role", "runs")
     return Login(

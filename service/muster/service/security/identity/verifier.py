@@ -21,11 +21,11 @@ from muster.service.security.identity.rules import FetchedFrom, Issuer
 MAX_TOKEN = 7_000
 """Characters of a token. A service account's has about 1,200; gRPC takes 8 KiB of headers."""
 SHAPE = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
-"""Three parts in base64url. That without a signature is one, too: it has a refusal of its own."""
+"""Three parts in base64url. A token without a signature matches as well: it has its own refusal."""
 FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
-"""What reading something that anyone may have written can end in."""
+"""Exceptions of parsing untrusted tokens."""
 MAX_REMEMBERED = 4_096
-"""Tokens whose signature was found good, which takes up to a millisecond: they are shown again and again."""
+"""Tokens with a verified signature. A check takes up to a millisecond, and clients show a token often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Good:
-    """What was found good, and by which key of which issuer."""
+    """A verified token: its issuer, its key and its claims."""
 
     known: _Known
     kid: str | None
@@ -45,7 +45,7 @@ class _Good:
 
 
 class Verifier:
-    """Checks tokens of the issuers that it holds.
+    """Checks the tokens of known issuers.
 
     Args:
         clock: seconds since 1970.
@@ -59,10 +59,10 @@ class Verifier:
         self._good: dict[bytes, _Good] = {}
 
     def set_issuers(self, issuers: Iterable[Issuer]) -> None:
-        """Check the tokens of these issuers from now on, and of no others.
+        """Accept the tokens of these issuers from now on, and of no others.
 
         Raises:
-            FileError: a file of keys cannot be used; then nothing is changed.
+            FileError: a file of keys cannot be used; then nothing changes.
         """
         before = self._known
         now = {}
@@ -81,34 +81,34 @@ class Verifier:
         return FetchedKeys(issuer.name, source.url, partial(fetch, source), self._ticks)
 
     def refresh(self) -> None:
-        """See whether all keys are still the newest; called every second or so."""
+        """Load or fetch keys again if that is due; called about every second."""
         for known in self._known.values():
             known.keys.refresh()
 
     def close(self) -> None:
-        """Stop what is under way."""
+        """Cancel fetches in progress."""
         for known in self._known.values():
             known.keys.close()
 
     async def verify(self, token: str) -> Claims:
-        """What a token says, if all of it is good.
+        """Verify a token, and return its claims.
 
         Raises:
-            TokenRefused: it is not.
+            TokenRefused: the token is not valid.
         """
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         good = self._good.pop(digest, None)
-        if good is None or not self._still(good):
+        if good is None or not self._is_current(good):
             good = await self._examine(token)
         self._check_times(good.claims)
-        # The newest is the last.
+        # The most recent token is the last.
         self._good[digest] = good
         if len(self._good) > MAX_REMEMBERED:
             del self._good[next(iter(self._good))]
         return good.claims
 
-    def _still(self, good: _Good) -> bool:
-        """Whether the issuer is trusted as it was, and signs with that key still."""
+    def _is_current(self, good: _Good) -> bool:
+        """Return whether the issuer is unchanged and still has the key."""
         known = good.known
         return self._known.get(known.issuer.url) is known and known.keys.known(good.kid) == good.key
 
@@ -148,10 +148,10 @@ class Verifier:
 
 
 def expired(claims: Claims, now: float) -> TokenRefused:
-    """The refusal of a token that was good.
+    """Return the refusal of a verified token that has expired.
 
     Args:
-        claims: what it says.
+        claims: the token's claims.
         now: seconds since 1970.
     """
     return TokenRefused(
@@ -166,7 +166,7 @@ def expired(claims: Claims, now: float) -> TokenRefused:
 
 
 def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and claims of a token, unchecked."""
+    """Read header and claims of a token, unverified."""
     if len(token) > MAX_TOKEN:
         raise unknown("size", f"it has {len(token):,} characters, and {MAX_TOKEN:,} are the most")
     if SHAPE.fullmatch(token) is None:
@@ -201,7 +201,7 @@ async def _key(known: _Known, kid: str | None) -> Key:
 
 
 def _signed(token: str, key: Key, issuer: Issuer) -> Claims:
-    """The claims of a token with a good signature, issuer and audience; its times are not looked at."""
+    """Verify signature, issuer and audience of a token, but not its times, and return its claims."""
     try:
         said = jwt.decode(
             token,

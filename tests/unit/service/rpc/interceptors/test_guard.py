@@ -131,7 +131,7 @@ class World:
         await handler.stream_stream(None, Context())
 
 
-async def test_a_caller_is_known_before_its_request_is_parsed():
+async def test_caller_is_known_before_its_request_is_parsed():
     world = World()
     with pytest.raises(Refusal) as caught:
         await world.get(b"\xff" * 9, ())
@@ -145,7 +145,7 @@ class LargeAnswer(bytearray):
     """Bytes that can be watched by a weak reference."""
 
 
-async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
+async def test_refusal_does_not_keep_an_unread_answer_in_memory():
     world = World()
     world.interceptor.answers = Answers(most_of_one=1_500_000)
     answers: list[weakref.ref[LargeAnswer]] = []
@@ -181,7 +181,7 @@ async def test_refusal_does_not_keep_the_answer_that_nobody_reads_in_memory():
     await first
 
 
-async def test_a_request_for_another_run_is_not_carried_out():
+async def test_request_for_another_run_is_not_carried_out():
     world = World()
     with pytest.raises(Refusal) as caught:
         await world.get(get("b"))
@@ -191,11 +191,11 @@ async def test_a_request_for_another_run_is_not_carried_out():
     assert world.seen == [get("a-1")]
 
 
-async def test_a_watch_leaves_out_what_is_not_for_its_caller():
+async def test_watch_leaves_out_runs_that_its_caller_may_not_see():
     assert await World().watch() == ["a-1", "a-2"]
 
 
-async def test_a_session_finds_out_as_whom_it_was_admitted():
+async def test_session_knows_its_admission():
     world, admissions = World(), []
 
     async def behavior(requests: Any, context: Any) -> None:
@@ -212,7 +212,7 @@ async def test_a_session_finds_out_as_whom_it_was_admitted():
     assert len(admissions) == 1
 
 
-async def test_a_unary_call_finds_out_as_whom_it_was_admitted():
+async def test_unary_call_knows_its_admission():
     world, admissions = World(), []
 
     async def behavior(request: Any, context: Any) -> Any:
@@ -223,7 +223,7 @@ async def test_a_unary_call_finds_out_as_whom_it_was_admitted():
     assert admissions == [Admission(world.grant, world.traffic, "10.0.0.7")]
 
 
-async def test_without_a_guard_everyone_may_do_everything():
+async def test_everyone_may_do_everything_without_a_guard():
     ADMISSION.get().check_run("anything")
 
     async def read() -> None: ...
@@ -231,14 +231,14 @@ async def test_without_a_guard_everyone_may_do_everything():
     assert ADMISSION.get().paced(read) is read
 
 
-async def test_a_peer_beyond_its_rate_waits_before_it_is_let_in():
+async def test_peer_beyond_its_rate_waits_before_admission():
     world = World(max_messages_per_second_per_peer=1)
     for _ in range(3):
         await world.get(get("a-1"))
     assert world.slept == [1.0, 2.0]
 
 
-async def test_who_has_no_token_does_not_wait_with_its_request_in_memory():
+async def test_request_without_a_token_does_not_wait_in_memory():
     world = World(max_messages_per_second_per_peer=1)
     for _ in range(100):
         with pytest.raises(Refusal):
@@ -246,7 +246,7 @@ async def test_who_has_no_token_does_not_wait_with_its_request_in_memory():
     assert world.slept == []
 
 
-async def test_a_request_is_read_when_its_caller_was_let_in():
+async def test_request_is_read_when_its_caller_was_let_in():
     """Until then it waits at its sender, however large it is."""
     read: list[str] = []
 
@@ -275,7 +275,7 @@ async def test_a_request_is_read_when_its_caller_was_let_in():
     assert read == ["let in", "after 1 s", "let in"]
 
 
-async def test_a_call_without_a_request_is_refused():
+async def test_call_without_a_request_is_refused():
     async def behavior(request: Any, context: Any) -> None: ...
 
     handler = await World().handler(GET, grpc.unary_unary_rpc_method_handler(behavior))
@@ -298,7 +298,7 @@ async def test_open_streams_of_a_peer_are_counted():
     assert world.seen
 
 
-async def test_what_is_not_there_is_left_to_grpc():
+async def test_unknown_method_is_left_to_grpc():
     assert await World().handler("/nothing", None, ()) is None
 
 
@@ -352,7 +352,7 @@ async def test_small_requests_that_do_not_come_are_waited_for_by_few():
 
 
 @in_virtual_time
-async def test_unread_request_without_token_is_refused_while_others_of_its_address_trickle():
+async def test_request_without_token_is_refused_while_others_trickle():
     async def behavior(request: Any, context: Any) -> None: ...
 
     world = World()
@@ -379,7 +379,7 @@ async def test_unread_request_without_token_is_refused_while_others_of_its_addre
 
 
 @in_virtual_time
-async def test_address_is_not_read_for_a_while_after_large_request_without_token():
+async def test_address_is_barred_after_a_large_request_without_a_token():
     parses: list[bytes] = []
 
     async def behavior(request: Any, context: Any) -> None: ...
@@ -400,7 +400,7 @@ async def test_address_is_not_read_for_a_while_after_large_request_without_token
 
 
 @in_virtual_time
-async def test_a_large_request_has_its_time_and_no_more():
+async def test_large_request_has_its_time_and_no_more():
     async def behavior(request: Any, context: Any) -> None: ...
 
     handler = await World().handler(
@@ -411,7 +411,7 @@ async def test_a_large_request_has_its_time_and_no_more():
     assert asyncio.get_running_loop().time() == START + READ_TIMEOUT
 
 
-async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
+async def test_caller_without_a_token_takes_nothing_from_the_rate_of_all():
     world = World(max_messages_per_second=1)
 
     async def check(request: Any, context: Any) -> None: ...
@@ -427,7 +427,7 @@ async def test_who_has_no_token_takes_nothing_from_the_rate_of_all():
     assert world.slept == [1.0]
 
 
-async def test_each_operation_on_a_stream_is_about_a_run_that_its_caller_may_touch():
+async def test_each_operation_on_a_stream_is_checked_for_its_run():
     async def behavior(requests: Any, context: Any) -> Any:
         async for request in requests:
             yield request
@@ -448,7 +448,7 @@ async def test_each_operation_on_a_stream_is_about_a_run_that_its_caller_may_tou
     assert context.heard == [sent[0].SerializeToString()]
 
 
-async def test_an_operation_that_is_not_known_is_about_nobody_knows_what_run():
+async def test_operation_of_a_later_version_is_refused_for_limited_tokens():
     async def behavior(requests: Any, context: Any) -> Any:
         async for request in requests:
             yield request

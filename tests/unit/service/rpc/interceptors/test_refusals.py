@@ -112,7 +112,7 @@ def streaming(error: BaseException | None) -> Any:
     return behavior
 
 
-async def test_a_call_that_ends_well_is_ok():
+async def test_call_that_ends_well_is_ok():
     async def echo(request: Any, context: Any) -> Any:
         return request
 
@@ -125,7 +125,7 @@ async def test_a_call_that_ends_well_is_ok():
     assert await code_of(echo, "bidi_stream") == "OK"
 
 
-async def test_a_refusal_becomes_its_status():
+async def test_refusal_becomes_its_status():
     context = Context()
     assert await code_of(raising(REFUSAL), context=context) == "NotFound"
     assert context.details == "no such run."
@@ -133,12 +133,12 @@ async def test_a_refusal_becomes_its_status():
 
 
 @pytest.mark.parametrize("kind", ["unary", "bidi_stream"])
-async def test_a_call_that_its_client_gave_up_is_canceled(kind: str):
+async def test_call_that_its_client_gave_up_is_canceled(kind: str):
     assert await code_of(raising(asyncio.CancelledError()), kind) == "Canceled"
     assert await code_of(raising(grpc.aio.InternalError("the stream broke")), kind) == "Canceled"
 
 
-async def test_a_stream_that_nobody_reads_on_is_canceled():
+async def test_stream_that_nobody_reads_on_is_canceled():
     observer = Observer()
     handler = await intercepted(grpc.unary_stream_rpc_method_handler(streaming(None)), observer)
     responses = handler.unary_stream("request", Context())
@@ -148,14 +148,14 @@ async def test_a_stream_that_nobody_reads_on_is_canceled():
 
 
 @pytest.mark.parametrize("kind", ["unary", "bidi_stream"])
-async def test_a_fault_of_ours_is_not_counted_as_the_clients_doing(kind: str):
+async def test_fault_of_ours_is_not_counted_as_the_clients_doing(kind: str):
     result, observer = await call(raising(KeyError("bug")), kind)
     assert isinstance(result, KeyError)
     assert observer.calls[1][3] == "Unknown"
 
 
 @pytest.mark.parametrize("code", grpc.StatusCode)
-async def test_the_code_that_a_handler_set_is_counted(code: grpc.StatusCode):
+async def test_code_that_a_handler_set_is_counted(code: grpc.StatusCode):
     async def behavior(request: Any, context: Context) -> None:
         context.set_code(code)
 
@@ -167,14 +167,14 @@ async def test_the_code_that_a_handler_set_is_counted(code: grpc.StatusCode):
     assert await code_of(by_number) == CODE_NAMES[code]
 
 
-async def test_a_number_that_is_no_code_is_unknown():
+async def test_number_that_is_no_code_is_unknown():
     async def behavior(request: Any, context: Context) -> None:
         context.set_code(99)
 
     assert await code_of(behavior) == "Unknown"
 
 
-async def test_a_method_that_does_not_exist_is_left_to_grpc():
+async def test_method_that_does_not_exist_is_left_to_grpc():
     observer = Observer()
     assert await intercepted(None, observer) is None
     assert observer.calls == []
@@ -198,7 +198,7 @@ async def test_messages_are_coded_as_before():
     )
 
 
-async def test_a_request_that_cannot_be_parsed_is_a_refusal_and_no_fault():
+async def test_request_that_cannot_be_parsed_is_a_refusal_and_no_fault():
     """Left to gRPC it would be a traceback in the log."""
     calls: list[tuple[Any, str]] = [
         (grpc.unary_unary_rpc_method_handler(echo, Duration.FromString), "unary_unary"),
@@ -218,7 +218,7 @@ async def echo_each(requests: Any, context: Any) -> Any:
         yield request
 
 
-async def test_what_is_said_on_a_stream_is_parsed_one_by_one_and_refused_too():
+async def test_requests_on_a_stream_are_parsed_one_by_one():
     async def say(*said: bytes) -> Any:
         for data in said:
             yield data
@@ -258,7 +258,7 @@ def test_code_names_are_those_of_go_grpc_middleware():
     ]
 
 
-async def test_a_call_that_is_a_stream_to_grpc_alone_is_counted_as_what_it_is():
+async def test_call_that_only_grpc_sees_as_a_stream_is_counted_by_its_kind():
     """The guard makes a stream of every call."""
     observer = Observer()
 

@@ -45,13 +45,13 @@ async def test_every_service_is_served_until_the_drain():
     assert [await check(servicer, name) for name in ("", NAME)] == [NOT_SERVING] * 2
 
 
-async def test_a_list_names_them_all():
+async def test_list_names_them_all():
     servicer = HealthServicer([NAME])
     listed = await servicer.List(health_pb2.HealthListRequest(), Context())
     assert {name: status.status for name, status in listed.statuses.items()} == {"": SERVING, NAME: SERVING}
 
 
-async def test_a_service_that_is_not_there_is_not_found():
+async def test_service_that_is_not_there_is_not_found():
     with pytest.raises(Aborted) as caught:
         await check(HealthServicer([NAME]), "none\x1b" + "x" * 10_000)
     code, details = caught.value.args
@@ -65,7 +65,7 @@ async def test_a_service_that_is_not_there_is_not_found():
     ("name", "told"),
     [(NAME, [SERVING, NOT_SERVING]), ("none", [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])],
 )
-async def test_a_watch_ends_with_the_drain(name: str, told: list[Any]):
+async def test_watch_ends_with_the_drain(name: str, told: list[Any]):
     servicer, seen = HealthServicer([NAME]), []
     with pytest.raises(Refusal) as caught:
         async for response in servicer.Watch(request(name), Context()):

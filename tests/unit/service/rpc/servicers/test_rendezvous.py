@@ -113,7 +113,7 @@ async def soon() -> None:
 
 
 @in_virtual_time
-async def test_a_node_hears_first_of_the_replicas_and_once():
+async def test_node_hears_first_of_the_replicas_and_once():
     async with serving() as service:
         service.rendezvous = RendezvousServicer(
             service.driver, replicas=lambda: ["a:1", "b:1"], keepalive_ms=900
@@ -139,7 +139,7 @@ async def refusal(call: Awaitable[Any]) -> Refusal:
 
 
 @in_virtual_time
-async def test_nodes_are_told_their_round_on_their_streams():
+async def test_nodes_get_their_round_on_their_streams():
     async with serving() as service:
         b = Node(service, "b").join()
         await soon()
@@ -155,7 +155,7 @@ async def test_nodes_are_told_their_round_on_their_streams():
 
 
 @in_virtual_time
-async def test_a_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
+async def test_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
     async with serving() as service:
         a, b = Node(service, "a").join(), Node(service, "b").join()
         await soon()
@@ -172,7 +172,7 @@ async def test_a_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
 
 
 @in_virtual_time
-async def test_a_stream_that_is_opened_again_resumes():
+async def test_stream_that_is_opened_again_resumes():
     async with serving() as service:
         a, b = Node(service, "a").join(), Node(service, "b").join()
         await soon()
@@ -187,7 +187,7 @@ async def test_a_stream_that_is_opened_again_resumes():
 
 
 @in_virtual_time
-async def test_a_refusal_ends_the_stream():
+async def test_refusal_ends_the_stream():
     async with serving() as service:
         a, odd = Node(service, "a").join(), Node(service, "odd", 3, 4).join()
         assert (await odd.ends()).reason is Reason.SETTINGS_DIFFER
@@ -198,7 +198,7 @@ async def test_a_refusal_ends_the_stream():
 
 
 @in_virtual_time
-async def test_a_node_of_another_protocol_gets_no_place():
+async def test_node_of_another_protocol_gets_no_place():
     async with serving() as service:
         a = Node(service, "a")
         a.request.protocol_version = 99
@@ -207,7 +207,7 @@ async def test_a_node_of_another_protocol_gets_no_place():
 
 
 @in_virtual_time
-async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
+async def test_draining_coordinator_ends_the_streams_and_takes_no_more():
     async with serving() as service:
         a = Node(service, "a").join()
         await soon()
@@ -221,7 +221,7 @@ async def test_a_draining_coordinator_ends_the_streams_and_takes_no_more():
 
 
 @in_virtual_time
-async def test_what_was_said_before_the_end_is_still_read():
+async def test_messages_before_the_end_are_still_read():
     async with serving() as service:
         membership = NodeMembership(service.driver)
         no = Refusal(Reason.RUN_CLOSED, "closed.")
@@ -237,7 +237,7 @@ async def test_what_was_said_before_the_end_is_still_read():
 
 
 @in_virtual_time
-async def test_a_node_that_does_not_read_is_cut_off_in_the_end():
+async def test_node_that_does_not_read_is_cut_off_in_the_end():
     async with serving() as service:
         membership = NodeMembership(service.driver)
         for count in range(MAX_UNSENT + 5):
@@ -283,7 +283,7 @@ def a_rank_waits(service: Service, rank: int = 0) -> None:
 
 
 @in_virtual_time
-async def test_a_dry_run_of_closing_says_who_would_be_affected_and_changes_nothing():
+async def test_dry_run_of_closing_shows_affected_nodes_and_changes_nothing():
     async with serving() as service:
         a = Node(service, "a").join()
         a_rank_waits(service)
@@ -299,7 +299,7 @@ async def test_a_dry_run_of_closing_says_who_would_be_affected_and_changes_nothi
 
 
 @in_virtual_time
-async def test_closing_says_who_is_affected_and_is_pushed_to_the_nodes():
+async def test_closing_shows_affected_nodes_and_is_pushed_to_them():
     async with serving() as service:
         a, b = Node(service, "a", 1, 2).join(), Node(service, "b", 1, 2).join()
         stands_by = Node(service, "c", 1, 2).join()
@@ -327,7 +327,7 @@ async def test_closing_may_end_the_barriers():
 
 
 @in_virtual_time
-async def test_what_cannot_be_closed_or_shown_is_refused():
+async def test_unknown_run_cannot_be_closed_or_shown():
     async with serving() as service:
         for call in (service.close(), service.close(dry_run=True), service.get()):
             assert (await refusal(call)).reason is Reason.RUN_NOT_FOUND
@@ -336,7 +336,7 @@ async def test_what_cannot_be_closed_or_shown_is_refused():
 
 
 @in_virtual_time
-async def test_a_call_that_was_answered_leaves_nothing_behind():
+async def test_call_that_was_answered_leaves_nothing_behind():
     async with serving() as service:
         a_rank_waits(service)
         await soon()
@@ -352,7 +352,7 @@ async def test_a_call_that_was_answered_leaves_nothing_behind():
 
 
 @in_virtual_time
-async def test_evicting_says_who_is_affected_and_a_dry_run_changes_nothing():
+async def test_evicting_shows_affected_members_and_a_dry_run_changes_nothing():
     async with serving() as service:
         a_rank_waits(service)
         a_rank_waits(service, rank=5)
@@ -373,7 +373,7 @@ async def test_evicting_says_who_is_affected_and_a_dry_run_changes_nothing():
 
 
 @in_virtual_time
-async def test_forgetting_is_refused_while_someone_uses_the_run_and_a_dry_run_changes_nothing():
+async def test_forgetting_is_refused_while_the_run_is_in_use():
     async with serving() as service:
         a_rank_waits(service)
         request = run_pb2.ForgetRequest(run_id="job1")

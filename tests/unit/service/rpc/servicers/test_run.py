@@ -77,7 +77,7 @@ class Watcher:
     """A watch that is read all the time.
 
     Args:
-        servicer: whose.
+        servicer: the servicer.
         run_id: of which run; empty: of all.
         address: of the caller.
     """
@@ -124,7 +124,7 @@ async def test_get_shows_the_newest_checkpoint_with_its_age():
 
 
 @in_virtual_time
-async def test_what_is_not_told_is_absent_on_the_wire():
+async def test_unknown_fields_are_absent_on_the_wire():
     async with serving() as driver:
         await save(driver, commits=True)
         got = await RunServicer(driver, Snapshots()).Get(run_pb2.RunServiceGetRequest(run_id="job1"), None)

@@ -37,7 +37,7 @@ from tests.support.world.virtual_time import START, in_virtual_time
 class TestJoinsOfOneRun:
     """Those beyond ``MAX_JOINS`` wait, so that the other runs need not wait for all of them."""
 
-    async def test_join_waits_until_an_earlier_one_of_its_run_is_answered(self):
+    async def test_join_waits_for_an_earlier_join_of_its_run(self):
         turns = JoinTurns(most=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
@@ -59,7 +59,7 @@ class TestJoinsOfOneRun:
             other.context.says(JOIN)
             await other.driver.hears(2)
 
-    async def test_stream_that_ends_gives_its_turn_back_and_one_that_waited_takes_none(self):
+    async def test_ended_stream_gives_its_turn_back(self):
         turns = JoinTurns(most=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
@@ -91,7 +91,7 @@ class TestJoinsOfOneRun:
             one.context.says(JOIN)
             await one.driver.hears(3)
 
-    async def test_join_of_another_run_waits_for_nobody(self):
+    async def test_join_of_another_run_does_not_wait(self):
         turns = JoinTurns(most=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns, run_id="job2") as other:
             one.context.says(JOIN)
@@ -100,7 +100,7 @@ class TestJoinsOfOneRun:
             await other.driver.hears(2)
 
 
-async def test_what_comes_in_goes_to_the_driver_in_order():
+async def test_messages_go_to_the_driver_in_order():
     async with stream() as one:
         one.context.says(GOODBYE)
         await one.ends()
@@ -112,7 +112,7 @@ async def test_what_comes_in_goes_to_the_driver_in_order():
         ]
 
 
-async def test_nobody_is_sent_away_for_being_asked_too_often():
+async def test_question_never_cuts_off_a_slow_peer():
     async with stream() as one:
         one.context.reads.clear()
         for number in range(10):
@@ -123,7 +123,7 @@ async def test_nobody_is_sent_away_for_being_asked_too_often():
         assert await one.ends() is None
 
 
-async def test_what_a_process_does_goes_past_the_driver():
+async def test_answer_to_an_inspection_bypasses_the_driver():
     heard: list[tuple[int, Inspected]] = []
     async with stream() as one:
         one.session._heard = lambda session, answer: heard.append((session, answer))
@@ -135,7 +135,7 @@ async def test_what_a_process_does_goes_past_the_driver():
         assert not any(isinstance(event, Inspected) for event in one.driver.events)
 
 
-async def test_what_is_delivered_goes_out_in_order():
+async def test_messages_to_the_peer_are_sent_in_order():
     async with stream() as one:
         for data in (b"a", b"b", b"c"):
             one.deliver(data=data)
@@ -144,7 +144,7 @@ async def test_what_is_delivered_goes_out_in_order():
         assert await one.context.heard.get() == b"d"
 
 
-async def test_a_goodbye_ends_the_stream_with_ok_once_all_is_sent():
+async def test_goodbye_ends_the_stream_with_ok_once_all_is_sent():
     async with stream() as one:
         one.context.reads.clear()
         one.deliver(data=b"last")
@@ -157,7 +157,7 @@ async def test_a_goodbye_ends_the_stream_with_ok_once_all_is_sent():
         assert one.context.heard.get_nowait() == b"last"
 
 
-async def test_a_goodbye_that_comes_too_late_is_not_taken_for_heard():
+async def test_late_goodbye_is_refused():
     """Its process says it again to the next coordinator, only if the stream does not end well."""
     async with stream() as one:
         one.driver.retired = True
@@ -166,7 +166,7 @@ async def test_a_goodbye_that_comes_too_late_is_not_taken_for_heard():
         assert not any(isinstance(event, Goodbye) for event in one.driver.events)
 
 
-async def test_nothing_is_said_behind_the_end():
+async def test_nothing_is_sent_after_the_end():
     over = Refusal(Reason.RUN_FORGOTTEN, "the run is gone")
     async with stream() as one:
         one.context.reads.clear()
@@ -177,7 +177,7 @@ async def test_nothing_is_said_behind_the_end():
         assert (one.context.heard.get_nowait(), one.context.heard.empty()) == (b"over", True)
 
 
-async def test_a_half_closed_stream_lives_on():
+async def test_half_closed_stream_lives_on():
     async with stream() as one:
         one.context.says(grpc.aio.EOF)
         await settle()
@@ -187,14 +187,14 @@ async def test_a_half_closed_stream_lives_on():
         assert one.driver.events == [Hello(ID, "job", 0, ())]
 
 
-async def test_a_stream_that_is_closed_before_it_said_anything_is_refused():
+async def test_stream_that_closes_without_a_message_is_refused():
     async with stream(hello=False) as one:
         one.context.says(grpc.aio.EOF)
         assert_refused(await one.ends(), Reason.HELLO_REQUIRED)
 
 
 @in_virtual_time
-async def test_a_peer_that_says_no_hello_is_refused_after_the_timeout():
+async def test_peer_that_says_no_hello_is_refused_after_the_timeout():
     async with stream(hello=False) as one:
         status = some(await one.ends())
         assert asyncio.get_running_loop().time() == START + 10
@@ -203,7 +203,7 @@ async def test_a_peer_that_says_no_hello_is_refused_after_the_timeout():
 
 
 @in_virtual_time
-async def test_the_timeout_is_for_the_first_message_alone():
+async def test_timeout_is_for_the_first_message_alone():
     async with stream() as one:
         await asyncio.sleep(3600)
         assert not one.serving.done()
@@ -215,7 +215,7 @@ async def test_garbage_ends_the_stream():
         assert_refused(await one.ends(), Reason.INVALID_ARGUMENT)
 
 
-async def test_a_final_refusal_is_sent_and_is_the_status():
+async def test_final_refusal_is_sent_and_is_the_status():
     refusal = Refusal(Reason.STALE_GENERATION, "a newer one runs.")
     async with stream() as one:
         one.deliver(Refused(refusal, final=True), b"refused")
@@ -230,7 +230,7 @@ async def test_another_refusal_ends_nothing():
         assert not one.serving.done()
 
 
-async def test_a_drain_asks_to_connect_again_and_ends_the_stream():
+async def test_drain_asks_to_connect_again_and_ends_the_stream():
     async with stream() as one:
         one.deliver(data=b"decided")
         one.session.drain()
@@ -238,7 +238,7 @@ async def test_a_drain_asks_to_connect_again_and_ends_the_stream():
         assert [one.context.heard.get_nowait() for _ in range(2)] == [b"decided", codec.DRAIN]
 
 
-async def test_a_call_that_breaks_is_a_disconnection():
+async def test_call_that_breaks_is_a_disconnection():
     async with stream() as one:
         one.serving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -246,7 +246,7 @@ async def test_a_call_that_breaks_is_a_disconnection():
         assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
 
 
-async def test_a_write_that_fails_is_a_disconnection(monkeypatch: pytest.MonkeyPatch):
+async def test_write_that_fails_is_a_disconnection(monkeypatch: pytest.MonkeyPatch):
     async def broken(data: bytes) -> None:
         raise grpc.aio.InternalError("the stream is gone")
 
@@ -261,7 +261,7 @@ async def test_a_write_that_fails_is_a_disconnection(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------------- as whom it was admitted
 
 
-async def test_a_hello_for_a_run_that_the_caller_may_not_touch_reaches_nobody():
+async def test_hello_for_a_forbidden_run_does_not_reach_the_driver():
     grant = Grant(name="ci", role=Role.WORKER, runs=("other-*",), digest=b"")
     before = ADMISSION.set(Admission(grant))
     try:
@@ -273,7 +273,7 @@ async def test_a_hello_for_a_run_that_the_caller_may_not_touch_reaches_nobody():
         ADMISSION.reset(before)
 
 
-async def test_a_hello_that_comes_late_is_checked_too():
+async def test_late_hello_is_checked_as_well():
     grant = Grant(name="ci", role=Role.WORKER, runs=("other-*",), digest=b"")
     before = ADMISSION.set(Admission(grant))
     try:
@@ -289,7 +289,7 @@ async def test_a_hello_that_comes_late_is_checked_too():
 # ---------------------------------------------------------------------- the servicer
 
 
-async def test_the_servicer_knows_its_sessions_and_drains_them_all():
+async def test_servicer_drains_all_its_sessions():
     driver = FakeDriver()
     servicer = SessionServicer(driver)  # type: ignore[arg-type]
     contexts = [FakeContext() for _ in range(3)]
@@ -304,7 +304,7 @@ async def test_the_servicer_knows_its_sessions_and_drains_them_all():
         assert_refused(context.status, Reason.COORDINATOR_DRAINING)
 
 
-async def test_streams_that_have_not_said_hello_are_bounded_too():
+async def test_streams_without_a_hello_count_for_the_limit():
     servicer = SessionServicer(FakeDriver(), max_open=2)  # type: ignore[arg-type]
     calls = [asyncio.create_task(servicer.connect(None, FakeContext())) for _ in range(2)]
     await settle()
@@ -317,7 +317,7 @@ async def test_streams_that_have_not_said_hello_are_bounded_too():
             await call
 
 
-async def test_who_is_welcomed_hears_of_the_replicas_as_they_are_then():
+async def test_welcome_lists_the_replicas_of_that_moment():
     replicas = ["a:1"]
     servicer = SessionServicer(FakeDriver(), replicas=lambda: replicas, keepalive_ms=900)  # type: ignore[arg-type]
     context = FakeContext()
@@ -332,7 +332,7 @@ async def test_who_is_welcomed_hears_of_the_replicas_as_they_are_then():
     await asyncio.wait({call})
 
 
-async def test_a_draining_servicer_takes_no_more():
+async def test_draining_servicer_takes_no_more():
     servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
     servicer.drain()
     with pytest.raises(Refusal) as caught:

@@ -90,7 +90,7 @@ async def a_coordinator() -> AsyncIterator[Coordinator]:
 
 
 @in_virtual_time
-async def test_a_relay_is_told_for_which_ranks_and_others_get_the_bytes_as_they_are():
+async def test_relay_gets_ranks_with_a_message_and_other_peers_do_not():
     async with a_coordinator() as coordinator:
         relay, own = await coordinator.peer(relay="node"), await coordinator.peer(processes=[a_process(2)])
         assert [entry.ordinal > 0 for entry in await relay.enters(0, 1, 3)] == [True] * 3
@@ -112,7 +112,7 @@ async def test_a_relay_is_told_for_which_ranks_and_others_get_the_bytes_as_they_
 
 
 @in_virtual_time
-async def test_a_relays_processes_part_and_are_answered_once_it_is_durable():
+async def test_parting_processes_are_answered_after_the_commit():
     async with a_coordinator() as coordinator:
         relay = await coordinator.peer(relay="node")
         await relay.enters(0, 1)
@@ -124,7 +124,7 @@ async def test_a_relays_processes_part_and_are_answered_once_it_is_durable():
 
 
 @in_virtual_time
-async def test_what_is_for_relays_disturbs_no_other_stream():
+async def test_relay_message_on_another_stream_is_refused():
     async with a_coordinator() as coordinator:
         own = await coordinator.peer(processes=[a_process(2)])
         for message in ({"enter": session_pb2.Enter()}, {"part": session_pb2.Part(ranks=[2])}):
@@ -136,7 +136,7 @@ async def test_what_is_for_relays_disturbs_no_other_stream():
 
 
 @in_virtual_time
-async def test_an_enter_before_the_hello_is_refused():
+async def test_enter_before_the_hello_is_refused():
     async with a_coordinator() as coordinator:
         peer = Peer(coordinator.servicer)
         coordinator.peers.append(peer)
@@ -146,7 +146,7 @@ async def test_an_enter_before_the_hello_is_refused():
 
 
 @in_virtual_time
-async def test_a_relay_that_names_a_rank_twice_or_nonsense_hears_of_each():
+async def test_relay_gets_a_refusal_for_each_invalid_rank():
     async with a_coordinator() as coordinator:
         relay = await coordinator.peer(relay="node")
         entries = await relay.enters(0, 0, -5, 70_000, 1)
@@ -155,7 +155,7 @@ async def test_a_relay_that_names_a_rank_twice_or_nonsense_hears_of_each():
 
 
 @in_virtual_time
-async def test_a_relay_that_speaks_garbage_loses_its_stream_and_its_processes_may_come_back():
+async def test_processes_may_return_after_their_relay_sent_garbage():
     async with a_coordinator() as coordinator:
         relay = await coordinator.peer(relay="node")
         await relay.enters(0, 1)
@@ -168,7 +168,7 @@ async def test_a_relay_that_speaks_garbage_loses_its_stream_and_its_processes_ma
 
 
 @in_virtual_time
-async def test_a_relay_may_be_answered_for_each_of_its_ranks_at_once():
+async def test_relay_may_get_an_answer_for_each_rank_at_once():
     """Where another peer would be taken for one that does not read."""
     ranks = range(2_000)
     async with a_coordinator() as coordinator:

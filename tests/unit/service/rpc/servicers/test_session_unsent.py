@@ -21,7 +21,7 @@ from tests.support.world.session_world import (
 )
 
 
-async def test_a_peer_that_does_not_read_is_cut_off():
+async def test_peer_that_does_not_read_is_cut_off():
     async with stream(max_unsent=3) as one:
         one.context.reads.clear()
         for _ in range(1 + 3):  # one on its way, three that wait
@@ -60,7 +60,7 @@ async def test_connection_is_ended_when_no_status_can_reach_the_peer():
     assert_refused(contexts[1].status, Reason.SLOW_CONSUMER)
 
 
-async def test_peer_is_cut_off_by_name_for_bytes_that_it_does_not_read():
+async def test_refusal_names_a_peer_that_leaves_bytes_unread():
     processes = [session_pb2.Process(rank=rank, incarnation="i", host="host-a", pid=1) for rank in (3, 4)]
     hello = session_pb2.Hello(run_id="job", protocol_version=1, processes=processes)
     async with stream(max_unsent=1_000, max_unsent_bytes=100, hello=False) as one:
@@ -79,7 +79,7 @@ async def test_peer_is_cut_off_by_name_for_bytes_that_it_does_not_read():
         assert one.session.unsent_bytes == 0
 
 
-async def test_name_of_a_peer_in_a_refusal_is_short_whatever_it_says_of_itself():
+async def test_name_of_a_peer_in_a_refusal_is_short():
     processes = [session_pb2.Process(rank=2 * rank, host="h" * 1_000) for rank in range(1_000)]
     for hello in (
         session_pb2.Hello(run_id="r" * 1_000, protocol_version=1, processes=processes),
@@ -157,7 +157,7 @@ async def test_message_that_waits_for_room_counts_as_unsent():
     assert (servicer._queued.bytes, writes.held) == (0, 0)
 
 
-async def test_it_is_cut_off_once_however_much_more_is_delivered():
+async def test_slow_peer_is_cut_off_once():
     async with stream(max_unsent=3) as one:
         one.context.reads.clear()
         for _ in range(20):
@@ -167,7 +167,7 @@ async def test_it_is_cut_off_once_however_much_more_is_delivered():
         one.session.drain()
 
 
-async def test_a_peer_that_reads_is_not_cut_off_by_a_burst_within_its_bound():
+async def test_peer_that_reads_is_not_cut_off_by_a_burst_within_its_bound():
     async with stream(max_unsent=3) as one:
         for _ in range(5):
             for _ in range(3):

@@ -74,18 +74,18 @@ async def test_every_change_may_name_itself_and_is_then_carried_out_once(
     assert not (await ask("Check", keys=["k"])).present
 
 
-async def test_a_removal_may_name_itself_too(ask: Service):
+async def test_removal_may_name_itself_too(ask: Service):
     operation = pb.OperationId(client="c", number=1)
     await ask("Set", entries=[entry("k", b"")])
     assert (await ask("Delete", key="k", operation=operation)).existed
     assert (await ask("Delete", key="k", operation=operation)).existed
 
 
-async def test_one_without_a_name_is_carried_out_each_time(ask: Service):
+async def test_change_without_an_operation_id_is_carried_out_each_time(ask: Service):
     assert [(await ask("Add", key="n", amount=1)).value for _ in range(2)] == [1, 2]
 
 
-async def test_a_wait_is_answered_by_the_one_who_sets(ask: Service):
+async def test_wait_is_answered_when_another_client_sets_the_key(ask: Service):
     waiting = asyncio.create_task(ask("Get", keys=["k"], timeout_ms=0))
     await ask("NumKeys")
     assert not waiting.done()
@@ -93,7 +93,7 @@ async def test_a_wait_is_answered_by_the_one_who_sets(ask: Service):
     assert (await waiting).values == [b"v"]
 
 
-async def test_a_wait_that_is_hung_up_is_forgotten(ask: Service):
+async def test_wait_that_is_hung_up_is_forgotten(ask: Service):
     waiting = asyncio.create_task(ask("Wait", keys=["k"], timeout_ms=60_000))
     await ask("NumKeys")
     store = ask.driver.coordinator.runs["job"].store
@@ -104,11 +104,11 @@ async def test_a_wait_that_is_hung_up_is_forgotten(ask: Service):
     assert store.waiters == {}
 
 
-async def test_a_wait_ends_at_the_coordinators_deadline(ask: Service):
+async def test_wait_ends_at_the_coordinators_deadline(ask: Service):
     assert (await ask.refused("Wait", keys=["k"], timeout_ms=5)).reason is Reason.STORE_TIMED_OUT
 
 
-async def test_a_drain_ends_those_who_wait_and_not_those_who_write(ask: Service):
+async def test_drain_ends_waiting_calls_but_not_writes(ask: Service):
     waiting = asyncio.create_task(ask.refused("Get", keys=["k"], timeout_ms=60_000))
     await ask("NumKeys")
     ask.servicer.drain()
@@ -118,12 +118,12 @@ async def test_a_drain_ends_those_who_wait_and_not_those_who_write(ask: Service)
 
 
 @pytest.mark.parametrize("method", ["Get", "Wait", "Check"])
-async def test_a_message_has_bounds(ask: Service, method: str):
+async def test_message_has_bounds(ask: Service, method: str):
     refusal = await ask.refused(method, keys=[""] * (MAX_ENTRIES + 1))
     assert refusal.metadata == {"field": "keys"}
 
 
-async def test_a_set_has_bounds(ask: Service):
+async def test_set_has_bounds(ask: Service):
     refusal = await ask.refused("Set", entries=[entry("", b"")] * (MAX_ENTRIES + 1))
     assert refusal.metadata == {"field": "entries"}
 
@@ -186,21 +186,21 @@ async def test_operations_on_a_stream_are_carried_out_one_after_another(ask: Ser
     "operation",
     [{}, {"set": pb.SetRequest(run_id="job")}, {"add": pb.AddRequest(run_id="job", key="k", amount=1)}],
 )
-async def test_what_could_not_be_sent_again_is_refused_on_a_stream(ask: Service, operation: dict[str, Any]):
+async def test_change_without_an_operation_id_is_refused_on_a_stream(ask: Service, operation: dict[str, Any]):
     with pytest.raises(Refusal) as caught:
         await Stream(ask.servicer)(**operation)
     assert caught.value.metadata == {"field": "operation"}
     assert (await ask("NumKeys")).count == 0
 
 
-async def test_a_stream_ends_by_itself_when_nothing_comes(ask: Service, monkeypatch: pytest.MonkeyPatch):
+async def test_stream_ends_by_itself_when_nothing_comes(ask: Service, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(store, "IDLE", 0.01)
     on = Stream(ask.servicer)
     assert await on(num_keys=pb.NumKeysRequest(run_id="job"))
     assert await on.next() is None
 
 
-async def test_a_drain_ends_the_streams_on_which_nothing_is_asked_and_takes_no_others(ask: Service):
+async def test_drain_ends_idle_streams_and_refuses_new_ones(ask: Service):
     on = Stream(ask.servicer)
     await on(num_keys=pb.NumKeysRequest(run_id="job"))
     idle = asyncio.create_task(on.next())

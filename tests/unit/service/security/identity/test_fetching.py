@@ -44,9 +44,7 @@ async def why(source: FetchedFrom) -> str:
     return str(caught.value)
 
 
-async def test_the_token_is_read_anew_and_shown_to_whom_the_authority_vouches_for(
-    serve: Serve, tmp_path: Path
-):
+async def test_fetch_reads_the_token_again_and_checks_the_authority(serve: Serve, tmp_path: Path):
     authority = Authority(tmp_path)
     pair = authority.issue("server")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,7 +71,7 @@ async def test_the_token_is_read_anew_and_shown_to_whom_the_authority_vouches_fo
     assert "holds no token" in await why(source)
 
 
-async def test_a_refusal_says_what_may_be_missing_and_is_not_followed_elsewhere(serve: Serve, tmp_path: Path):
+async def test_refused_fetch_names_missing_settings_and_follows_no_redirect(serve: Serve, tmp_path: Path):
     async def refuse(_: web.Request) -> web.Response:
         return web.Response(status=403)
 
@@ -84,7 +82,7 @@ async def test_a_refusal_says_what_may_be_missing_and_is_not_followed_elsewhere(
     assert "answers 302 Found" in await why(FetchedFrom(url=await serve(lead_away)))
 
 
-async def test_it_takes_neither_for_ever_nor_everything(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+async def test_fetch_has_limits_of_time_and_size(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     ended = asyncio.Event()
 
     async def hold(_: web.Request) -> web.Response:
@@ -100,6 +98,6 @@ async def test_it_takes_neither_for_ever_nor_everything(serve: Serve, monkeypatc
     ended.set()
 
 
-async def test_who_cannot_be_reached_is_named():
+async def test_unreachable_process_is_named():
     said = await why(FetchedFrom(url="http://127.0.0.1:1/jwks"))
     assert said.startswith("http://127.0.0.1:1/jwks cannot be reached: ")

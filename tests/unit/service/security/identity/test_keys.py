@@ -64,12 +64,12 @@ def test_keys_of_other_kinds_are_passed_over():
         (json.dumps({"keys": [{**public_jwk("first", FIRST.private), "d": "AQAB"}]}).encode(), "private key"),
     ],
 )
-def test_what_is_no_key_set_is_refused_in_words(data: bytes, why: str):
+def test_invalid_key_set_is_refused_with_a_reason(data: bytes, why: str):
     with pytest.raises(ValueError, match=why):
         parse(data)
 
 
-def test_a_token_without_a_key_id_is_of_the_only_key():
+def test_token_without_a_key_id_is_of_the_only_key():
     assert parse(FIRST.jwks).find(None) is not None
     assert parse(BOTH).find(None) is None
 
@@ -77,7 +77,7 @@ def test_a_token_without_a_key_id_is_of_the_only_key():
 # ---------------------------------------------------------------------- keys in a file
 
 
-async def test_a_file_that_is_being_replaced_keeps_the_last_good_keys(tmp_path: Path):
+async def test_file_that_is_being_replaced_keeps_the_last_good_keys(tmp_path: Path):
     file = tmp_path / "keys.json"
     FIRST.publish(file)
     followed = KeysInFile(file)
@@ -98,7 +98,7 @@ async def test_a_file_that_is_being_replaced_keeps_the_last_good_keys(tmp_path: 
 
 
 @pytest.mark.parametrize("text", [None, "", "{}"])
-def test_a_file_of_no_use_at_the_start_is_an_error(tmp_path: Path, text: str | None):
+def test_file_of_no_use_at_the_start_is_an_error(tmp_path: Path, text: str | None):
     file = tmp_path / "keys.json"
     if text is not None:
         file.write_text(text)
@@ -133,7 +133,7 @@ class Source:
             await asyncio.sleep(0)
 
 
-async def test_keys_are_fetched_once_for_all_who_wait():
+async def test_keys_are_fetched_once_for_all_waiting_calls():
     source = Source()
     source.open.clear()
     waiting = [asyncio.create_task(source.keys.find("first")) for _ in range(50)]
@@ -157,7 +157,7 @@ async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch):
     await asyncio.gather(*waiting)
 
 
-async def test_a_flood_of_unknown_keys_fetches_at_a_bounded_rate():
+async def test_flood_of_unknown_keys_fetches_at_a_bounded_rate():
     source = Source()
     await source.refresh()
     for second in range(100):
@@ -165,12 +165,12 @@ async def test_a_flood_of_unknown_keys_fetches_at_a_bounded_rate():
         for number in range(20):
             with pytest.raises((KeyUnknown, KeysUnavailable)):
                 await source.keys.find(f"made-up-{number}")
-        # Whoever has a known key does not notice.
+        # A token with a known key is not affected.
         await source.keys.find("first")
     assert source.asked == 100 / PAUSE
 
 
-async def test_a_new_key_is_found_at_once_or_after_a_pause_and_never_refused_for_good():
+async def test_new_key_is_found_at_once_or_after_a_pause():
     source = Source()
     await source.refresh()
     source.now = 1.0
@@ -186,7 +186,7 @@ async def test_a_new_key_is_found_at_once_or_after_a_pause_and_never_refused_for
         await source.keys.find(None)
 
 
-async def test_the_last_known_keys_stay_while_the_source_cannot_be_reached():
+async def test_last_known_keys_stay_while_the_source_cannot_be_reached():
     source = Source()
     await source.refresh()
     with capture_logs() as logged:
@@ -207,7 +207,7 @@ async def test_the_last_known_keys_stay_while_the_source_cannot_be_reached():
     await source.keys.find("second")
 
 
-async def test_what_an_issuer_withdraws_is_forgotten():
+async def test_withdrawn_keys_are_dropped():
     source = Source()
     await source.refresh()
     source.answers = SECOND.jwks
@@ -234,7 +234,7 @@ async def test_without_keys_from_the_start_on_the_refusal_says_so():
     assert source.asked == 2
 
 
-async def test_who_waits_when_the_keys_are_needed_no_more_is_told():
+async def test_waiting_call_is_refused_when_the_issuer_is_dropped():
     source = Source()
     source.open.clear()
     waiting = asyncio.create_task(source.keys.find("first"))

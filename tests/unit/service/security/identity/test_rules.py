@@ -1,4 +1,4 @@
-"""The tables of issuers in the tokens file, and whom a rule is about."""
+"""The tables of issuers in the tokens file, and the bearers that a rule covers."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def loaded(folder: Path, text: str) -> tokens.Tokens:
     return tokens.load(file)
 
 
-def test_all_of_it_is_read(tmp_path: Path):
+def test_all_fields_are_read(tmp_path: Path):
     more = 'audience = "jobs"\nca_file = "/ca"\ntoken_file = "/token"\nleeway = 2\n'
     found = loaded(tmp_path, ISSUER + more + ACCOUNT + LOGIN)
     assert found.issuers == (
@@ -100,7 +100,7 @@ SECOND = ISSUER.replace("cluster", "second")
         (ISSUER + LOGIN.replace('"ml-operators"', "7"), "login 1 needs claims"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_its_name(tmp_path: Path, text: str, said: str):
+def test_invalid_table_is_refused_by_its_name(tmp_path: Path, text: str, said: str):
     with pytest.raises(FileError) as caught:
         loaded(tmp_path, text)
     assert said in str(caught.value)
@@ -147,12 +147,12 @@ def test_namespace_and_account_are_patterns(namespace: str, account: str, covere
         ({"email": "ann@x"}, {"email": "ann@x", "email_verified": "true"}, False),
     ],
 )
-def test_a_login_must_hold_every_claim(wanted: dict[str, str], said: dict[str, object], covered: bool):
+def test_login_must_hold_every_claim(wanted: dict[str, str], said: dict[str, object], covered: bool):
     rule = Login(issuer="cluster", claims=wanted, role=Role.VIEWER, runs=("*",))
     assert rule.covers(claims("ann", **said)) is covered
 
 
-def test_the_first_rule_that_is_about_the_bearer_counts(tmp_path: Path):
+def test_first_rule_that_is_about_the_bearer_counts(tmp_path: Path):
     known = loaded(
         tmp_path, ISSUER + ACCOUNT + ACCOUNT.replace('"*"', '"trainer"').replace("worker", "viewer")
     )

@@ -71,14 +71,14 @@ def refused(room: Room, token: str, method: str = CONNECT) -> tuple[TokenRefused
 
 
 @pytest.mark.parametrize("issuer", [ISSUER, OF_RSA], ids=["ES256", "RS256"])
-def test_a_good_token_is_a_grant_of_its_account(room: Room, issuer: Issuer):
+def test_good_token_is_a_grant_of_its_account(room: Room, issuer: Issuer):
     found = room.admit(issuer.token("team-a/trainer", now=NOW))
     assert (found.name, found.role, found.runs) == ("team-a/trainer", Role.WORKER, ("team-a-*",))
     assert found.claims is not None
     assert (found.claims.expires_at, found.claims.ends_at) == (NOW + 600, NOW + 610)
 
 
-def test_a_login_is_known_by_a_claim(room: Room):
+def test_login_is_known_by_a_claim(room: Room):
     token = ISSUER.token(now=NOW, sub="ann", groups=["dev", "ops"])
     assert room.admit(token, EVICT).role is Role.OPERATOR
 
@@ -124,7 +124,7 @@ CLAIMS = {"iss": URL, "aud": "muster", "sub": "system:serviceaccount:team-a:trai
         (f"{'e30.' * 1500}e30", "shape", "no JWT"),
     ],
 )
-def test_of_what_anyone_could_have_made_the_log_alone_says_what_is_wrong(
+def test_only_the_log_explains_why_an_untrusted_token_is_refused(
     room: Room, token: str, check: str, why: str
 ):
     refusal, line = refused(room, token)
@@ -136,7 +136,7 @@ def test_of_what_anyone_could_have_made_the_log_alone_says_what_is_wrong(
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "true", '"soon"', "1e300", "NaN"])
-def test_an_expiry_that_is_no_time_is_refused(room: Room, number: str):
+def test_expiry_that_is_no_time_is_refused(room: Room, number: str):
     value = {"true": True, '"soon"': "soon"}.get(number)
     refusal, _ = refused(room, ISSUER.token(now=NOW, exp=float(number) if value is None else value))
     assert refusal.reason is Reason.TOKEN_UNKNOWN
@@ -171,7 +171,7 @@ def test_an_expiry_that_is_no_time_is_refused(room: Room, number: str):
         (ISSUER.token("team-a/a:b", now=NOW), "TOKEN_UNKNOWN", "rules", "is nobody"),
     ],
 )
-def test_who_has_a_token_of_the_issuer_is_told_what_to_do(
+def test_bearer_of_a_verified_token_hears_what_to_do(
     room: Room, token: str, reason: str, check: str, said: str
 ):
     refusal, line = refused(room, token)
@@ -196,8 +196,8 @@ def test_role_and_runs_are_checked_as_those_of_any_token(room: Room):
     access.check_run(found, "team-a-1")
 
 
-def test_an_account_of_another_issuer_is_nobody(room: Room, tmp_path: Path):
-    """Whoever runs the second issuer chooses what its tokens say."""
+def test_account_of_another_issuer_has_no_grant(room: Room, tmp_path: Path):
+    """The operator of the second issuer may put any claims into its tokens."""
     other = Issuer("https://other", "other")
     other.publish(tmp_path / "other.json")
     trusted = Trusted(name="other", url="https://other", keys=tmp_path / "other.json")
@@ -211,7 +211,7 @@ def test_an_account_of_another_issuer_is_nobody(room: Room, tmp_path: Path):
     assert (line["check"], line["issuer"]) == ("kid", "cluster")
 
 
-async def test_an_issuer_that_is_dropped_while_a_key_is_fetched_vouches_for_nobody(
+async def test_token_is_refused_if_its_issuer_is_dropped_during_a_fetch(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ):
     begun, end = asyncio.Event(), asyncio.Event()
@@ -239,7 +239,7 @@ async def test_an_issuer_that_is_dropped_while_a_key_is_fetched_vouches_for_nobo
 # ---------------------------------------------------------------------- tokens that are shown again
 
 
-def test_a_token_that_was_good_is_not_examined_again_but_its_times_are(
+def test_token_that_was_good_is_not_examined_again_but_its_times_are(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ):
     token = ISSUER.token(now=NOW)
@@ -251,7 +251,7 @@ def test_a_token_that_was_good_is_not_examined_again_but_its_times_are(
     assert refusal.reason is Reason.TOKEN_EXPIRED
 
 
-def test_a_token_is_good_no_longer_than_its_key(room: Room, tmp_path: Path):
+def test_token_is_good_no_longer_than_its_key(room: Room, tmp_path: Path):
     token = ISSUER.token(now=NOW)
     room.admit(token)
     OF_RSA.publish(tmp_path / "keys.json")
@@ -263,7 +263,7 @@ def test_a_token_is_good_no_longer_than_its_key(room: Room, tmp_path: Path):
     assert refused(room, token)[1]["check"] == "signature"
 
 
-def test_a_token_is_good_no_longer_than_its_issuer_is_trusted(room: Room):
+def test_token_is_good_no_longer_than_its_issuer_is_trusted(room: Room):
     token = ISSUER.token(now=NOW)
     room.admit(token)
     (trusted,) = room.tokens.issuers
@@ -273,7 +273,7 @@ def test_a_token_is_good_no_longer_than_its_issuer_is_trusted(room: Room):
     assert refused(room, token)[1]["check"] == "issuer"
 
 
-def test_what_is_remembered_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch):
+def test_cached_lists_are_bounded(room: Room, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verifier, "MAX_REMEMBERED", 2)
     tokens = [ISSUER.token(now=NOW, jti=str(number)) for number in range(3)]
     for token in (*tokens, tokens[1]):
@@ -287,7 +287,7 @@ def test_what_is_remembered_is_bounded(room: Room, monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------------- what is open when a token ends
 
 
-async def test_a_call_ends_when_its_token_does(room: Room, monkeypatch: pytest.MonkeyPatch):
+async def test_call_ends_when_its_token_does(room: Room, monkeypatch: pytest.MonkeyPatch):
     token = ISSUER.token(now=NOW, seconds=5)
     grant = await room.access.admit(CONNECT, (("authorization", f"Bearer {token}"),))
     room.now = NOW + 14.98  # The leeway counts for open calls, too.
@@ -297,12 +297,12 @@ async def test_a_call_ends_when_its_token_does(room: Room, monkeypatch: pytest.M
     assert caught.value.reason is Reason.TOKEN_EXPIRED
     assert caught.value.message == (
         "the token of team-a/trainer expired at 2023-11-14 22:13:25Z, and what was opened with it ends. "
-        "Connect again with the one that has replaced it: the SDK does, and reads MUSTER_TOKEN_FILE anew."
+        "Connect again with the one that has replaced it: the SDK does, and reads MUSTER_TOKEN_FILE again."
     )
     assert [line["check"] for line in logged] == ["exp"]
 
 
-async def test_a_changed_rule_ends_what_it_gave_and_nothing_else(room: Room):
+async def test_changed_rule_ends_only_calls_that_it_had_granted(room: Room):
     def grant_of(account: str) -> Any:
         token = ISSUER.token(account, now=NOW)
         return room.access.admit(CONNECT, (("authorization", f"Bearer {token}"),))

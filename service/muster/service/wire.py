@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.vocabulary.events import WriteReport
 from muster.service.core.vocabulary.model import (
     Checkpoint,
@@ -168,7 +168,7 @@ def milliseconds(seconds: float) -> int:
 # ---------------------------------------------------------------------- what people see
 
 
-def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
+def barrier_to_pb(view: barrier_views.BarrierView) -> barrier_pb2.Barrier:
     """A barrier as people see it: without the payloads, which are for its ranks and may be large."""
     decision = None
     if view.decision is not None:

@@ -10,7 +10,7 @@ lost is in a round that has just been completed.
 
 from dataclasses import dataclass
 
-from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.vocabulary.effects import (
     Effects,

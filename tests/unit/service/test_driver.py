@@ -10,7 +10,7 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.service.clock import Clock, SystemClock
-from muster.service.core import views
+from muster.service.core import barrier_views
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.elapsed import RECONNECT_GRACE
@@ -410,7 +410,7 @@ async def test_an_asker_that_has_gone_disturbs_nobody():
         gone, refused = (
             asyncio.create_task(runs(driver)),
             asyncio.create_task(
-                driver.query(lambda core, now: views.barrier(core, "job", "nope", None, now))
+                driver.query(lambda core, now: barrier_views.barrier(core, "job", "nope", None, now))
             ),
         )
         commit = await engine.begun.get()

@@ -2,7 +2,7 @@
 
 from muster.service.core.barriers.group import Group
 from muster.service.core.membership.process import Process
-from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
 from muster.service.core.store import Waiter

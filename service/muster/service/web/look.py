@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.model import Instant
 from muster.service.security.grants import Grant
@@ -29,8 +29,8 @@ class Overview:
     only: tuple[str, ...]
     """The patterns of the runs that are shown; empty: all are."""
     runs: tuple[views.RunView, ...]
-    waiting: tuple[views.BarrierView, ...]
-    decided: tuple[views.BarrierView, ...]
+    waiting: tuple[barrier_views.BarrierView, ...]
+    decided: tuple[barrier_views.BarrierView, ...]
     replicas: tuple[coordinator_pb2.Replica, ...] = ()
     """All coordinators of this state; empty if there can be only one."""
 
@@ -43,8 +43,8 @@ class RunLook:
     """Seconds since 1970."""
     run: views.RunView
     rendezvous: views.RendezvousView
-    waiting: tuple[views.BarrierView, ...]
-    decided: tuple[views.BarrierView, ...]
+    waiting: tuple[barrier_views.BarrierView, ...]
+    decided: tuple[barrier_views.BarrierView, ...]
     still: float | None
     """Seconds since one of its ranks took a training step; None: none tells."""
     hosts: tuple[views.HostView, ...] = ()
@@ -70,8 +70,8 @@ def overview(
         epoch=coordinator.epoch,
         only=() if grant is None else grant.runs,
         runs=tuple(one.view for one in taken.runs),
-        waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
-        decided=tuple(views.last_decided(groups, MOST_DECIDED)),
+        waiting=tuple(barrier_views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
+        decided=tuple(barrier_views.last_decided(groups, MOST_DECIDED)),
     )
 
 
@@ -95,13 +95,13 @@ def run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: bool) ->
         run=view,
         still=now.monotonic - view.steps.moved_at if view.steps is not None else None,
         rendezvous=views.rendezvous(found, now),
-        waiting=tuple(views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
-        decided=tuple(views.last_decided(groups, MOST_DECIDED)),
+        waiting=tuple(barrier_views.longest_open(groups, now, most=MOST_WAITING, most_missing=MOST_MISSING)),
+        decided=tuple(barrier_views.last_decided(groups, MOST_DECIDED)),
         hosts=() if singly else tuple(views.hosts(found)),
         members=tuple(views.members(found, now)) if singly else (),
     )
 
 
-def named(decided: Iterable[views.BarrierView]) -> int:
+def named(decided: Iterable[barrier_views.BarrierView]) -> int:
     """Of how many decisions, newest first, all who were missing may be named; of one in any case."""
     return max(1, sum(count <= MOST_MISSING for count in accumulate(len(view.missing) for view in decided)))

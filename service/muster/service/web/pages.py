@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from muster.service import cells
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import MemberState, MissingState, Save
 from muster.service.core.vocabulary.refusal import Refusal
@@ -67,7 +67,7 @@ class Missing:
 class Waiting:
     """An open barrier."""
 
-    view: views.BarrierView
+    view: barrier_views.BarrierView
     hurry: bool
     few: bool
     """Whether the missing are named one by one."""
@@ -78,7 +78,7 @@ class Waiting:
 class Decided:
     """A barrier that is over."""
 
-    view: views.BarrierView
+    view: barrier_views.BarrierView
     outcome: str
     why: str
     """The first line of the report, without the barrier's name."""
@@ -280,7 +280,7 @@ def refusal_page(refusal: Refusal, root: str, *, renews: bool = True) -> str:
     return _TEMPLATES.get_template("refusal.html").render(root=root, refusal=refusal, renews=renews)
 
 
-def _waiting(view: views.BarrierView) -> Waiting:
+def _waiting(view: barrier_views.BarrierView) -> Waiting:
     few = len(view.missing) <= report.MAX_NAMED_SINGLY
     return Waiting(
         view=view,
@@ -290,7 +290,7 @@ def _waiting(view: views.BarrierView) -> Waiting:
     )
 
 
-def _missing(view: views.BarrierView) -> Iterator[Missing]:
+def _missing(view: barrier_views.BarrierView) -> Iterator[Missing]:
     """Who is missing: the gone first, then those who are there and have not come."""
     of_state: dict[MissingState, list[report.MissingOfHost]] = {}
     for of_host in report.by_host(view.missing):
@@ -309,7 +309,7 @@ def _missing(view: views.BarrierView) -> Iterator[Missing]:
         )
 
 
-def _decided(view: views.BarrierView, *, in_full: bool) -> Decided:
+def _decided(view: barrier_views.BarrierView, *, in_full: bool) -> Decided:
     """A decision; ``in_full``: with all who were missing from it."""
     name = report.printable(report.barrier_name(view.run_id, view.prefix, view.sequence))
     headline, *more = view.message.split("\n")

@@ -1,6 +1,6 @@
 import pytest
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.vocabulary.events import Evict
 from muster.service.core.vocabulary.model import MemberState, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
@@ -50,7 +50,7 @@ def test_members_are_shown_with_their_groups(world):
 
 
 def test_an_open_barrier_is_shown_with_its_age_and_who_is_missing(world):
-    view = views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
+    view = barrier_views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
     assert (view.sequence, view.arrived, view.required, view.decision) == (2, 1, 3, None)
     assert (view.age, view.remaining) == (5, 95)
     assert [m.rank for m in view.missing] == [1, 2]
@@ -58,19 +58,19 @@ def test_an_open_barrier_is_shown_with_its_age_and_who_is_missing(world):
 
 
 def test_a_decided_barrier_is_shown_as_its_decision(world):
-    view = views.barrier(world.coordinator, RUN, CKPT, 1, world.instant)
+    view = barrier_views.barrier(world.coordinator, RUN, CKPT, 1, world.instant)
     assert view.decision is not None
     assert view.decision.outcome is Outcome.ABORTED
     assert view.message == view.decision.message
     world.wait(200)
-    last = views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
+    last = barrier_views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
     assert (last.sequence, some(last.decision).outcome) == (2, Outcome.MEMBER_LOST)
 
 
 def test_barriers_are_shown_open_first_and_then_the_newest(world):
-    shown = views.barriers(world.coordinator, "", 1, world.instant)
+    shown = barrier_views.barriers(world.coordinator, "", 1, world.instant)
     assert [(view.sequence, view.decision is None) for view in shown] == [(2, True), (1, False)]
-    assert len(list(views.barriers(world.coordinator, RUN, 9, world.instant))) == 3
+    assert len(list(barrier_views.barriers(world.coordinator, RUN, 9, world.instant))) == 3
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_barriers_are_shown_open_first_and_then_the_newest(world):
 )
 def test_what_is_not_there_is_refused_and_says_what_there_is(world, run, prefix, sequence, reason, words):
     with pytest.raises(Refusal) as caught:
-        views.barrier(world.coordinator, run, prefix, sequence, world.instant)
+        barrier_views.barrier(world.coordinator, run, prefix, sequence, world.instant)
     assert caught.value.reason is reason
     assert words in caught.value.message
 
@@ -92,9 +92,9 @@ def test_what_is_not_there_is_refused_and_says_what_there_is(world, run, prefix,
 def test_a_group_without_a_barrier_yet_has_none_to_show():
     world = World(2)
     world.ranks()
-    assert list(views.barriers(world.coordinator, RUN, 5, world.instant)) == []
+    assert list(barrier_views.barriers(world.coordinator, RUN, 5, world.instant)) == []
     with pytest.raises(Refusal, match="none is decided, and the next is #0"):
-        views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
+        barrier_views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
     assert world.coordinator.next_deadline() is None
     world.clients[0].lose_connection()
     assert world.coordinator.next_deadline() == world.now + TTL
@@ -249,7 +249,7 @@ def busy():
 )
 def test_the_barriers_that_wait_longest_are_shown_first(busy, most: int, most_missing: int, shown: str):
     groups = busy.coordinator.runs[RUN].groups.values()
-    found = views.longest_open(groups, busy.instant, most=most, most_missing=most_missing)
+    found = barrier_views.longest_open(groups, busy.instant, most=most, most_missing=most_missing)
     assert "".join(view.prefix for view in found) == shown
     assert all(len(view.missing) == view.required - view.arrived for view in found)
 
@@ -262,7 +262,7 @@ def test_the_newest_decisions_are_shown_first():
         client.arrive(prefix=prefix)
         world.now += 1
     groups = world.coordinator.runs[RUN].groups.values()
-    found = [(view.prefix, view.sequence) for view in views.last_decided(groups, 99)]
+    found = [(view.prefix, view.sequence) for view in barrier_views.last_decided(groups, 99)]
     assert found == [("b", 3), ("b", 2), ("b", 1), ("a", 2), ("b", 0), ("a", 1), ("a", 0)]
     for most in range(8):
-        assert [(v.prefix, v.sequence) for v in views.last_decided(groups, most)] == found[:most]
+        assert [(v.prefix, v.sequence) for v in barrier_views.last_decided(groups, most)] == found[:most]

@@ -32,7 +32,7 @@ class BarrierView:
 
 
 def open_barrier(group: Group, now: Instant) -> BarrierView | None:
-    """The group's open barrier, if there is one."""
+    """Return the group's open barrier; None if no barrier is open."""
     barrier = group.open
     if barrier is None:
         return None
@@ -53,7 +53,7 @@ def open_barrier(group: Group, now: Instant) -> BarrierView | None:
 
 
 def decided_barrier(decision: Decision) -> BarrierView:
-    """A barrier that is over."""
+    """Return a decided barrier."""
     return BarrierView(
         run_id=decision.run_id,
         prefix=decision.prefix,
@@ -72,7 +72,7 @@ def decided_barrier(decision: Decision) -> BarrierView:
 def barrier(
     coordinator: Coordinator, run_id: str, prefix: str, sequence: int | None, now: Instant
 ) -> BarrierView:
-    """One barrier; without a sequence the open one, or else the last one decided.
+    """Return one barrier; without a sequence the open one, or else the last decided one.
 
     Raises:
         Refusal: RUN_NOT_FOUND or BARRIER_NOT_FOUND.
@@ -101,14 +101,14 @@ def barriers(
     now: Instant,
     shown: Callable[[str], bool] = lambda _: True,
 ) -> Iterator[BarrierView]:
-    """The open barrier and the newest ``history`` decided ones of every group.
+    """Yield the open barrier and the newest ``history`` decided ones of every group.
 
     Args:
-        coordinator: where they are.
-        run_id: of which run; empty: of all that are shown.
-        history: how many decisions of each group.
-        now: this moment.
-        shown: whether a run is.
+        coordinator: the state.
+        run_id: the run; empty: all runs that ``shown`` selects.
+        history: number of decisions of each group.
+        now: the current time.
+        shown: whether a run is included.
 
     Raises:
         Refusal: RUN_NOT_FOUND.
@@ -125,14 +125,14 @@ def barriers(
 
 
 def longest_open(groups: Iterable[Group], now: Instant, *, most: int, most_missing: int) -> list[BarrierView]:
-    """The barriers that have been open longest, that one first.
+    """Return the barriers that have been open longest, the oldest first.
 
     Args:
-        groups: where to look.
-        now: this moment.
-        most: how many barriers to show.
-        most_missing: how many missing ranks to name in all of them together, since that is what takes time;
-            one barrier is shown in any case.
+        groups: the groups to look at.
+        now: the current time.
+        most: largest number of barriers.
+        most_missing: largest number of missing ranks in all of them together, because naming them takes time;
+            one barrier is returned in any case.
     """
     waiting = sorted(
         ((group.open, group) for group in groups if group.open is not None),
@@ -150,7 +150,7 @@ def longest_open(groups: Iterable[Group], now: Instant, *, most: int, most_missi
 
 
 def last_decided(groups: Iterable[Group], most: int) -> list[BarrierView]:
-    """The newest ``most`` decisions, newest first."""
+    """Return the newest ``most`` decisions, newest first."""
     # A group's decisions ascend, so the newest of all are in the groups that decided last.
     decided = (group for group in groups if group.decisions)
     latest = nlargest(most, decided, key=lambda group: next(reversed(group.decisions.values())).decided_at)

@@ -1,4 +1,4 @@
-"""What people may see of the state: frozen pictures, made on demand."""
+"""What people may see of runs: immutable views, made when somebody asks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,44 +33,44 @@ class MemberView:
     pid: int
     state: MemberState
     since: float
-    """Seconds that it has stood so."""
+    """Seconds since it entered its state."""
     generation: int
     node_rank: int | None
     relay: str
-    """Through which it speaks, or spoke last; empty: it has a stream of its own."""
+    """The relay of its session, or of its last one; empty: a stream of its own."""
     groups: tuple[tuple[str, int | None], ...]
     """(prefix, last sequence that it arrived at)."""
     step: int | None
-    """The training step that it is at; None: it never told."""
+    """The training step that it last reported; None: it reported none."""
     step_age: float
-    """Seconds that it has been there."""
+    """Seconds since it reported that step first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """The ranks of one host whose processes stand alike."""
+    """The ranks of one host with the same state."""
 
     host: str
     node_rank: int | None
     relay: str
-    """Through which they speak, or spoke last; empty: each has a stream of its own."""
+    """The relay of their sessions, or of their last ones; empty: streams of their own."""
     state: MemberState
     ranks: tuple[int, ...]
     """Ascending."""
     steps: tuple[int, int] | None
-    """The lowest and the highest training step of those that tell theirs; None: none does."""
+    """The lowest and the highest reported training step; None: no rank reported one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsView:
-    """How far the ranks of a run have come in their training, of those that are there and tell it."""
+    """The training steps of a run's connected ranks that report them."""
 
     highest: int
     lowest: int
     lowest_rank: int
-    """Of the ranks at the lowest step, the one that has been there for the longest time."""
+    """The rank that has been at the lowest step for longest."""
     moved_at: float
-    """When one of them moved last, on the monotonic clock."""
+    """When a rank last reported a new step, on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class CheckpointsView:
 
     history: CheckpointHistory
     age: float
-    """Seconds since the newest checkpoint was committed; 0 if there is none."""
+    """Seconds since the newest checkpoint was committed; 0 without a checkpoint."""
     unsaved: float | None
     """Seconds that ranks have been connected without a commit; None: no rank is, or nothing was committed."""
 
@@ -103,16 +103,16 @@ class RunView:
     store_bytes: int
     closed: Closed | None
     steps: StepsView | None
-    """None: no rank that is there tells its step."""
+    """None: no connected rank reports its step."""
     save: Save | None
-    """The one that was asked for last."""
+    """The newest request."""
     checkpoints: CheckpointsView | None
     """None: its ranks reported no save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageView:
-    """How much of a bound of the whole coordinator is used."""
+    """How much of one of the coordinator's bounds is used."""
 
     limit: str
     """The name of the bound."""
@@ -143,7 +143,7 @@ class RendezvousView:
     nodes: tuple[NodeView, ...]
     departed: tuple[Departed, ...]
     now: float
-    """Of the monotonic clock, that the departures are on."""
+    """The time of the view, on the monotonic clock of the departures."""
     rounds: tuple[RoundRecord, ...]
     """Newest first."""
     closed: Closed | None
@@ -152,7 +152,7 @@ class RendezvousView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosingView:
-    """Whom the closing of a run affects."""
+    """What the closing of a run affects."""
 
     waiting_nodes: tuple[NodeInfo, ...]
     nodes_in_round: int
@@ -165,7 +165,7 @@ class ClosingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionView:
-    """Whom an eviction affects."""
+    """What an eviction affects."""
 
     members: tuple[MemberView, ...]
     failed_barriers: tuple[tuple[str, int], ...]
@@ -174,27 +174,27 @@ class EvictionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalView:
-    """Whom the removal of a run affects."""
+    """What the removal of a run affects."""
 
     processes: int
-    """Those that are connected, and those that may come back."""
+    """Processes that are connected or may come back."""
     nodes: int
-    """Those that have a place in its rendezvous."""
+    """Nodes with a place in its rendezvous."""
     open_barriers: tuple[tuple[str, int], ...]
     """(prefix, sequence)."""
     waiting_calls: int
-    """For keys of its store."""
+    """Calls that wait for keys of its store."""
 
 
 def runs(
     coordinator: Coordinator, now: Instant, shown: Callable[[str], bool] = lambda _: True
 ) -> list[RunView]:
-    """The runs that are shown, by id; no view is made of the others."""
+    """Return the runs that ``shown`` selects, by id."""
     return [run(coordinator.runs[run_id], now) for run_id in sorted(coordinator.runs) if shown(run_id)]
 
 
 def run(run: Run, now: Instant) -> RunView:
-    """One run."""
+    """Return one run."""
     groups = run.groups.values()
     connected = {p.rank for p in run.roster if p.state is MemberState.CONNECTED}
     return RunView(
@@ -229,7 +229,7 @@ def checkpoints(run: Run, now: Instant) -> CheckpointsView | None:
 
 
 def steps(run: Run) -> StepsView | None:
-    """How far the connected ranks of a run have come; None: none of them tells."""
+    """Return the steps of a run's connected ranks; None if none of them reports one."""
     told = [
         (process.step, process.rank)
         for process in run.roster
@@ -247,7 +247,7 @@ def steps(run: Run) -> StepsView | None:
 
 
 def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
-    """What is used of the bounds that all runs share."""
+    """Return how much is used of the bounds that all runs share."""
     limits = coordinator.limits
     # A finished run makes room for a new one.
     runs = sum(not coordinator.reaper.is_reclaimable(run, now) for run in coordinator.runs.values())
@@ -274,12 +274,12 @@ def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
 
 
 def members(run: Run, now: Instant) -> list[MemberView]:
-    """The processes of a run, by rank and ordinal."""
+    """Return the processes of a run, by rank and ordinal."""
     return [_member(run, process, now) for process in run.roster]
 
 
 def hosts(run: Run) -> list[HostView]:
-    """The processes of a run folded by host, node, relay and state, in the order of their first rank."""
+    """Return the processes of a run grouped by host, node, relay and state, by their first rank."""
     folded: dict[tuple[str, int | None, str, MemberState], dict[int, Step | None]] = {}
     for process in run.roster:
         key = process.host, process.node_rank, process.relay, process.state
@@ -325,7 +325,7 @@ def _member(run: Run, process: Process, now: Instant) -> MemberView:
 
 
 def rendezvous(run: Run, now: Instant) -> RendezvousView:
-    """The rendezvous of a run."""
+    """Return the rendezvous of a run."""
     state = run.rendezvous
     nodes = sorted(
         state, key=lambda node: (node.standing, -1 if node.rank is None else node.rank, node.arrival)
@@ -354,7 +354,7 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
 
 
 def closing(coordinator: Coordinator, run_id: str, *, create: bool = False) -> ClosingView:
-    """Whom the closing of a run affects; nobody, if it is to be created for that.
+    """Return what the closing of a run affects. An unknown run with ``create`` affects nothing.
 
     Raises:
         Refusal: RUN_NOT_FOUND.
@@ -383,10 +383,10 @@ def _open_barriers(run: Run) -> tuple[tuple[str, int], ...]:
 
 
 def removal(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool) -> RemovalView:
-    """Whom the removal of a run affects.
+    """Return what the removal of a run affects.
 
     Raises:
-        Refusal: RUN_NOT_FOUND; or RUN_IN_USE, unless it is to be forced.
+        Refusal: RUN_NOT_FOUND; or RUN_IN_USE without ``force``.
     """
     run = coordinator.run(run_id)
     if not force:
@@ -400,7 +400,7 @@ def removal(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool)
 
 
 def eviction(run: Run, rank: int, now: Instant) -> EvictionView:
-    """Whom the eviction of a rank affects.
+    """Return what the eviction of a rank affects.
 
     Raises:
         Refusal: MEMBER_NOT_FOUND.

@@ -2,15 +2,15 @@
 
 The group keeps these invariants of docs/design.md, each in the method named:
 
-- invariant 1 (one decision per barrier), invariant 2 (durable before delivered): ``_decide``
-- invariant 3 (repeated arrivals count once), invariant 4 (ranks stay in step after a failure): ``arrive``
-- invariant 5 (every rank learns all missing ranks): ``missing``
-- invariant 6 (a barrier does not wait for the dead): ``check``
-- invariant 7 (one failure vote aborts the barrier): ``_evaluate``
-- invariant 8 (disagreement fails every rank): ``_evaluate``
-- invariant 9 (one clock decides): ``arrive``, ``on_time``, and ``OpenBarrier``
-- invariant 10 (subsets and payloads): ``_check_shape``, ``_check_arrival``
-- invariant 11 (the newer fences the older), invariant 12 (the coordinator assigns the sequence): ``join``
+- invariant 1 (one decision per barrier), invariant 2 (durable before delivered): ``_decide``.
+- invariant 3 (repeated arrivals count once), invariant 4 (ranks stay in step after a failure): ``arrive``.
+- invariant 5 (every rank learns all missing ranks): ``missing``.
+- invariant 6 (a barrier does not wait for the dead): ``check``.
+- invariant 7 (one failure vote aborts the barrier): ``_evaluate``.
+- invariant 8 (disagreement fails every rank): ``_evaluate``.
+- invariant 9 (one clock decides): ``arrive``, ``on_time``, and ``OpenBarrier``.
+- invariant 10 (subsets and payloads): ``_check_shape``, ``_check_arrival``.
+- invariant 11 (the newer fences the older), invariant 12 (the coordinator assigns the sequence): ``join``.
 """
 
 from collections.abc import Iterable

@@ -129,7 +129,7 @@ class RankOwners:
         return bool(self.by_rank) and not self.shapes.any_living
 
     def find_disagreeing(self, owner: RankOwner, arrived: dict[int, Process]) -> RankOwner | None:
-        """Return an owner with another shape that is living, or whose arrival counts."""
+        """Return an owner with another shape; it is living, or its arrival counts."""
         for other in self.by_rank.values():
             counts = other.counted_as_living or arrived.get(other.process.rank) is other.process
             if counts and other.shape is not owner.shape:

@@ -35,7 +35,8 @@ from muster.service.core.vocabulary.model import Closed, Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 
 if TYPE_CHECKING:
-    from tests.support.world.core_world import Client, World
+    from tests.support.world.core_client import Client
+    from tests.support.world.core_world import World
 
 
 class Line:

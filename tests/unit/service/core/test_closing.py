@@ -7,7 +7,9 @@ from muster.service.core.vocabulary.events import CloseRun
 from muster.service.core.vocabulary.model import Closed, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, WALL, Crash, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, WALL, World
 from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 

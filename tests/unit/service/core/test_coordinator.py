@@ -21,7 +21,8 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant, MemberState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
 
 LONG = "x" * 10_240
 INFO = ProcessInfo(1, "p-new", "node-9", 99)

@@ -10,7 +10,8 @@ from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MissingState, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, Client, World
+from tests.support.world.core_client import CKPT, TIMEOUT, Client
+from tests.support.world.core_world import RUN, World
 from tests.support.world.rendezvous_world import JOIN, RendezvousWorld, nodes
 
 HUGE = (2**64 - 1) / 1000

@@ -6,7 +6,8 @@ from muster.service.core.vocabulary.effects import Evicted, Refused
 from muster.service.core.vocabulary.events import Evict
 from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
-from tests.support.world.core_world import RUN, TTL, Crash
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL
 from tests.support.world.rendezvous_world import RendezvousWorld
 
 

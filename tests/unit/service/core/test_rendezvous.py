@@ -10,7 +10,9 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import NodeInfo, NodeStanding
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, Crash
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN
 from tests.support.world.rendezvous_world import JOIN, KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT, WAITING, REDUNDANT = NodeStanding

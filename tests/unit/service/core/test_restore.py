@@ -7,7 +7,9 @@ from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL, World
 
 
 def test_a_restart_loses_no_sequence():

@@ -10,7 +10,8 @@ from muster.service.core.vocabulary.events import Arrival, Arrive, CancelSave, G
 from muster.service.core.vocabulary.model import Outcome, Save, SaveState
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import RUN, Client, World
+from tests.support.world.core_client import Client
+from tests.support.world.core_world import RUN, World
 
 
 @pytest.fixture

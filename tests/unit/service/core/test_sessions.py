@@ -3,7 +3,6 @@
 import pytest
 
 from muster.service.core import views
-from muster.service.core.membership.process import audience
 from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.effects import (
     Entered,
@@ -27,73 +26,14 @@ from muster.service.core.vocabulary.events import (
     Hello,
     JoinGroup,
     Part,
-    ProcessInfo,
 )
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Closed, Decision, MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
-
-RELAY = "node-0 (pid 70)"
-
-
-def info(rank: int, incarnation: str = "", **more: int) -> ProcessInfo:
-    return ProcessInfo(rank, incarnation or f"p{rank}", "node-0", 4000 + rank, **more)
-
-
-class Node:
-    """A relay's line that is written to by hand; what comes back is read, not acted upon."""
-
-    def __init__(self, world: World, *ranks: int, generation: int = 0, join: bool = True) -> None:
-        self.world = world
-        self.session = world.new_session()
-        (self.welcome,) = world.ask(Hello(self.session, RUN, generation, (), RELAY))
-        if ranks:
-            self.enter(*(info(rank) for rank in ranks))
-            if join:
-                world.do(JoinGroup(self.session, CKPT, world.world_size, ranks=ranks))
-
-    def enter(self, *processes: ProcessInfo) -> tuple[Entry, ...]:
-        entered = self.world.ask(Enter(self.session, processes))[0]
-        return of_kind(Entered, entered).entries
-
-    def refused(self, *processes: ProcessInfo) -> list[Reason | None]:
-        """Why each was refused, None if it was not."""
-        entries = self.enter(*processes)
-        return [entry.refusal.reason if entry.refusal is not None else None for entry in entries]
-
-    def part(self, *ranks: int, goodbye: str | None = None) -> None:
-        parted = [
-            one for one in self.world.ask(Part(self.session, ranks, goodbye)) if isinstance(one, Parted)
-        ]
-        assert parted == [Parted(ranks)]
-
-    def arrive(self, *ranks: int, sequence: int = 0) -> None:
-        self.world.do(Arrive(self.session, CKPT, sequence, TIMEOUT, tuple(Arrival(rank) for rank in ranks)))
-
-    @property
-    def told(self) -> list[tuple[object, list[int]]]:
-        """What the last step told it, with the ranks that are named."""
-        return [
-            (message, sorted(to[self.session]))
-            for to, message in self.world.last.deliveries
-            if self.session in to
-        ]
-
-    @property
-    def refusals(self) -> list[Refused]:
-        """Those among it."""
-        return [message for message, _ in self.told if isinstance(message, Refused)]
-
-    @property
-    def ranks(self) -> list[int]:
-        """For whom the coordinator takes it to speak."""
-        return list(self.world.coordinator.sessions.open[self.session].processes)
-
-    def state(self, rank: int) -> MemberState:
-        (process,) = self.world.coordinator.runs[RUN].roster.of_rank(rank)
-        return process.state
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
+from tests.support.world.relay_node import RELAY, Node, info
 
 
 @pytest.fixture
@@ -480,89 +420,3 @@ def test_a_line_outlives_a_run_that_nobody_uses_and_begins_it_anew():
     assert node.ranks == [0, 1], "they are of a generation that is over, and have not parted"
     assert node.refused(info(1, "anew")) == [None]
     assert (node.ranks, world.coordinator.sessions.relayed) == ([1], 1)
-
-
-# ---------------------------------------------------------------------- who is told
-
-
-def test_a_line_is_told_for_whom_a_decision_is(world: World):
-    nodes, own = (Node(world, 0, 1), Node(world, 2)), world.start(3)
-    own.join()
-    nodes[0].arrive(1)
-    nodes[1].arrive(2)
-    nodes[0].arrive(0)
-    own.arrive()
-    (decision,) = world.last.decisions
-    assert [node.told for node in nodes] == [[(decision, [0, 1])], [(decision, [2])]]
-    (delivery,) = world.last.deliveries
-    assert delivery.audience[some(own.session)] == frozenset()
-
-
-def test_only_those_who_arrived_are_told_of_a_failure_and_of_progress(world: World):
-    node = Node(world, 0, 1, 2, 3)
-    node.arrive(0, 2)
-    world.tick()  # The missing are asked what they do.
-    world.tick()
-    ((_, ranks),) = node.told
-    assert ranks == [0, 2]
-    world.tick()  # And once more.
-    world.tick()
-    ((decision, ranks),) = node.told
-    assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.TIMED_OUT, [0, 2])
-
-
-def test_a_successor_on_the_same_line_is_not_told_of_a_release_that_it_did_not_arrive_at(world: World):
-    node, other = Node(world, 0, 1), Node(world, 2, 3)
-    node.arrive(0, 1)
-    node.part(0)
-    node.enter(info(0, "younger"))
-    other.arrive(2, 3)
-    (decision,) = world.last.decisions
-    assert decision.outcome is Outcome.RELEASED
-    assert node.told == [(decision, [1])]
-
-
-def test_one_that_arrived_and_moved_is_told_where_it_is(world: World):
-    node, other = Node(world, 0, 1), Node(world, 2, 3)
-    node.arrive(0, 1)
-    other.enter(info(1))
-    other.arrive(2, 3)
-    assert [(line.told[0][1]) for line in (node, other)] == [[0], [1, 2, 3]]
-
-
-def test_a_decision_that_several_of_a_line_ask_for_again_is_told_once_to_them(world: World):
-    node = Node(world, 0, 1, 2, 3)
-    node.arrive(0, 1, 2, 3)
-    (decision,) = world.last.decisions
-    node.arrive(0, 3)
-    assert node.told == [(decision, [0, 3])]
-    first, second = Arrival(1), Arrival(2)
-    world.do(*(Arrive(node.session, CKPT, 0, TIMEOUT, (one,)) for one in (first, second)))
-    assert node.told == [(decision, [1, 2])], "as well if they ask in one batch"
-
-
-def test_those_who_ask_again_on_streams_of_their_own_are_told_each():
-    world = World(2)
-    stream = world.new_session()
-    world.do(Hello(stream, RUN, 0, (info(0), info(1))))
-    world.do(JoinGroup(stream, CKPT, 2))
-    world.do(Arrive(stream, CKPT, 0, TIMEOUT, (Arrival(0), Arrival(1))))
-    world.do(Arrive(stream, CKPT, 0, TIMEOUT, (Arrival(0), Arrival(1))))
-    assert [dict(to) for to, _ in world.last.deliveries] == [{stream: frozenset()}] * 2
-
-
-def test_an_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: World):
-    node = Node(world, 2, 0)
-    stream = world.new_session()
-    world.do(Hello(stream, RUN, 0, (info(1), info(3))))
-    world.coordinator.runs[RUN].roster.of_rank(3)[0].disconnect(world.now)
-    roster = world.coordinator.runs[RUN].roster
-    assert audience(roster) == {stream: frozenset(), node.session: {0, 2}}
-
-
-def test_people_see_through_which_relay_a_process_speaks(world: World):
-    Node(world, 0)
-    world.start(1)
-    run = world.coordinator.runs[RUN]
-    assert [member.relay for member in views.members(run, world.instant)] == [RELAY, ""]
-    assert [(host.ranks, host.relay) for host in views.hosts(run)] == [((0,), RELAY), ((1,), "")]

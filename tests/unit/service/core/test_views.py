@@ -5,7 +5,8 @@ from muster.service.core.vocabulary.events import Evict
 from muster.service.core.vocabulary.model import MemberState, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TTL, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT = NodeStanding.PARTICIPANT

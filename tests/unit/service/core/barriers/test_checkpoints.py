@@ -13,7 +13,8 @@ from muster.service.core.vocabulary.model import Checkpoint, CheckpointHistory, 
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.core.vocabulary.report import MAX_SAVE_REASON
 from tests.support.expect import some
-from tests.support.world.core_world import RUN, TTL, WALL, Client, World
+from tests.support.world.core_client import Client
+from tests.support.world.core_world import RUN, TTL, WALL, World
 
 SAVE = "save"
 COMMIT = "save/commit"

@@ -9,7 +9,9 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL, World
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, Ste
 from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, Client, World
+from tests.support.world.core_client import CKPT, Client
+from tests.support.world.core_world import RUN, World
 
 LINE = "main thread in all_reduce, train.py:214"
 

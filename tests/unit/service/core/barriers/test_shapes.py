@@ -16,7 +16,8 @@ from muster.service.core.vocabulary.effects import (
 from muster.service.core.vocabulary.model import MemberState, Outcome, Ranks, Shape
 from muster.service.storage import codec
 from muster.v1 import state_pb2
-from tests.support.world.core_world import CKPT, RUN, TTL, Client, World
+from tests.support.world.core_client import CKPT, Client
+from tests.support.world.core_world import RUN, TTL, World
 
 HALF = (0, 2, 4)
 

@@ -9,7 +9,9 @@ from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.operations import Check, Flag, Set, Wait
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TTL, Crash, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 
 

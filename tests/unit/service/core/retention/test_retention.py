@@ -26,7 +26,8 @@ from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.operations import Check, OperationId, Set, Wait
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import RUN, TIMEOUT, TTL, World
+from tests.support.world.core_client import TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 
 DAY = 86_400.0

@@ -10,7 +10,8 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from muster.service.core.vocabulary.effects import Effects, Entry, Refused
 from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, TIMEOUT, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import World
 
 
 def test_the_reasons_are_stable():

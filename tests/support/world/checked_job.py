@@ -29,7 +29,7 @@ class Succession:
 
     prefix: str
     life: int
-    """Of the group."""
+    """The first sequence of the group's membership."""
     rank: int
     older: str
     newer: str
@@ -45,7 +45,7 @@ class CheckedJob(RuleBasedStateMachine):
         self.judged: dict[Client, int] = {}
         """How many of its refusals have been looked at."""
         self.subset: tuple[int, ...] = ()
-        """Who takes part in the group "eval"; empty is everyone."""
+        """The participants of the group "eval"; empty: all ranks."""
         self.odd: set[Client] = set()
         """Processes that see another world size than the others."""
         self.lines: dict[tuple[int, int], Line] = {}
@@ -61,7 +61,7 @@ class CheckedJob(RuleBasedStateMachine):
         self.owned: dict[tuple[str, int], tuple[int, Process]] = {}
         """By group and rank: the process that spoke last, and in which of the group's lives."""
         self.successions: list[Succession] = []
-        """Of processes that took over a group from another, those of the groups' present lives."""
+        """Processes that took over a group from another one in its current membership."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -107,7 +107,7 @@ class CheckedJob(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_the_dead(self) -> None:
-        """Who may take the place of a dead process took over a group from it, or came not long ago."""
+        """A successor of a dead process took over a group from it, or came not long ago."""
         for group in (group for run in self.world.coordinator.runs.values() for group in run.groups.values()):
             owners = group.owners if group.open is not None else {}
             for rank in set(owners) - set(group.open.arrivals if group.open is not None else ()):

@@ -322,5 +322,5 @@ class Client:
 
     @property
     def reason(self) -> Reason:
-        """Of the last refusal."""
+        """The reason of the last refusal."""
         return self.refusals[-1].refusal.reason

@@ -50,7 +50,7 @@ class Disk:
         self.decided: dict[tuple[str, str], list[Decision]] = {}
         """Every decision that was ever on disk, by group."""
         self.eras: Counter[tuple[str, str]] = Counter()
-        """How often each group was begun, or taken anew."""
+        """How often each group was created or reset."""
         self.rounds: dict[str, list[RoundRecord]] = {}
         """Every round that was ever on disk, by run."""
         self.places: set[tuple[str, str, int, int]] = set()

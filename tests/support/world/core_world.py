@@ -4,11 +4,13 @@
 delivers. It can crash between any two of these. ``Client`` behaves as the SDK does: it takes its position
 from its first join, arrives there, sends everything again after a reconnect, and goes on when it has heard.
 
-The world holds a few promises of the design by itself, at every step of every test: nothing is told that is
-not on disk, by invariant 2 (durable before delivered); a stored decision never changes, by invariant 1 (one
-decision per barrier); sequences have no gaps, by invariant 12 (the coordinator assigns the sequence); and the
-missing are exactly the ranks that have not arrived, by invariant 5 (every rank learns all missing ranks). It
-also holds that what the core counts is what it would find by looking at every process.
+The world checks some invariants of the design at every step of every test:
+
+- A delivered decision is on disk: invariant 2 (durable before delivered).
+- A stored decision never changes: invariant 1 (one decision per barrier).
+- Sequences have no gaps: invariant 12 (the coordinator assigns the sequence).
+- The missing ranks are those that have not arrived: invariant 5 (every rank learns all missing ranks).
+- The counters of the core match its processes and payloads.
 """
 
 import dataclasses
@@ -78,12 +80,12 @@ class World:
         self.clients: list[Client] = []
         self.crash_next: Crash | None = None
         self.last = Effects()
-        """Of the last step."""
+        """The effects of the last step."""
         self._sessions = itertools.count(1)
         self._counter = itertools.count()
         self.watching = True
         self._present: dict[tuple[str, str], dict[int, str]] = {}
-        """Who has arrived at the open barrier of each group, as an outsider would count it."""
+        """The ranks that have arrived at the open barrier of each group, counted independently."""
         self._speaking: dict[int, tuple[str, dict[int, str]]] = {}
         """By session: its run, and the incarnations by rank."""
         self.start_coordinator()
@@ -209,7 +211,7 @@ class World:
             client.broken_line.part(client)
 
     def line(self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)") -> Line:
-        """A relay's stream on which these ride, who hold no other."""
+        """Open a relay's stream with these clients, which have no other stream."""
         line = Line(self, RUN, generation, name)
         line.enter(*clients)
         return line
@@ -342,7 +344,7 @@ class World:
         earlier: list[Decision],
         answers: list[Message],
     ) -> None:
-        """Who arrives at the barrier that is not decided yet is present."""
+        """Count the ranks that arrive at the open barrier."""
         run, ranks = self._speaking[event.session]
         group = run, event.prefix
         on_disk = len(self.disk.decided.get(group, ()))
@@ -354,7 +356,7 @@ class World:
                 present.setdefault(arrival.rank, ranks[arrival.rank])
 
     def _replace(self, event: JoinGroup | ArriveOnce, joined: Collection[int]) -> None:
-        """A newer incarnation takes the place of who was present for its rank."""
+        """Uncount an older incarnation whose rank a newer one took over."""
         run, ranks = self._speaking[event.session]
         present = self._present.get((run, event.prefix), {})
         for rank in joined:
@@ -362,7 +364,7 @@ class World:
                 present.pop(rank, None)
 
     def assert_nobody_waits_in_vain(self) -> None:
-        """Whoever waits with an open stream is counted by the barrier that is open."""
+        """Check that the open barrier counts every client that waits with an open stream."""
         riders = (
             client for line in self.lines.values() for client in line.riders.values() if client.line is line
         )

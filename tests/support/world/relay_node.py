@@ -74,7 +74,7 @@ class Node:
 
     @property
     def ranks(self) -> list[int]:
-        """For whom the coordinator takes it to speak."""
+        """The ranks of this stream as the coordinator knows them."""
         return list(self.world.coordinator.sessions.open[self.session].processes)
 
     def state(self, rank: int) -> MemberState:

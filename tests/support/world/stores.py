@@ -42,7 +42,7 @@ class Stores:
         return session
 
     def set(self, **entries: bytes) -> list[tuple[int, object]]:
-        """Set keys: who is told what, apart from the one who sets."""
+        """Set keys, and return the messages to other sessions."""
         session = self.world.new_session()
         effects = self.world.do(StoreRequest(session, RUN, Set(tuple(entries.items()))))
         return [(s, message) for some, message in effects.deliveries for s in some if s != session]

@@ -1,4 +1,4 @@
-"""Who came and left before others came: the same job, or one that is started again under its old name."""
+"""Processes that left before others came: the same job, or a restarted one of the same name."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ def standings(world):
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_one_who_left_before_the_next_said_hello_fails_the_barrier_that_needs_it_at_once(world, joined):
+def test_goodbye_before_the_next_hello_fails_the_barrier_at_once(world, joined):
     one = world.start(1, connect=False)
     world.wait(1.0)
     zero = world.start(0)
@@ -41,7 +41,7 @@ def test_one_who_left_before_the_next_said_hello_fails_the_barrier_that_needs_it
     world.assert_good()
 
 
-def test_so_does_one_who_was_lost_before_the_next_said_hello(world):
+def test_loss_before_the_next_hello_fails_the_barrier_at_once(world):
     one = world.start(1, connect=False)
     world.wait(1.0)
     world.start(0).die()
@@ -50,7 +50,7 @@ def test_so_does_one_who_was_lost_before_the_next_said_hello(world):
     assert some(one.arrive()).missing[0].state is MissingState.CONNECTION_LOST
 
 
-def test_one_who_began_before_the_loss_of_the_last_life_was_noticed_waits(world):
+def test_newcomer_that_started_before_a_noticed_loss_waits(world):
     """As the job is started again on other nodes, when one was switched off."""
     zero = world.start(0)
     zero.join()
@@ -67,7 +67,7 @@ def test_one_who_began_before_the_loss_of_the_last_life_was_noticed_waits(world)
     assert one.outcomes == [Outcome.RELEASED]
 
 
-def test_one_who_began_after_all_had_left_waits_and_is_told_who_was_there(world):
+def test_newcomer_after_all_left_waits_and_learns_which_ranks_left(world):
     zero = world.start(0)
     zero.goodbye()
     world.wait(20.0)
@@ -80,7 +80,7 @@ def test_one_who_began_after_all_had_left_waits_and_is_told_who_was_there(world)
     assert f"rank 0 (node-0, pid {zero.pid}, left 320 s ago)" in one.last.message
 
 
-def test_the_rank_that_left_may_come_again_and_leave_again(world):
+def test_rank_that_left_may_come_again_and_leave_again(world):
     world.start(0).goodbye()
     world.wait(1.0)
     one = world.start(1)
@@ -92,7 +92,7 @@ def test_the_rank_that_left_may_come_again_and_leave_again(world):
     world.assert_good()
 
 
-def test_a_job_started_again_with_a_larger_world_does_not_fail_with_a_past_that_was_complete(world):
+def test_restarted_job_with_a_larger_world_ignores_a_complete_past(world):
     late = world.start(2, connect=False)
     for client in world.ranks():
         client.goodbye()
@@ -114,7 +114,7 @@ def test_one_that_does_not_tell_since_when_it_runs_waits(world):
     assert world.group().open is not None
 
 
-def test_after_a_restart_of_the_coordinator_those_who_were_there_still_know_who_left():
+def test_earlier_ranks_still_find_left_ranks_gone_after_a_restart():
     world = World(3)
     zero = world.start(0)
     zero.join()
@@ -125,7 +125,7 @@ def test_after_a_restart_of_the_coordinator_those_who_were_there_still_know_who_
     assert some(one.arrive()).missing[0].state is MissingState.LEFT
 
 
-def test_after_a_restart_of_the_coordinator_newcomers_wait_for_those_who_left_before(world):
+def test_newcomers_wait_for_left_ranks_after_a_restart(world):
     one = world.start(1, connect=False)
     zero = world.start(0)
     zero.join()
@@ -154,7 +154,7 @@ def end(world, client, how):
     ),
     pause=pauses,
 )
-def test_whoever_was_running_when_the_others_left_is_told_at_once(early, pause):
+def test_process_that_ran_when_others_left_fails_at_once(early, pause):
     world = World(4)
     gone = {rank for rank, _, _ in early}
     late = [world.start(rank, connect=False) for rank in range(4) if rank not in gone]
@@ -186,10 +186,8 @@ lives = st.lists(st.tuples(ranks, ends, st.sampled_from(["hello", "join", "arriv
     crashes=st.lists(st.sampled_from([None, None, *Crash]), min_size=4, max_size=4),
     unnoticed=st.sampled_from([0.0, 3.0, TTL]),
 )
-def test_a_job_started_again_never_fails_with_the_goodbyes_of_its_past(
-    past, size, order, pauses, crashes, unnoticed
-):
-    """Whoever was there in its past, whatever they did, and in whatever order its ranks come now.
+def test_restarted_job_never_fails_by_earlier_goodbyes(past, size, order, pauses, crashes, unnoticed):
+    """A restarted job waits for its ranks, whichever processes it had before and in any order of arrival.
 
     Its processes begin when those before them have ended, of which the coordinator may hear later.
     """

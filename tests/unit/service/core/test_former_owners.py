@@ -97,7 +97,7 @@ def test_rank_hears_its_release_after_several_lives_that_released_nothing():
     world.assert_good()
 
 
-def test_rank_hears_its_release_when_it_was_away_twice_and_nothing_was_decided_in_between():
+def test_rank_hears_its_release_after_two_absences_without_a_decision():
     world = World(3)
     one, two = released_unheard(world)
     world.start(0).die()
@@ -119,7 +119,7 @@ def test_rank_hears_its_release_when_it_was_away_twice_and_nothing_was_decided_i
     world.assert_good()
 
 
-def test_state_of_the_version_before_tells_its_speakers_apart_from_those_of_the_next_life():
+def test_state_before_0_2_0_keeps_owners_of_two_memberships_apart():
     world = World(3)
     one, _ = released_unheard(world)
     for key, record in world.disk.kept.items():
@@ -135,7 +135,7 @@ def test_state_of_the_version_before_tells_its_speakers_apart_from_those_of_the_
 
 
 @pytest.mark.parametrize("time", [1.0, SUCCESSION_WINDOW])
-def test_new_process_that_came_first_is_waited_for_a_while_after_the_old_one_died(time):
+def test_newer_process_counts_as_successor_for_a_while(time):
     world = World(3)
     one, two = released_unheard(world)
     zero, new = world.start(0), world.start(1)
@@ -200,7 +200,7 @@ def test_calls_of_an_earlier_life_go_on_at_the_oldest_barrier_that_is_kept():
     assert some(world.group().open).sequence == 7
 
 
-def test_new_process_of_the_rank_is_not_told_of_the_release():
+def test_newer_process_of_the_rank_does_not_hear_the_release():
     world = World(3)
     released_unheard(world)
     again = world.start(1)
@@ -218,7 +218,7 @@ def test_older_process_is_refused_when_a_newer_one_of_its_rank_joined():
     world.assert_good()
 
 
-def test_next_release_forgets_who_may_not_have_heard_the_one_before():
+def test_next_release_forgets_former_owners():
     world = World(3)
     one, two = released_unheard(world)
     for rank in range(3):
@@ -241,7 +241,7 @@ def test_next_release_without_the_rank_forgets_it():
     assert one.refusals[-1].refusal.metadata["start_sequence"] == "2"
 
 
-def test_new_generation_forgets_who_may_not_have_heard_a_release():
+def test_new_generation_forgets_former_owners():
     world = World(3)
     one, _ = released_unheard(world)
     world.start(0).join()
@@ -262,7 +262,7 @@ def test_lives_without_a_release_keep_a_bounded_number_of_decisions():
     assert len(world.disk.of_kind(Decision)) == 20
 
 
-def test_older_process_that_was_superseded_before_is_refused_when_the_newer_one_is_away():
+def test_superseded_process_is_refused_while_the_newer_one_is_away():
     world = World(1)
     old = world.start(0)
     old.join()

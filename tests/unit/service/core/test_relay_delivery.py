@@ -22,7 +22,7 @@ def world() -> World:
     return World(4)
 
 
-def test_a_line_is_told_for_whom_a_decision_is(world: World):
+def test_decision_for_a_relay_names_its_ranks(world: World):
     nodes, own = (Node(world, 0, 1), Node(world, 2)), world.start(3)
     own.join()
     nodes[0].arrive(1)
@@ -35,7 +35,7 @@ def test_a_line_is_told_for_whom_a_decision_is(world: World):
     assert delivery.audience[some(own.session)] == frozenset()
 
 
-def test_only_those_who_arrived_are_told_of_a_failure_and_of_progress(world: World):
+def test_failure_and_progress_go_only_to_arrived_ranks(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 2)
     world.tick()  # The missing are asked what they do.
@@ -48,7 +48,7 @@ def test_only_those_who_arrived_are_told_of_a_failure_and_of_progress(world: Wor
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.TIMED_OUT, [0, 2])
 
 
-def test_a_successor_on_the_same_line_is_not_told_of_a_release_that_it_did_not_arrive_at(world: World):
+def test_successor_on_a_relay_does_not_hear_an_earlier_release(world: World):
     node, other = Node(world, 0, 1), Node(world, 2, 3)
     node.arrive(0, 1)
     node.part(0)
@@ -59,7 +59,7 @@ def test_a_successor_on_the_same_line_is_not_told_of_a_release_that_it_did_not_a
     assert node.told == [(decision, [1])]
 
 
-def test_one_that_arrived_and_moved_is_told_where_it_is(world: World):
+def test_moved_process_hears_the_decision_on_its_new_stream(world: World):
     node, other = Node(world, 0, 1), Node(world, 2, 3)
     node.arrive(0, 1)
     other.enter(info(1))
@@ -67,7 +67,7 @@ def test_one_that_arrived_and_moved_is_told_where_it_is(world: World):
     assert [(line.told[0][1]) for line in (node, other)] == [[0], [1, 2, 3]]
 
 
-def test_a_decision_that_several_of_a_line_ask_for_again_is_told_once_to_them(world: World):
+def test_repeated_arrivals_of_a_relay_share_one_answer(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 1, 2, 3)
     (decision,) = world.last.decisions
@@ -78,7 +78,7 @@ def test_a_decision_that_several_of_a_line_ask_for_again_is_told_once_to_them(wo
     assert node.told == [(decision, [1, 2])], "as well if they ask in one batch"
 
 
-def test_those_who_ask_again_on_streams_of_their_own_are_told_each():
+def test_repeated_arrivals_of_own_streams_are_answered_each():
     world = World(2)
     stream = world.new_session()
     world.do(Hello(stream, RUN, 0, (info(0), info(1))))
@@ -88,7 +88,7 @@ def test_those_who_ask_again_on_streams_of_their_own_are_told_each():
     assert [dict(to) for to, _ in world.last.deliveries] == [{stream: frozenset()}] * 2
 
 
-def test_an_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: World):
+def test_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: World):
     node = Node(world, 2, 0)
     stream = world.new_session()
     world.do(Hello(stream, RUN, 0, (info(1), info(3))))

@@ -133,7 +133,7 @@ TestBesideHashStore.settings = settings(max_examples=60, stateful_step_count=25,
 
 
 @pytest.mark.parametrize("value", [b"12abc", b" 12", b"1_2", b"0x1", b"9" * 30, "١".encode()])
-def test_add_does_not_guess_at_what_is_no_number(stores: Stores, value: bytes):
+def test_add_refuses_a_value_that_is_not_a_number(stores: Stores, value: bytes):
     stores.set(key=value)
     refusal = stores.refused(Add("key", 1))
     assert refusal.reason is Reason.NOT_A_NUMBER
@@ -149,7 +149,7 @@ def test_add_stays_within_64_bits(stores: Stores):
     assert stores.refused(Add("n", -1)).reason is Reason.NOT_A_NUMBER
 
 
-def test_a_store_belongs_to_its_run(stores: Stores):
+def test_store_belongs_to_its_run(stores: Stores):
     stores.set(key=b"1")
     assert stores.ask(Check(("key",)), run="other") == Flag(False)
     assert stores.ask(NumKeys(), run="other") == Number(0)
@@ -158,7 +158,7 @@ def test_a_store_belongs_to_its_run(stores: Stores):
 # ---------------------------------------------------------------------- once
 
 
-def test_a_change_that_is_sent_again_is_answered_and_not_carried_out(stores: Stores):
+def test_change_that_is_sent_again_is_answered_and_not_carried_out(stores: Stores):
     add = Add("n", 5, OperationId("c", 1))
     assert [stores.ask(add) for _ in range(3)] == [Number(5)] * 3
     assert stores.ask(Add("n", 5)) == Number(10)
@@ -166,7 +166,7 @@ def test_a_change_that_is_sent_again_is_answered_and_not_carried_out(stores: Sto
 
 
 @pytest.mark.parametrize("crash", Crash)
-def test_an_add_whose_answer_was_lost_in_a_crash_counts_once(stores: Stores, crash: Crash):
+def test_add_whose_answer_was_lost_in_a_crash_counts_once(stores: Stores, crash: Crash):
     stores.ask(Add("n", 1, OperationId("c", 1)))
     stores.world.crash_next = crash
     add = Add("n", 1, OperationId("c", 2))
@@ -181,7 +181,7 @@ def test_what_a_change_wrote_and_its_answer_are_kept_in_one_step(stores: Stores)
     assert kinds >= {StoreKeyRecord, StoreOperationRecord}
 
 
-def test_a_compare_set_that_failed_is_not_tried_again_by_a_late_copy(stores: Stores):
+def test_compare_set_that_failed_is_not_tried_again_by_a_late_copy(stores: Stores):
     stores.set(key=b"theirs")
     late = CompareSet("key", b"mine", b"new", OperationId("c", 1))
     assert stores.ask(late) == Value(b"theirs")
@@ -190,7 +190,7 @@ def test_a_compare_set_that_failed_is_not_tried_again_by_a_late_copy(stores: Sto
     assert stores.ask(Get(("key",), 1.0)) == Values((b"mine",))
 
 
-def test_an_older_change_is_refused_for_its_answer_is_gone(stores: Stores):
+def test_older_change_is_refused_for_its_answer_is_gone(stores: Stores):
     for number in (1, 2):
         stores.ask(Add("n", 1, OperationId("c", number)))
     refusal = stores.refused(Add("n", 1, OperationId("c", 1)))
@@ -199,13 +199,13 @@ def test_an_older_change_is_refused_for_its_answer_is_gone(stores: Stores):
     assert stores.ask(Get(("n",), 1.0)) == Values((b"2",))
 
 
-def test_a_number_that_stands_for_two_operations_is_refused(stores: Stores):
+def test_number_that_stands_for_two_operations_is_refused(stores: Stores):
     stores.ask(Add("n", 1, OperationId("c", 1)))
     refusal = stores.refused(Delete("n", OperationId("c", 1)))
     assert (refusal.reason, refusal.metadata) == (Reason.INVALID_ARGUMENT, {"field": "operation.number"})
 
 
-def test_a_refused_change_may_be_sent_again_when_it_can_be_carried_out(stores: Stores):
+def test_refused_change_may_be_sent_again_when_it_can_be_carried_out(stores: Stores):
     stores.set(n=b"x")
     add = Add("n", 1, OperationId("c", 1))
     assert stores.refused(add).reason is Reason.NOT_A_NUMBER
@@ -216,7 +216,7 @@ def test_a_refused_change_may_be_sent_again_when_it_can_be_carried_out(stores: S
 # ---------------------------------------------------------------------- waiting
 
 
-def test_a_wait_ends_when_all_its_keys_are_there(stores: Stores):
+def test_wait_ends_when_all_its_keys_are_there(stores: Stores):
     getter = stores.wait(Get(("a", "b", "a"), 10.0))
     waiter = stores.wait(Wait(("b", "c"), 10.0))
     assert stores.set(a=b"1") == []
@@ -232,7 +232,7 @@ def test_every_change_that_makes_a_key_ends_a_wait_for_it(stores: Stores, change
     assert ([waiter], Done()) in [(list(audience), message) for audience, message in effects.deliveries]
 
 
-def test_a_key_that_was_removed_meanwhile_is_waited_for_again(stores: Stores):
+def test_key_that_was_removed_meanwhile_is_waited_for_again(stores: Stores):
     waiter = stores.wait(Wait(("a", "b"), 10.0))
     stores.set(a=b"1")
     stores.ask(Delete("a"))
@@ -240,7 +240,7 @@ def test_a_key_that_was_removed_meanwhile_is_waited_for_again(stores: Stores):
     assert stores.set(a=b"1") == [(waiter, Done())]
 
 
-def test_a_set_wakes_for_all_of_its_keys_at_once(stores: Stores):
+def test_set_wakes_for_all_of_its_keys_at_once(stores: Stores):
     waiter = stores.wait(Get(("b", "a"), 10.0))
     assert stores.set(a=b"1", b=b"2") == [(waiter, Values((b"2", b"1")))]
 
@@ -250,7 +250,7 @@ def test_nothing_to_wait_for_is_answered_at_once(stores: Stores):
     assert stores.ask(Get((), 10.0)) == Values(())
 
 
-def test_a_wait_ends_at_its_deadline_and_names_the_keys_that_are_missing(stores: Stores):
+def test_wait_ends_at_its_deadline_and_names_the_keys_that_are_missing(stores: Stores):
     stores.set(there=b"1")
     keys = ("there", "x\n", *(f"k{n}" for n in range(6)))
     stores.wait(Wait(keys, 5.0))
@@ -279,7 +279,7 @@ def test_each_wait_has_its_own_deadline(stores: Stores):
     assert stores.set(k=b"1") == [(never, Done())]
 
 
-def test_a_call_that_is_over_is_not_waited_for(stores: Stores):
+def test_call_that_is_over_is_not_waited_for(stores: Stores):
     first, second = (stores.wait(Wait(("k",), 10.0)) for _ in range(2))
     stores.world.do(Disconnected(first))
     assert stores.set(k=b"1") == [(second, Done())]
@@ -298,7 +298,7 @@ def test_waits_that_were_answered_leave_nothing_behind(stores: Stores):
     assert len(stores.world.coordinator._timers._heap) < 200
 
 
-def test_a_write_looks_only_at_those_who_wait_for_its_key(stores: Stores, monkeypatch):
+def test_write_looks_only_at_waiters_of_its_key(stores: Stores, monkeypatch):
     for number in range(200):
         stores.wait(Wait((f"other{number}", "k"), 100.0))
     waiter = stores.wait(Wait(("k",), 100.0))
@@ -317,7 +317,7 @@ def test_a_write_looks_only_at_those_who_wait_for_its_key(stores: Stores, monkey
 # ---------------------------------------------------------------------- restoring
 
 
-def test_a_restart_loses_nothing_that_was_answered(stores: Stores):
+def test_restart_loses_nothing_that_was_answered(stores: Stores):
     stores.set(a=b"1", b=b"2")
     stores.ask(Delete("a"))
     stores.ask(Add("n", 3, OperationId("c", 7)))
@@ -348,17 +348,17 @@ def test_what_cannot_be_meant_is_refused_and_begins_no_run(stores: Stores, opera
     assert stores.world.coordinator.runs == {}
 
 
-def test_a_run_has_a_name_that_can_be_printed(stores: Stores):
+def test_run_has_a_name_that_can_be_printed(stores: Stores):
     for name in ("", "a\nb", "j" * 10_000):
         assert stores.refused(NumKeys(), run=name).metadata == {"field": "run_id"}
 
 
-def test_a_refused_change_begins_no_run(stores: Stores):
+def test_refused_change_begins_no_run(stores: Stores):
     assert stores.refused(Set((("k" * 5_000, b""),))).reason is Reason.LIMIT_EXCEEDED
     assert stores.world.coordinator.runs == {}
 
 
-def test_a_run_that_began_with_its_store_takes_any_generation(stores: Stores):
+def test_run_that_began_with_its_store_takes_any_generation(stores: Stores):
     stores.set(k=b"1")
     client = stores.world.start(0, generation=3)
     assert client.session is not None

@@ -35,7 +35,7 @@ def assert_limited(refusal, limit: str, value: int) -> None:
     assert f"raise {limit} on the coordinator" in refusal.message
 
 
-def test_limits_not_luck_too_many_keys():
+def test_keys_of_a_run_are_bounded():
     stores = Stores(max_store_keys=2)
     stores.set(a=b"", b=b"")
     assert_limited(stores.refused(Add("c", 1)), "max_store_keys", 2)
@@ -45,7 +45,7 @@ def test_limits_not_luck_too_many_keys():
     assert stores.ask(Add("c", 1)) == Number(1)
 
 
-def test_limits_not_luck_all_runs_together_hold_so_many_bytes():
+def test_bytes_of_all_runs_are_bounded():
     most = 2 * (KEY_BYTES + 5)
     stores = Stores(max_total_store_bytes=most)
     for run in "ab":
@@ -61,7 +61,7 @@ def test_limits_not_luck_all_runs_together_hold_so_many_bytes():
     assert stores.ask(Set((("k", b"12"),)), "c") == Done()
 
 
-def test_limits_not_luck_kept_answers_count_among_the_bytes_of_all():
+def test_kept_answers_count_towards_the_total():
     most = KEY_BYTES + ANSWER_BYTES + 20
     stores = Stores(max_total_store_bytes=most)
     assert stores.ask(Set((("k", b"12"),), OperationId("me", 1))) == Done()
@@ -76,7 +76,7 @@ def test_limits_not_luck_kept_answers_count_among_the_bytes_of_all():
     assert stores.ask(Delete("k", OperationId("you", 1))) == Flag(True)
 
 
-def test_a_run_that_is_forgotten_leaves_its_room():
+def test_run_that_is_forgotten_leaves_its_room():
     world = World(
         limits=Limits(max_total_store_bytes=2 * (KEY_BYTES + ANSWER_BYTES)), retention=Retention(idle=60)
     )
@@ -108,7 +108,7 @@ def test_calls_that_wait_leave_nothing_behind():
     assert stores.world.coordinator.stored.bytes == 0
 
 
-def test_limits_not_luck_too_many_bytes():
+def test_bytes_of_a_run_are_bounded():
     stores = Stores(max_store_bytes=10)
     assert stores.ask(Set((("k", b"123456789"),))) == Done()
     assert_limited(stores.refused(Append("k", b"0")), "max_store_bytes", 10)
@@ -117,7 +117,7 @@ def test_limits_not_luck_too_many_bytes():
     assert stores.store.bytes == 10
 
 
-def test_limits_not_luck_too_many_bytes_in_one_answer():
+def test_bytes_of_one_answer_are_bounded():
     stores = Stores(max_store_bytes=10)
     stores.set(k=b"12345")
     assert stores.ask(Get(("k", "k"), 1.0)) == Values((b"12345",) * 2)
@@ -128,7 +128,7 @@ def test_limits_not_luck_too_many_bytes_in_one_answer():
     assert_limited(of_kind(Refused, told).refusal, "max_store_bytes", 10)
 
 
-def test_limits_not_luck_too_large_a_value_or_a_key():
+def test_too_large_value_or_key_is_refused():
     stores = Stores(max_store_value_bytes=4, max_store_key_bytes=3)
     assert stores.ask(Set((("abc", b"1234"),))) == Done()
     assert_limited(stores.refused(Append("abc", b"5")), "max_store_value_bytes", 4)
@@ -137,7 +137,7 @@ def test_limits_not_luck_too_large_a_value_or_a_key():
     assert_limited(stores.refused(Wait(("abcd",), 1.0)), "max_store_key_bytes", 3)
 
 
-def test_limits_not_luck_too_many_clients_forgets_the_one_heard_least_recently():
+def test_too_many_clients_forget_the_least_recent_one():
     stores = Stores(max_store_clients=2)
     for client, number in [("a", 1), ("b", 1), ("a", 2), ("c", 1)]:
         stores.ask(Add("n", 1, OperationId(client, number)))
@@ -146,7 +146,7 @@ def test_limits_not_luck_too_many_clients_forgets_the_one_heard_least_recently()
     assert {record.client for record in kept} == {"a", "c"}
 
 
-def test_client_heard_least_recently_is_forgotten_first_after_a_restart_too():
+def test_least_recent_client_is_forgotten_first_after_a_restart():
     stores = Stores(max_store_clients=3)
     for client, number in [("z", 1), ("b", 1), ("a", 1), ("b", 2)]:
         stores.ask(Add("n", 1, OperationId(client, number)))
@@ -157,7 +157,7 @@ def test_client_heard_least_recently_is_forgotten_first_after_a_restart_too():
     assert stores.ask(Add("n", 1, OperationId("b", 2))) == Number(4), "it is carried out once"
 
 
-def test_limits_not_luck_the_answers_that_are_kept_have_room_too():
+def test_kept_answers_of_a_run_are_bounded():
     stores = Stores(max_store_bytes=100)
     stores.set(k=b"x" * 60)
     for client in "abc":
@@ -165,14 +165,14 @@ def test_limits_not_luck_the_answers_that_are_kept_have_room_too():
     assert set(stores.store._last_changes) == {"c"}
 
 
-def test_limits_not_luck_too_many_waits():
+def test_waits_are_bounded():
     stores = Stores(max_store_waits=1)
     waiter = stores.wait(Wait(("k",), 10.0))
     assert_limited(stores.refused(Wait(("k",), 10.0)), "max_store_waits", 1)
     assert stores.set(k=b"1") == [(waiter, Done())]
 
 
-def test_limits_not_luck_too_many_runs():
+def test_runs_are_bounded():
     stores = Stores(max_runs=1)
     stores.set(k=b"1")
     assert_limited(stores.refused(NumKeys(), run="other"), "max_runs", 1)
